@@ -25,7 +25,6 @@ import ipyparallel
 from gpumagic.cluster import engine, parent_watch, this_rank
 from gpumagic.cluster.engine import ErrorInRank
 from gpumagic.cluster.launching import EngineSet, Plan, connections, stop_elsewhere, threads
-from gpumagic.cluster.sending import Has
 from gpumagic.cluster.this_rank import ending
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, show_as
@@ -89,7 +88,6 @@ class RankEngine:
     engine: int = -1  # ipyparallel's number
     mark: str = ""  # of its start and its children
     about: dict[str, Any] = field(default_factory=dict)
-    has: Has = field(default_factory=Has)
     lost: str = ""  # why it has ended
 
     @property
@@ -213,9 +211,8 @@ class Engines:
         store = (self.plan.address, self.store.port)
         path = [each for each in sys.path if each] if self.plan.local else []
         found = self._answers(awaited, engine.set_up, store, path, self.memory)
-        shared = Has()
         for rank, about in zip(awaited, found, strict=True):
-            rank.about, rank.has, rank.lost = about, shared, ""
+            rank.about, rank.lost = about, ""
 
     def _answers(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
         """Return the answers of starting ranks; raise if one dies."""
@@ -268,6 +265,13 @@ class Engines:
             if error.ename != "EngineError":
                 raise
         raise GpuError(_GONE)
+
+    def all_answers(
+        self, ranks: Sequence[RankEngine], function: Callable[..., Any], *args: Any
+    ) -> list[tuple[RankEngine, Any]]:
+        """Call a function of `engine` on ranks at once; return each rank with its answer."""
+        asked = [(rank, self.ask(rank, function, *args)) for rank in ranks]
+        return [(rank, self.answer(each)) for rank, each in asked]
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
         """Send a signal to the processes of ranks, on any host."""

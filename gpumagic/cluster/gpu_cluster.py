@@ -16,8 +16,7 @@ from gpumagic.cluster.rank_messages import (
     Orders,
     Whole,
     predict,
-    taken_as_sent,
-    to_be_sent,
+    prints_here,
     values_of,
 )
 from gpumagic.cluster.rank_states import RankHosts, rows_of
@@ -134,7 +133,6 @@ class GpuCluster:
                 self._broken = True  # until it has succeeded
                 ended = CellOnRanks(self._engines, ranks, orders, line).run()
             self._broken = self._is_broken(ended, len(ranks))
-            orders.ended(ended.outcomes.values())
         seconds = time.perf_counter() - began
         told = self._told(ended, ranks, orders, sent_s, seconds)
         if len(ranks) == self.size:
@@ -227,8 +225,7 @@ class GpuCluster:
             A name that no rank has.
         """
         ranks = self._ranks("@all")
-        asked = [self._engines.ask(rank, engine.pull, list(names)) for rank in ranks]
-        found = [self._engines.answer(each) for each in asked]
+        found = [each for _, each in self._engines.all_answers(ranks, engine.pull, list(names))]
         missing = [name for name in names if not any(name in each for each in found)]
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
@@ -245,11 +242,11 @@ class GpuCluster:
         missing = [name for name in names if name not in user_namespace()]
         if missing:
             raise GpuError(f"no such variable: {some(missing)}")
-        to_be_sent(self._engines.ranks, names)
+        self._engines.all_answers(self._ranks("@all"), engine.forget, list(names))
 
     def keep(self, *names: str) -> None:
         """Keep the ranks' values of variables until the notebook's change."""
-        taken_as_sent(self._engines.ranks, names)
+        self._engines.all_answers(self._ranks("@all"), engine.receive, b"", prints_here(names))
 
     # -- the ranks
     def status(self) -> RanksTable:
