@@ -248,7 +248,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
             _this.in_code = False
             error = raised
-            outcome.error = _told(raised)
+            outcome.error = _in_words(raised)
         report = placed.finish(error)
     outcome.seconds = time.perf_counter() - began
     if report is not None:
@@ -262,7 +262,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
             traceback.clear_frames(each.__traceback__)
 
 
-def _told(error: BaseException) -> ErrorInRank:
+def _in_words(error: BaseException) -> ErrorInRank:
     """Return the error as text, from the user's first frame on, with its explanation."""
     cut_ours(error)
     trace = error.__traceback__

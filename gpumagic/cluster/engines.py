@@ -181,7 +181,7 @@ class Engines:
                 rank.engine, rank.mark = -1, mark
         options = dict(each.options)
         if self.plan.launcher == "slurm":
-            options["batch_file_name"] = f"{self._directory}/job"  # else it is in the current one
+            options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
         with deferred():  # a half-started one could not be ended
             run(
                 self._cluster.start_engines(

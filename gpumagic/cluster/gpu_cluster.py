@@ -21,7 +21,7 @@ from gpumagic.cluster.rank_messages import (
 )
 from gpumagic.cluster.rank_states import RankHosts, rows_of
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
-from gpumagic.cluster.scattered import Sharing, put_together, said
+from gpumagic.cluster.scattered import Sharing, put_together, sharing_in_words
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.dryrun import DryRun
@@ -76,7 +76,7 @@ class GpuCluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"{self.size} ranks: {self._engines.plan.said}"
+        return f"{self.size} ranks: {self._engines.plan.description}"
 
     # -- cells
     def run(
@@ -134,10 +134,10 @@ class GpuCluster:
                 ended = CellOnRanks(self._engines, ranks, orders, line).run()
             self._broken = self._is_broken(ended, len(ranks))
         seconds = time.perf_counter() - began
-        told = self._told(ended, ranks, orders, sent_s, seconds)
+        result = self._finish(ended, ranks, orders, sent_s, seconds)
         if len(ranks) == self.size:
             self.checkpoints.after_cell()
-        return told
+        return result
 
     def _ranks(self, where: str) -> list[RankEngine]:
         asked = where.removeprefix("@").strip()
@@ -153,7 +153,7 @@ class GpuCluster:
             raise GpuError(died(lost[0]))
         return ranks
 
-    def _told(
+    def _finish(
         self,
         ended: Ended,
         ranks: Sequence[RankEngine],
@@ -169,7 +169,7 @@ class GpuCluster:
         if self._broken or ended.replaced:
             notes.append(_REWRAP)
         if kept := orders.delivery.kept:
-            push = f"%gpucluster push {next(iter(kept))} has the notebook's sent"
+            push = f"%gpucluster push {next(iter(kept))} sends the notebook's"
             notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {push}")
         if ended.interrupted:
             notes += [died(rank) for rank in ranks if rank.lost]
@@ -188,7 +188,7 @@ class GpuCluster:
             sent_s,
             sum(len(o.value) + sum(map(len, o.kept.values())) for o in done),
             sum(o.moved for o in done),
-            said(orders.asked, made, len(done)),
+            sharing_in_words(orders.asked, made, len(done)),
             tuple(notes),
             tuple(wrong),
         )

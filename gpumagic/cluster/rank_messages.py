@@ -110,7 +110,7 @@ class Orders:
         self.keep = (*asked.gather, *dict(asked.reduce))
         self._tree, self._file = tree, sending.file_in_rank(file)
         self._ranks = ranks
-        # Python for the explanation of errors; the magic's line as typed.
+        # Valid Python, to explain errors, with the magic's line as a comment.
         source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
         read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
@@ -133,7 +133,7 @@ class Orders:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """Return the names that were sent, in words."""
+        """Return the names that were sent, for the report."""
         sent = self.delivery.sent.items()
         return (*self.asked.split, *(f"{name} again" if again else name for name, again in sent))
 

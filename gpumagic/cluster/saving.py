@@ -31,7 +31,7 @@ dcp: Any = torch.distributed.checkpoint
 _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
 # Modules that wrap another one add these to the names of its parameters.
 _WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.")
-_FAILURES = (Exception, CheckpointException)  # torch's is none of Exception's
+_FAILURES = (Exception, CheckpointException)  # torch's derives from BaseException
 
 
 class State(NamedTuple):

@@ -89,8 +89,10 @@ def _of_all(columns: Iterable[tuple[Any, Any]]) -> int:
         except GpuError as error:
             raise GpuError(f"{name!r}: {error}") from None
     if len(lengths) > 1:
-        said = ", ".join(f"{name!r} has {count:,}" for count, name in lengths.items())
-        raise GpuError(f"its parts have different lengths: {said}; give all as many items")
+        counted = ", ".join(f"{name!r} has {count:,}" for count, name in lengths.items())
+        raise GpuError(
+            f"its parts have different lengths: {counted}; give all the same number of items"
+        )
     return next(iter(lengths), 0)
 
 
@@ -142,7 +144,7 @@ def pieces(count: int, size: int) -> list[Bounds]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def told(name: str, bounds: list[Bounds]) -> str:
+def parts_in_words(name: str, bounds: list[Bounds]) -> str:
     """Return the numbers of items: ``"17 prompts: 9 + 8"``."""
     sizes = [stop - start for start, stop in bounds]
     if len(sizes) > 4 and len({*sizes[:-1]}) == 1:
@@ -284,8 +286,10 @@ def _reduced(parts: Sequence[Any], how: str) -> Tensor:
     tensors = [torch.as_tensor(part).detach().cpu() for part in parts]
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
-        said = " and ".join(map(str, sorted(shapes)))
-        raise GpuError(f"the parts have shapes {said}; reduce parts of one shape, or type --gather")
+        found = " and ".join(map(str, sorted(shapes)))
+        raise GpuError(
+            f"the parts have shapes {found}; reduce parts of one shape, or type --gather"
+        )
     return _TENSORS[how](torch.stack(tensors))
 
 
@@ -309,8 +313,8 @@ class SplitValues:
         self._values = {name: _value(name, namespace) for name in asked.split}
         counts = {name: _length(name, value) for name, value in self._values.items()}
         if len({*counts.values()}) > 1:
-            said = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
-            raise GpuError(f"--split: {said}; split together what has as many")
+            counted = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
+            raise GpuError(f"--split: {counted}; split variables of the same length together")
         count = next(iter(counts.values()), 0)
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
@@ -330,7 +334,7 @@ class SplitValues:
 
     def __str__(self) -> str:
         """``"17 prompts: 9 + 8"``."""
-        return told(" and ".join(self._values), self.bounds)
+        return parts_in_words(" and ".join(self._values), self.bounds)
 
 
 def _value(name: str, namespace: Mapping[str, Any]) -> Any:
@@ -392,7 +396,7 @@ def put_together(
     return made, wrong
 
 
-def said(asked: Sharing, made: Mapping[str, Any], parts: int) -> tuple[str, ...]:
+def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> tuple[str, ...]:
     """Return what was gathered and reduced, in words."""
     reduced, words = dict(asked.reduce), []
     if asked.gather and made:

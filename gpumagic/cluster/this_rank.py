@@ -162,13 +162,13 @@ def pulse_of(rank: int) -> str:
     return f"pulse/{rank}"
 
 
-def looked_at(rank: int) -> str:
+def watched(rank: int) -> str:
     """Return the store's key that is set while a rank must report its host."""
     return f"look/{rank}"
 
 
-def told_by(rank: int) -> str:
-    """Return the store's key of that report."""
+def host_report_of(rank: int) -> str:
+    """Return the store's key of its last snapshot."""
     return f"host/{rank}"
 
 
@@ -220,8 +220,8 @@ class ThisRank:
         last, since, used = None, 0.0, 0.0
         while True:
             time.sleep(_PULSE_S)
-            if self._is_there(looked_at(self.rank)):
-                self._say(told_by(self.rank), json.dumps(collect.snapshot().to_dict()))
+            if self._is_there(watched(self.rank)):
+                self._say(host_report_of(self.rank), json.dumps(collect.snapshot().to_dict()))
             running = self.running
             if not running:
                 self._say(pulse_of(self.rank), "")
@@ -231,12 +231,12 @@ class ThisRank:
             if place != last or busy - used > _PULSE_S / 4:
                 last, since = place, now
             used = busy
-            said = dict(zip(("cell", "file", "line", "call"), place, strict=True))
-            self._say(pulse_of(self.rank), json.dumps({**said, "idle": now - since}))
+            pulse = dict(zip(("cell", "file", "line", "call"), place, strict=True))
+            self._say(pulse_of(self.rank), json.dumps({**pulse, "idle": now - since}))
 
-    def _say(self, key: str, said: str) -> None:
+    def _say(self, key: str, text: str) -> None:
         try:
-            self._store.set(key, said)
+            self._store.set(key, text)
         except RuntimeError:
             parent_watch.end_orphan()
 

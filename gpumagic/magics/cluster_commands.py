@@ -14,8 +14,8 @@ from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.memory_commands import MemoryMagics
 
 _NEW = (
-    "a new rank gets the notebook's values of what cells read; the others keep theirs: "
-    "restore a checkpoint, or broadcast"
+    "the new rank starts with the notebook's variables, the others keep theirs; "
+    "to make them equal, restore a checkpoint or broadcast"
 )
 
 
@@ -33,29 +33,29 @@ class ClusterMagics(Magics):
     def gpucluster(self, line: str) -> Any:
         """Start an engine for each GPU, here or on other machines, for the cells of `%%ongpu @all`.
 
-        Each engine is a process of its own that sees one GPU, a virtual one where there is no
-        other; all have joined one torch.distributed group. They end with the notebook's kernel.
+        Each engine is a process that sees one GPU (a virtual one if there is no other). All join
+        one torch.distributed group. They end with the notebook's kernel.
 
         Usage::
 
             %gpucluster start                 all GPUs of this machine
-            %gpucluster start 2               so many; where there is no GPU, virtual ones
-            %gpucluster start 0,1             these
+            %gpucluster start 2               two GPUs; virtual ones if there is none
+            %gpucluster start 0,1             these GPUs
             %gpucluster start --slurm 2x8 [--partition P]
                                               nodes and GPUs on each, as a job of Slurm
             %gpucluster start --ssh host1,host2:4 [--python PATH]
-                                              a GPU on each host, or four; the path of Python there,
-                                              where it is not the one that it has here
+                                              a GPU on each host, or four; the path of Python there
+                                              if it differs from this one
             %gpucluster start --mpi 4         by mpiexec
-            %gpucluster start … --ip ADDRESS  where the others reach this machine
-            %gpucluster                       who the ranks are, where, and what they do
-            %gpucluster restart 1             another engine in the place of rank 1
+            %gpucluster start … --ip ADDRESS  this machine's address for the others
+            %gpucluster                       the table of ranks: host, GPU, memory, state
+            %gpucluster restart 1             replace rank 1 by a new engine
             %gpucluster pull loss net         variables of the ranks: lists of their values, by rank
-            %gpucluster push net              the next cell has the notebook's sent, whatever ranks
-                                              have made of theirs
+            %gpucluster push net              send the notebook's variable with the next cell, and
+                                              replace the ranks'
             %gpucluster checkpoint net,opt --to DIR [--every 10min]
                                               save them now, or after cells
-            %gpucluster checkpoint off        no more
+            %gpucluster checkpoint off        stop saving after cells
             %gpucluster restore DIR           load the last one, also into another number of ranks
             %gpucluster stop
 
@@ -87,7 +87,7 @@ class ClusterMagics(Magics):
                 return display(ranks.status())
             if asked.verb == "push":
                 ranks.push(*asked.what)
-                return print(f"the next cell that reads {some(asked.what)} has the notebook's sent")
+                return print(f"the next cell that reads {some(asked.what)} gets the notebook's")
             if asked.verb == "pull":
                 found = ranks.pull(*asked.what)
                 self._shell.user_ns.update(found)
@@ -124,7 +124,7 @@ def _start(asked: Namespace) -> Any:
 def _checkpoint(asked: Namespace, ranks: Any) -> str:
     if asked.what == ["off"]:
         ranks.checkpoints.off()
-        return "no more checkpoints"
+        return "no more checkpoints are saved"
     names = [name for word in asked.what for name in word.split(",") if name]
     made = ranks.checkpoint(*names, to=asked.to, every=asked.every)
     return str(made or f"after a cell of @all, every {asked.every}: {some(names)} to {asked.to}")
@@ -133,7 +133,7 @@ def _checkpoint(asked: Namespace, ranks: Any) -> str:
 def _check(asked: Namespace) -> None:
     """Refuse what the verb does not take."""
     if asked.verb in ("status", "stop") and asked.what:
-        raise UsageError(f"%gpucluster {asked.verb}: nothing stands after it")
+        raise UsageError(f"%gpucluster {asked.verb}: it takes no argument")
     if asked.verb == "restart" and not (asked.what and all(w.isdecimal() for w in asked.what)):
         raise UsageError("%gpucluster restart: which rank? type %gpucluster restart 1")
     if asked.verb in ("pull", "push") and not asked.what:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from gpumagic.cluster.scattered import gather, length, pieces, shares, take, told
+from gpumagic.cluster.scattered import gather, length, parts_in_words, pieces, shares, take
 from gpumagic.errors import GpuError
 
 Pair = namedtuple("Pair", "x y")
@@ -194,4 +194,4 @@ def test_what_cannot_be_split_is_told_in_one_line(value, says):
     ],
 )
 def test_the_remainder_is_told(bounds, line):
-    assert told("prompts", bounds) == line
+    assert parts_in_words("prompts", bounds) == line
