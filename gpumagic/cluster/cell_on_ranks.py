@@ -25,7 +25,7 @@ from gpumagic.usercode.files import label
 
 # A rank that has not ended this long after its interrupt is replaced.
 GRACE_S = 5.0
-# All ranks may wait for one another, idle, for this long.
+# Ranks that wait for one another, idle, for this long are deadlocked.
 HANGS_S = 5.0
 # An interrupt may come before the code that it must end, so it is sent again.
 _AGAIN_S = 0.5
@@ -36,7 +36,7 @@ _IMPATIENT = 3
 
 @contextmanager
 def _noted(note: Callable[[], object]) -> Iterator[None]:
-    """Within, Ctrl-C calls a function instead of raising; after a few it raises."""
+    """Call `note` at Ctrl-C instead of raising; raise if it is pressed often."""
     before: Any = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -151,8 +151,8 @@ class CellOnRanks:
             if error.ename == "EngineError":
                 return  # it has died; reported with its cause in a moment
             lines = "\n".join(error.render_traceback())
-            told = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
-            outcome = Outcome(rank.number, error=told)
+            failure = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
+            outcome = Outcome(rank.number, error=failure)
         del self._running[rank.number]
         self._ended.outcomes[part] = outcome
         if outcome.error is not None:
@@ -214,20 +214,20 @@ class CellOnRanks:
         absent = [rank.number for rank in every if rank.number not in mine]
         if not over and not absent and len({(w["file"], w["line"], w["call"]) for w in stuck}) == 1:
             return
-        said = [
+        waiting = [
             f"rank {number} waits in {w['call']} ({_place(w)})" for number, w in waits.items() if w
         ]
-        said += [f"rank {number} has ended the cell" for number in over]
-        said += [f"rank {number} does not run this cell" for number in absent]
+        waiting += [f"rank {number} has ended the cell" for number in over]
+        waiting += [f"rank {number} does not run this cell" for number in absent]
         number, first = next((n, w) for n, w in waits.items() if w)
-        words = "; ".join(said)
+        words = "; ".join(waiting)
         lines = f"RanksError: deadlock: {words}"
         self._ended.failed = (number, ErrorInRank("ranks wait", words, _place(first), lines))
         self._signal()
 
     def _where(self, rank: RankEngine) -> dict[str, Any] | None:
-        said = self._engines.read(pulse_of(rank.number))
-        place: dict[str, Any] = json.loads(said) if said else {}
+        pulse = self._engines.read(pulse_of(rank.number))
+        place: dict[str, Any] = json.loads(pulse) if pulse else {}
         # A report on an earlier cell does not count.
         return place if place and place["cell"] == self._orders.cell else None
 

@@ -1,4 +1,4 @@
-"""Save variables of the ranks after cells, when it is due, and load them again.
+"""Save variables of the ranks between cells, and load them again.
 
 A checkpoint is a directory. It is written under a temporary name and renamed when it is complete,
 so an interrupted save leaves the previous checkpoint intact. The ranks write it, in `saving`.
@@ -13,15 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpumagic import faults
-from gpumagic.cluster.engines import RanksError, interrupt
-from gpumagic.display.progress_line import ProgressLine
-from gpumagic.display.units import duration, size, some
+from gpumagic.cluster.engines import RanksError
+from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
-from gpumagic.usercode.files import shell
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_STOP_S, _LOOK_S = 60.0, 0.5  # seconds that the end of a cluster waits for a save
 _INCOMPLETE, _ABOUT = ".incomplete", "about.json"
 _KEPT = 2
 
@@ -31,7 +27,7 @@ class Checkpoint:
     """One checkpoint: its directory and contents."""
 
     path: str
-    variables: dict[str, str]  # by name: module, optimizer, state, tensor or data
+    variables: dict[str, str]  # kinds by name: module, tensor, …
     nbytes: int
     ranks: int  # number of ranks that saved it
     saved: float  # Unix time
@@ -74,7 +70,7 @@ def find(directory: str) -> Checkpoint:
 
 
 def _each(directory: Path) -> list[Path]:
-    """Yield the checkpoints, the oldest first."""
+    """Return the checkpoints, the oldest first."""
     return sorted(p for suffix in ("", _INCOMPLETE) for p in directory.glob("[0-9]" * 6 + suffix))
 
 
@@ -85,7 +81,6 @@ class Checkpoints:
         self._cluster = cluster
         self._plan: tuple[list[str], str, float] | None = None  # names, directory, seconds
         self._due = 0.0
-        self._written: Checkpoint | None = None  # being written by the ranks
         self._calls = False
 
     def save(self, *names: str, to: str | None, every: str | None = None) -> Checkpoint | None:
@@ -93,26 +88,22 @@ class Checkpoints:
 
         Tensors, numbers, lists, dicts, and objects with a `state_dict`; replicated values from
         rank 0. `to` is a directory that all ranks see; the last two checkpoints stay there. `every`
-        is ``"10min"``, ``"30s"``, ``"2h"``, after cells. If it raises `GpuError`, nothing was
-        written.
+        is ``"10min"``, ``"30s"``, ``"2h"``, after cells. If it raises `GpuError`, there is no new
+        checkpoint.
         """
         if not names or len(set(names)) < len(names) or not to:
             raise GpuError("name each variable once, as in checkpoint net,opt --to runs/cats")
         directory = os.path.abspath(os.path.expanduser(to))
-        if every is not None:
-            found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", every)
-            if not found or not float(found[1]):
-                raise GpuError(f"--every {every}: type --every 10min, 30s or 2h")
-            plan = [*names], directory, float(found[1]) * _SECONDS[found[2]]
-            self._call(f"start({[*names]}, '')")  # refuse now what would fail later
-            self._plan, self._due = plan, time.monotonic() + plan[2]
-            return None
-        self._wait()
-        made: Checkpoint = self._call(f"start({[*names]}, {directory!r})")
-        self._written = made
-        if error := self._wait():
-            raise GpuError(f"{made} failed: {error}")
-        return made
+        if every is None:
+            made: Checkpoint = self._call(f"save({[*names]}, {directory!r})")
+            return made
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", every)
+        if not found or not float(found[1]):
+            raise GpuError(f"--every {every}: type --every 10min, 30s or 2h")
+        self._call(f"save({[*names]}, '')")  # refuse now what would fail later
+        self._plan = [*names], directory, float(found[1]) * _SECONDS[found[2]]
+        self._due = time.monotonic() + self._plan[2]
+        return None
 
     def restore(self, directory: str) -> Checkpoint:
         """Load a checkpoint into the variables of all ranks, of any number.
@@ -120,67 +111,37 @@ class Checkpoints:
         Loads the last complete one in the directory, or the directory itself. Raises `GpuError` if
         a module or an optimizer is missing or has another shape; then nothing is changed.
         """
-        self._wait()
         path = os.path.abspath(os.path.expanduser(directory))
         loaded: Checkpoint = self._call(f"restore({path!r})")
         self._cluster.keep(*loaded.variables)
         return loaded
 
     def off(self) -> None:
-        """Stop saving after cells, and wait for a running save."""
+        """Stop saving after cells."""
         self._plan = None
-        self._wait(_STOP_S)
 
     def after_cell(self) -> None:
-        """Report a failed save, and begin the next if it is due; never raises."""
-        if self._calls or not (self._plan or self._written):
+        """Save if it is due, and report it below the cell; never raises."""
+        if self._calls or not self._plan or time.monotonic() < self._due:
             return
-        notes = []
+        names, directory, every_s = self._plan
         try:
-            written = self._written
-            if written and (error := self._ended(0.0)):
-                notes.append(f"{written} failed: {error}")
-            if self._plan and not self._written and time.monotonic() >= self._due:
-                names, directory, every_s = self._plan
-                self._due = time.monotonic() + every_s
-                self._written = self._call(f"start({names}, {directory!r})")
-                notes.append(str(self._written))
+            note = str(self._call(f"save({names}, {directory!r})"))
         except (GpuError, RanksError, KeyboardInterrupt) as error:
-            notes.append(f"no checkpoint: {faults.in_words(error)}")
-        if notes and (report := self._cluster.last_report):
-            self._cluster.last_report = replace(report, notes=(*report.notes, *notes))
+            note = f"no checkpoint: {error}"
+        self._due = time.monotonic() + every_s
+        if report := self._cluster.last_report:
+            self._cluster.last_report = replace(report, notes=(*report.notes, note))
 
-    def _call(self, call: str, where: str = "@all") -> Any:
+    def _call(self, call: str) -> Any:
         """Call a function of `saving` on all ranks, as a cell; return rank 0's answer."""
         report = self._cluster.last_report
         self._calls = True
         try:
             code = f"__import__('gpumagic.cluster.saving', fromlist=['saving']).{call}"
-            answer = self._cluster.run(code, where)[0][0]
+            answer, *_ = self._cluster.run(code)[0] or [None]
         finally:
             self._cluster.last_report, self._calls = report, False
-        if answer and isinstance(answer, str):
+        if isinstance(answer, str):
             raise GpuError(answer)
         return answer
-
-    def _ended(self, within: float) -> str:
-        """Check the running save; return why it failed, if it did."""
-        try:
-            over, error = self._call(f"state({within})", "@0")
-        except (GpuError, RanksError) as lost:
-            over, error = True, str(lost)
-        self._written = None if over else self._written
-        return str(error)
-
-    def _wait(self, at_most: float = float("inf")) -> str:
-        """Wait for the running save; return why it failed, if it did."""
-        began = time.monotonic()
-        with ProgressLine(shell()) as line:
-            while self._written and (waited := time.monotonic() - began) < at_most:
-                line.update(f"{self._written} · {duration(waited)}")
-                try:
-                    if error := self._ended(_LOOK_S):
-                        return error
-                except KeyboardInterrupt:
-                    raise interrupt(f"{self._written} goes on", []) from None
-        return ""

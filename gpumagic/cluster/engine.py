@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import output, parent_watch, sending, this_rank
+from gpumagic.cluster import parent_watch, sending, this_rank
 from gpumagic.cluster.output import bounded_output
-from gpumagic.cluster.sending import Parcel, Receipt
+from gpumagic.cluster.sending import Print, State
 from gpumagic.cluster.this_rank import ThisRank
 from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
@@ -43,6 +43,7 @@ class CellOrder:
     sources: dict[str, str]  # the text of the cells, for tracebacks
     given: bytes = b""  # this rank's own variables
     keep: tuple[str, ...] = ()  # names whose values are returned
+    assigned: dict[str, Print] = field(default_factory=dict)  # those that the notebook has too
 
 
 @dataclass
@@ -54,8 +55,6 @@ class Outcome:
     value: bytes = b""
     kept: dict[str, bytes] = field(default_factory=dict)
     error: "ErrorInRank | None" = None
-    assigned: tuple[str, ...] = ()  # names that the cell assigned
-    deleted: tuple[str, ...] = ()
     moved: int = 0
     peak: int | None = None
     sequence: int = -1
@@ -95,7 +94,6 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
         virtual.enable(1, memory)
-    output.put_in_place()
     _this = ThisRank(int(os.environ["RANK"]), find("cuda:0"), store)
     return about()
 
@@ -139,28 +137,54 @@ def _unwrapped(value: Any) -> Any:
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
+_sent: dict[str, Print] = {}
+"""The notebook's variables that this rank has received, or replaced by its own."""
 _received: dict[str, bytes | None] = {}
 """Fingerprints of the variables sent to this rank, from the start of the first cell with them."""
 _fresh: set[str] = set()
 
 
-def receive(parcel: Parcel) -> Receipt:
-    """Take what the notebook sends, or return why not."""
-    space = shell().user_ns
-    own = [n for n in parcel.careful if n in space and _received.get(n) != _print_of(n)]
-    if own:
-        return Receipt(own=tuple(own))
+@dataclass
+class Wants:
+    """What a rank lacks of the variables that a cell reads."""
+
+    names: dict[str, bool]  # whether it has had another value from the notebook
+    kept: list[str]  # the notebook and this rank have changed the same object
+    tensors: dict[int, State]  # those that it has
+
+
+def wanted(prints: dict[str, Print]) -> Wants:
+    """Return which of these variables of the notebook this rank needs."""
+    wants, space = Wants({}, [], sending.known_tensors()), shell().user_ns
+    for name, (now, thing) in prints.items():
+        before = _sent.get(name) if name in space else None
+        if before is None or before[0] != now:
+            same = before is not None and before[1] == thing
+            if same and _received.get(name) != _print_of(name):
+                wants.kept.append(name)
+            else:
+                wants.names[name] = before is not None
+    return wants
+
+
+def receive(variables: bytes, prints: dict[str, Print]) -> "ErrorInRank | None":
+    """Take variables and remember what the notebook has; or return why not."""
     try:
-        got = sending.unpack(parcel.variables) if parcel.variables else {}
-    except sending.Lacking:
-        return Receipt(lacking=True)
+        got = sending.unpack(variables) if variables else {}
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
         words = f"{type(error).__name__}: {error}"
         lines = f"{words} (where the rank made what the notebook has sent)"
-        return Receipt(error=ErrorInRank(type(error).__name__, str(error), "", lines))
-    space.update(got)
+        return ErrorInRank(type(error).__name__, str(error), "", lines)
+    shell().user_ns.update(got)
     _fresh.update(got)
-    return Receipt()
+    _sent.update(prints)
+    return None
+
+
+def forget(names: list[str]) -> None:
+    """Want these variables of the notebook for the next cell that reads them."""
+    for name in names:
+        _sent.pop(name, None)
 
 
 def _print_of(name: str) -> bytes | None:
@@ -191,14 +215,13 @@ def run(order: CellOrder) -> Outcome:
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell):
         whole = bring(order)
-        names = names_assigned(order.tree)
-        before = {name: id(space[name]) for name in names if name in space}
+        before = {name: id(space[name]) for name in order.assigned if name in space}
         _run(order, outcome, space)
-        there = [name for name in names if name in space]
-        # A failed cell may not have assigned it.
-        changed = [name for name in there if before.get(name) != id(space[name])]
-        outcome.assigned = tuple(changed if outcome.error else there)
-        outcome.deleted = tuple(before.keys() - space.keys())
+        for name, printed in order.assigned.items():
+            # A failed cell may not have assigned it.
+            same = name in space and before.get(name) == id(space[name])
+            if name in space and not (outcome.error and same):
+                _sent[name] = printed
         space.update(whole)
     outcome.cut, outcome.sequence = _this.cut, this_rank.sequence()
     return outcome
@@ -225,7 +248,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
             _this.in_code = False
             error = raised
-            outcome.error = _told(raised)
+            outcome.error = _in_words(raised)
         report = placed.finish(error)
     outcome.seconds = time.perf_counter() - began
     if report is not None:
@@ -239,7 +262,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
             traceback.clear_frames(each.__traceback__)
 
 
-def _told(error: BaseException) -> ErrorInRank:
+def _in_words(error: BaseException) -> ErrorInRank:
     """Return the error as text, from the user's first frame on, with its explanation."""
     cut_ours(error)
     trace = error.__traceback__

@@ -4,6 +4,7 @@ ipyparallel starts and connects them. It numbers engines in order of registratio
 replacement a new number, so the ranks are numbered here.
 """
 
+import asyncio
 import contextlib
 import shutil
 import signal
@@ -11,7 +12,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
@@ -23,7 +25,6 @@ import ipyparallel
 from gpumagic.cluster import engine, parent_watch, this_rank
 from gpumagic.cluster.engine import ErrorInRank
 from gpumagic.cluster.launching import EngineSet, Plan, connections, stop_elsewhere, threads
-from gpumagic.cluster.sending import Has
 from gpumagic.cluster.this_rank import ending
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, show_as
@@ -58,6 +59,16 @@ def _killed_for_memory() -> int:
     return killed
 
 
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine of ipyparallel, whose own `_sync` methods leave a thread in a kernel."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # also at the interpreter's end, when no thread can start
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
 # The controller registers an engine at its next heartbeat.
 _BEAT_MS = 500
 _START_S = 120.0
@@ -77,7 +88,6 @@ class RankEngine:
     engine: int = -1  # ipyparallel's number
     mark: str = ""  # of its start and its children
     about: dict[str, Any] = field(default_factory=dict)
-    has: Has = field(default_factory=Has)
     lost: str = ""  # why it has ended
 
     @property
@@ -95,7 +105,9 @@ class Engines:
         self._starts = count()
         self.ranks = [RankEngine(number, each) for each in plan.sets for number in each.ranks]
         self.generation = 0
+        self.store: Any = None
         self._client: Any = None
+        self._cluster: Any = None
         self._launchers: dict[str, Any] = {}
         self._known: set[int] = set()  # ipyparallel's numbers seen so far
         self._made = contextlib.ExitStack()  # what must be ended
@@ -107,11 +119,11 @@ class Engines:
         try:
             with deferred():
                 self._make()
-                self._cluster.start_controller_sync(environment={parent_watch.MARK: self.mark})
+                run(self._cluster.start_controller(environment={parent_watch.MARK: self.mark}))
             for each in self.plan.sets:
                 self._launch(each)
             with deferred():
-                self._client = self._cluster.connect_client_sync()
+                self._client = run(self._cluster.connect_client())
                 self._made.callback(self._client.close)
             self._take(self.ranks, say)
             self.join()
@@ -150,7 +162,7 @@ class Engines:
             shutdown_atexit=False,
         )
         if self.plan.launcher != "local":  # remote engines are ended by their launcher
-            self._made.callback(stop_elsewhere, self._cluster)
+            self._made.callback(lambda: run(stop_elsewhere(self._cluster)))
 
     def _launch(self, each: EngineSet) -> None:
         mark = f"{self.mark}/{next(self._starts)}/"
@@ -169,10 +181,12 @@ class Engines:
                 rank.engine, rank.mark = -1, mark
         options = dict(each.options)
         if self.plan.launcher == "slurm":
-            options["batch_file_name"] = f"{self._directory}/job"  # else it is in the current one
+            options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
         with deferred():  # a half-started one could not be ended
-            self._cluster.start_engines_sync(
-                len(each.ranks), engine_set_id=key, environment=environment, **options
+            run(
+                self._cluster.start_engines(
+                    len(each.ranks), engine_set_id=key, environment=environment, **options
+                )
             )
             if self.plan.launcher == "local":
                 self._launchers[key] = self._cluster.engines[key].launchers["0"]
@@ -197,9 +211,8 @@ class Engines:
         store = (self.plan.address, self.store.port)
         path = [each for each in sys.path if each] if self.plan.local else []
         found = self._answers(awaited, engine.set_up, store, path, self.memory)
-        shared = Has()
         for rank, about in zip(awaited, found, strict=True):
-            rank.about, rank.has, rank.lost = about, shared, ""
+            rank.about, rank.lost = about, ""
 
     def _answers(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
         """Return the answers of starting ranks; raise if one dies."""
@@ -252,6 +265,13 @@ class Engines:
             if error.ename != "EngineError":
                 raise
         raise GpuError(_GONE)
+
+    def all_answers(
+        self, ranks: Sequence[RankEngine], function: Callable[..., Any], *args: Any
+    ) -> list[tuple[RankEngine, Any]]:
+        """Call a function of `engine` on ranks at once; return each rank with its answer."""
+        asked = [(rank, self.ask(rank, function, *args)) for rank in ranks]
+        return [(rank, self.answer(each)) for rank, each in asked]
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
         """Send a signal to the processes of ranks, on any host."""
@@ -321,13 +341,16 @@ class Engines:
                     self.signal([rank], signal.SIGKILL)
                 parent_watch.end(rank.mark)
                 with contextlib.suppress(KeyError):
-                    self._cluster.stop_engines_sync(rank.key)
+                    run(self._cluster.stop_engines(rank.key))
 
     def stop(self) -> None:
         """End everything; nothing is left."""
         self.stopped = True
         with deferred():
             self._made.close()
+        # They hold open files, and reference cycles keep them until a collection.
+        self.store = self._client = self._cluster = None
+        self._launchers.clear()
 
 
 class RanksError(Exception):

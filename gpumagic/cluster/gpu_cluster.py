@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from gpumagic.cluster import engine, launching
@@ -17,13 +16,12 @@ from gpumagic.cluster.rank_messages import (
     Orders,
     Whole,
     predict,
-    taken_as_sent,
-    to_be_sent,
+    prints_here,
     values_of,
 )
 from gpumagic.cluster.rank_states import RankHosts, rows_of
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
-from gpumagic.cluster.scattered import Sharing, put_together, said
+from gpumagic.cluster.scattered import Sharing, put_together, sharing_in_words
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.dryrun import DryRun
@@ -58,7 +56,9 @@ class GpuCluster:
         self.hosts = RankHosts(engines)
         self.checkpoints = Checkpoints(self)
         self.checkpoint, self.restore = self.checkpoints.save, self.checkpoints.restore
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._ending = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
         atexit.register(self.stop)
 
     @property
@@ -76,7 +76,7 @@ class GpuCluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"{self.size} ranks: {self._engines.plan.said}"
+        return f"{self.size} ranks: {self._engines.plan.description}"
 
     # -- cells
     def run(
@@ -133,12 +133,11 @@ class GpuCluster:
                 self._broken = True  # until it has succeeded
                 ended = CellOnRanks(self._engines, ranks, orders, line).run()
             self._broken = self._is_broken(ended, len(ranks))
-            orders.ended(ended.outcomes.values())
         seconds = time.perf_counter() - began
-        told = self._told(ended, ranks, orders, sent_s, seconds)
+        result = self._finish(ended, ranks, orders, sent_s, seconds)
         if len(ranks) == self.size:
             self.checkpoints.after_cell()
-        return told
+        return result
 
     def _ranks(self, where: str) -> list[RankEngine]:
         asked = where.removeprefix("@").strip()
@@ -154,7 +153,7 @@ class GpuCluster:
             raise GpuError(died(lost[0]))
         return ranks
 
-    def _told(
+    def _finish(
         self,
         ended: Ended,
         ranks: Sequence[RankEngine],
@@ -170,7 +169,7 @@ class GpuCluster:
         if self._broken or ended.replaced:
             notes.append(_REWRAP)
         if kept := orders.delivery.kept:
-            push = f"%gpucluster push {next(iter(kept))} has the notebook's sent"
+            push = f"%gpucluster push {next(iter(kept))} sends the notebook's"
             notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {push}")
         if ended.interrupted:
             notes += [died(rank) for rank in ranks if rank.lost]
@@ -189,7 +188,7 @@ class GpuCluster:
             sent_s,
             sum(len(o.value) + sum(map(len, o.kept.values())) for o in done),
             sum(o.moved for o in done),
-            said(orders.asked, made, len(done)),
+            sharing_in_words(orders.asked, made, len(done)),
             tuple(notes),
             tuple(wrong),
         )
@@ -226,8 +225,7 @@ class GpuCluster:
             A name that no rank has.
         """
         ranks = self._ranks("@all")
-        asked = [self._engines.ask(rank, engine.pull, list(names)) for rank in ranks]
-        found = [self._engines.answer(each) for each in asked]
+        found = [each for _, each in self._engines.all_answers(ranks, engine.pull, list(names))]
         missing = [name for name in names if not any(name in each for each in found)]
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
@@ -244,11 +242,11 @@ class GpuCluster:
         missing = [name for name in names if name not in user_namespace()]
         if missing:
             raise GpuError(f"no such variable: {some(missing)}")
-        to_be_sent(self._engines.ranks, names)
+        self._engines.all_answers(self._ranks("@all"), engine.forget, list(names))
 
     def keep(self, *names: str) -> None:
         """Keep the ranks' values of variables until the notebook's change."""
-        taken_as_sent(self._engines.ranks, names)
+        self._engines.all_answers(self._ranks("@all"), engine.receive, b"", prints_here(names))
 
     # -- the ranks
     def status(self) -> RanksTable:
@@ -270,16 +268,15 @@ class GpuCluster:
             self._broken = False
 
     def stop(self) -> None:
-        """End all engines and their children, after waiting for a running save."""
+        """End all engines and their children."""
         atexit.unregister(self.stop)
-        with suppress(KeyboardInterrupt):
-            self.checkpoints.off()
+        self._ending.set()
+        self._watcher.join()
         self._engines.stop()
 
     def _watch(self) -> None:
         """Listen to hosts, and report at once when a rank dies between cells."""
-        while not self._engines.stopped:
-            time.sleep(_LOOK_S)
+        while not self._ending.wait(_LOOK_S):
             self.hosts.listen()
             if not self._busy.acquire(blocking=False):
                 continue

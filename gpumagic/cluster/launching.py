@@ -35,7 +35,7 @@ class Plan:
     launcher: str  # ipyparallel's name: "local", "ssh", "slurm", "mpi"
     sets: tuple[EngineSet, ...]
     address: str = LOOPBACK  # where the controller and the store listen
-    said: str = ""  # "on 2 GPUs of this machine"
+    description: str = ""  # "on 2 GPUs of this machine"
     directory: str | None = None  # a directory that all machines see
 
     @property
@@ -68,7 +68,7 @@ def local(where: str | None) -> Plan:
         for rank, name in enumerate(names)
     )
     kind = "GPUs" if gpus else "virtual GPUs"
-    return Plan("local", sets, said=f"{len(names)} {kind} of this machine")
+    return Plan("local", sets, description=f"{len(names)} {kind} of this machine")
 
 
 def _count(where: str | None, gpus: Sequence[device.Device]) -> int:
@@ -119,8 +119,8 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     asked += [f"--partition={partition}"] if partition else []
     options = {"options": "\n".join(f"#SBATCH {line}" for line in asked)}
     one = EngineSet(tuple(range(count)), {ONE_GPU: "1"}, {**options, **_command(sys.executable)})
-    said = f"{count} engines of Slurm"
-    return Plan("slurm", (one,), ip or _address([""]), said, os.path.expanduser("~"))
+    description = f"{count} engines of Slurm"
+    return Plan("slurm", (one,), ip or _address([""]), description, os.path.expanduser("~"))
 
 
 def mpi(number: str, ip: str | None) -> Plan:
@@ -131,11 +131,11 @@ def mpi(number: str, ip: str | None) -> Plan:
     return Plan("mpi", (one,), ip or LOOPBACK, f"{number} engines of MPI")
 
 
-def stop_elsewhere(cluster: Any) -> None:
+async def stop_elsewhere(cluster: Any) -> None:
     """End the launchers' engines, and remove our files on other machines."""
     sets = cluster.engines.values()
     hosts = {each.location: each for one in sets for each in getattr(one, "launchers", {}).values()}
-    cluster.stop_cluster_sync()
+    await cluster.stop_cluster()
     for each in hosts.values():
         each.ssh_sender.check_output(f"rm -rf {quote(each.remote_profile_dir)}")
 

@@ -3,26 +3,19 @@
 Figures and tables are shown as they arrive, below the rank's number.
 """
 
-import builtins
-import contextlib
-import getpass
-import os
 import re
-import stat
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from gpumagic.display.table import short
 
 MOST = 2**18
 """Characters of each stream that a rank sends in a cell, without text that "\\r" replaces."""
-MOST_LOGGED = 2**24
-"""Bytes of output from C code and programs, which no cell shows."""
 OVER = "\x1e"
 """Stands for a carriage return on its way: ipyparallel would carry it out, and badly."""
 _OFTEN_S = 0.25
@@ -58,16 +51,7 @@ class _Bounded:
         return getattr(self._stream, name)
 
 
-def bound_logs() -> None:
-    """Truncate large output files of C code and child programs."""
-    for number in (1, 2):
-        with contextlib.suppress(OSError):
-            file = os.fstat(number)
-            if stat.S_ISREG(file.st_mode) and file.st_blocks * 512 > MOST_LOGGED:
-                os.ftruncate(number, 0)
-
-
-@contextlib.contextmanager
+@contextmanager
 def bounded_output() -> Iterator[None]:
     """Within, limit stdout and stderr; the last line says how much was left out."""
     streams = sys.stdout, sys.stderr
@@ -143,16 +127,6 @@ class _WholeLines:
         self._begun.clear()
 
 
-def _no_keyboard(*_: Any, **__: Any) -> NoReturn:
-    raise EOFError("a rank has no keyboard; ask in a cell of the notebook, and read the variable")
-
-
-def put_in_place() -> None:
-    """Make `input` and `getpass` refuse from now on."""
-    builtins.input = _no_keyboard
-    getpass.getpass = _no_keyboard
-
-
 # Seconds that a line waits for the same line of other ranks.
 _PATIENCE_S = 0.3
 _BAR = 40  # characters
@@ -161,13 +135,8 @@ _BAR = 40  # characters
 class MergedLines:
     """The lines of one stream from several ranks, merged in their order."""
 
-    def __init__(
-        self,
-        ranks: list[int],
-        write: Callable[[str], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._write, self._clock = write, clock
+    def __init__(self, ranks: list[int], write: Callable[[str], object]) -> None:
+        self._write = write
         self._waiting: dict[int, deque[tuple[str, float]]] = {rank: deque() for rank in ranks}
         self._part = dict.fromkeys(ranks, "")
         self._over: set[int] = set()
@@ -175,7 +144,7 @@ class MergedLines:
     def add(self, rank: int, text: str) -> None:
         """Add output of a rank."""
         *lines, self._part[rank] = (self._part[rank] + text).split("\n")
-        now = self._clock()
+        now = time.monotonic()
         # Text replaced by a carriage return (a progress bar) is not kept.
         self._waiting[rank].extend((line.rpartition(OVER)[2], now) for line in lines)
 
@@ -196,7 +165,7 @@ class MergedLines:
             awaited = [r for r in self._waiting if r not in heads and r not in self._over]
             texts = {text for text, _ in heads.values()}
             oldest = min(when for _, when in heads.values())
-            if awaited and self._clock() - oldest < _PATIENCE_S:
+            if awaited and time.monotonic() - oldest < _PATIENCE_S:
                 return
             together = len(texts) == 1 and len(heads) == len(self._waiting) > 1
             for rank, (text, _) in heads.items():

@@ -1,15 +1,14 @@
 """Plan what each rank runs, send it the variables it lacks, or predict the cell.
 
 A variable is sent if the rank does not have it, or if the notebook has assigned or changed it
-since. A value that the rank changed stays as it is until then. Only what a rank confirms counts as
-sent, so a refused cell changes nothing.
+since. A value that the rank changed stays as it is until then. Each rank remembers which of the
+notebook's values it has received, so a rank that was replaced lacks all.
 """
 
 import ast
 import linecache
 import re
 import signal
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,26 +20,24 @@ from uuid import uuid4
 import ipyparallel
 
 from gpumagic.cluster import engine, sending
-from gpumagic.cluster.engine import CellOrder, Outcome
+from gpumagic.cluster.engine import CellOrder
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt
 from gpumagic.cluster.scattered import Sharing, SplitValues, check
-from gpumagic.cluster.sending import Has, Parcel, Receipt
+from gpumagic.cluster.sending import Print
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.dry_cell import dry_run_cell
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.program import awaits
-from gpumagic.usercode.variables import names_read, variables_read
-
-_TRIES = 4
+from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 
 class Delivery:
     """The delivery of a cell's variables to the ranks."""
 
-    def __init__(self, values: Mapping[str, Any], prints: Mapping[str, bytes]) -> None:
-        self._values, self._prints = values, prints
+    def __init__(self, values: Mapping[str, Any], prints: Mapping[str, Print]) -> None:
+        self._values, self._prints = values, dict(prints)
         self.sent: dict[str, bool] = {}  # whether ranks had another value of that name
         self.nbytes = 0
         self.kept: dict[str, None] = {}  # names that changed both here and in ranks
@@ -48,83 +45,37 @@ class Delivery:
 
     def deliver(self, engines: Engines, ranks: Sequence[RankEngine]) -> None:
         """Send all ranks what they lack. Raises `GpuError`, and a rank's `RanksError`."""
-        for _ in range(_TRIES):
-            new: dict[int, Has] = {}
-            parcels = self._parcels(ranks, new)
-            asked = [(rank, engines.ask(rank, engine.receive, each)) for rank, each in parcels]
-            receipts = [(rank, engines.answer(each)) for rank, each in asked]
-            again = [self._again(rank, receipt, new) for rank, receipt in receipts]
-            if not any(again):
-                return
-        raise GpuError("the ranks do not keep what the cell reads; type %gpucluster stop")
-
-    def _parcels(
-        self, ranks: Sequence[RankEngine], new: dict[int, Has]
-    ) -> list[tuple[RankEngine, Parcel]]:
-        made: dict[int, tuple[Parcel, Has]] = {}
-        found = []
-        for rank in ranks:
-            if id(rank.has) not in made:
-                made[id(rank.has)] = self._parcel(rank.has)
-            parcel, new[rank.number] = made[id(rank.has)]
-            self.nbytes += len(parcel.variables)
-            if parcel.variables:
-                found.append((rank, parcel))
-        return found
-
-    def _parcel(self, has: Has) -> tuple[Parcel, Has]:
-        """Return the parcel for ranks with these values, and their values after it."""
-        wanted, then = has.wanted(self._prints), has.copy()
-        if not wanted:
-            return Parcel(), has
-        values = {name: self._values[name] for name in wanted}
-        packed = sending.pack(values, then.tensors, self.sources)
-        then.mark(wanted, self._values, self._prints)
-        careful = [n for n in wanted if n in has.names and has.objects.get(n) == id(values[n])]
-        for name in wanted:
-            if not isinstance(values[name], ModuleType):
-                self.sent[name] = name in has.names
-        return Parcel(packed, tuple(careful)), then
-
-    def _again(self, rank: RankEngine, receipt: Receipt, new: Mapping[int, Has]) -> bool:
-        """Record a rank's receipt; return whether something must be sent again."""
-        if receipt.error is not None:
-            raise RanksError(rank.number, receipt.error, "", ())
-        took = not (receipt.lacking or receipt.own)
-        rank.has = new[rank.number] if took else rank.has.copy()
-        if receipt.lacking:
-            rank.has.tensors.clear()
-        rank.has.mark(receipt.own, self._values, self._prints)
-        self.kept |= dict.fromkeys(receipt.own)
-        for name in receipt.own:
-            self.sent.pop(name, None)
-        return not took
+        if not self._prints:
+            return
+        packed: dict[Any, bytes] = {}
+        asked = []
+        for rank, wants in engines.all_answers(ranks, engine.wanted, self._prints):
+            names = [name for name in self._prints if name in wants.names]
+            key = tuple(names), tuple(wants.tensors.items())
+            if names and key not in packed:
+                values = {name: self._values[name] for name in names}
+                packed[key] = sending.pack(values, wants.tensors, self.sources)
+            if names or wants.kept:
+                data = packed.get(key, b"")
+                self.nbytes += len(data)
+                prints = {name: self._prints[name] for name in (*names, *wants.kept)}
+                asked.append((rank, engines.ask(rank, engine.receive, data, prints)))
+            self.kept |= dict.fromkeys(wants.kept)
+            for name in names:
+                if not isinstance(self._values[name], ModuleType):
+                    self.sent[name] = wants.names[name]
+        for rank, each in asked:
+            if (error := engines.answer(each)) is not None:
+                raise RanksError(rank.number, error, "", ())
 
 
-def taken_as_sent(ranks: Sequence[RankEngine], names: Iterable[str]) -> None:
-    """Keep the ranks' values of these names until the notebook's change."""
-    space, prints = user_namespace(), dict[str, bytes]()
+def prints_here(names: Iterable[str]) -> dict[str, Print]:
+    """Return the fingerprints of the notebook's variables that can be sent."""
+    space, prints = user_namespace(), dict[str, Print]()
     for name in space.keys() & set(names):
         with suppress(GpuError):  # it cannot be sent
-            prints[name] = sending.fingerprint(name, space[name])
-    if prints:
-        _changed(ranks, lambda has: has.mark(prints, space, prints))
-
-
-def to_be_sent(ranks: Sequence[RankEngine], names: Iterable[str]) -> None:
-    """Send these variables of the notebook with the next cell that reads them."""
-    names = list(names)
-    _changed(ranks, lambda has: has.forget(names))
-
-
-def _changed(ranks: Sequence[RankEngine], change: Any) -> None:
-    made: dict[int, Has] = {}
-    for rank in ranks:
-        if id(rank.has) not in made:
-            made[id(rank.has)] = rank.has.copy()
-            change(made[id(rank.has)])
-    for rank in ranks:
-        rank.has = made[id(rank.has)]
+            prints[name] = sending.fingerprint(name, space[name]), id(space[name])
+    return prints
 
 
 _BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)", re.MULTILINE)
@@ -159,7 +110,7 @@ class Orders:
         self.keep = (*asked.gather, *dict(asked.reduce))
         self._tree, self._file = tree, sending.file_in_rank(file)
         self._ranks = ranks
-        # Python for the explanation of errors; the magic's line as typed.
+        # Valid Python, to explain errors, with the magic's line as a comment.
         source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
         read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
@@ -167,6 +118,7 @@ class Orders:
         found = sending.prints_of(variables_read(names, space), space, hidden)
         self.delivery = Delivery(*found)
         self.delivery.sources[self._file] = source
+        self._assigned = prints_here(names_assigned(tree))
         self.split_bytes = 0
         numbers = [rank.number for rank in ranks]
         own: list[deque[int]] = [deque([n]) for n in range(len(ranks))]
@@ -181,7 +133,7 @@ class Orders:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """Return the names that were sent, in words."""
+        """Return the names that were sent, for the report."""
         sent = self.delivery.sent.items()
         return (*self.asked.split, *(f"{name} again" if again else name for name, again in sent))
 
@@ -195,21 +147,10 @@ class Orders:
         if self.split is not None:
             given = sending.pack(self.split.part(part))
             self.split_bytes += len(given)
-        return CellOrder(self.cell, self._tree, self._file, self.delivery.sources, given, self.keep)
-
-    def ended(self, outcomes: Iterable[Outcome]) -> None:
-        """Record that the cell's variables are the ranks' own from then on."""
-        by_rank: dict[int, set[str]] = {}
-        for outcome in outcomes:
-            if outcome.deleted:
-                mine = [rank for rank in self._ranks if rank.number == outcome.rank]
-                to_be_sent(mine, outcome.deleted)
-            by_rank.setdefault(outcome.rank, set()).update(outcome.assigned)
-        alike: dict[frozenset[str], list[RankEngine]] = {}
-        for rank in self._ranks:
-            alike.setdefault(frozenset(by_rank.get(rank.number, ())), []).append(rank)
-        for names, ranks in alike.items():
-            taken_as_sent(ranks, names)
+        sources = self.delivery.sources
+        return CellOrder(
+            self.cell, self._tree, self._file, sources, given, self.keep, self._assigned
+        )
 
 
 def values_of(packed: Sequence[bytes]) -> list[Any]:
@@ -217,7 +158,7 @@ def values_of(packed: Sequence[bytes]) -> list[Any]:
     return [sending.unpack(each) if each else None for each in packed]
 
 
-_LOOK_S, _PATIENCE_S, _END_S = 0.1, 2.0, 5.0
+_END_S = 5.0
 
 
 def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> DryRun:
@@ -230,7 +171,9 @@ def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> Dr
     orders.deliver(engines)
     asked = engines.ask(rank, follow, orders.order(0), on or f"{len(engines.ranks)} x cuda:0")
     try:
-        found: DryRun = _awaited(asked)
+        with ProgressLine(shell()) as line:
+            line.update("dry run in rank 0; Ctrl-C ends it")
+            found: DryRun = asked.get()
     except KeyboardInterrupt:
         engines.signal([rank], signal.SIGINT)
         asked.wait(_END_S)
@@ -238,17 +181,6 @@ def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> Dr
     except ipyparallel.error.RemoteError as error:
         raise GpuError(str(error.evalue)) from None
     return found
-
-
-def _awaited(asked: Any) -> Any:
-    began = time.monotonic()
-    with ProgressLine(shell()) as line:
-        while not asked.ready():
-            asked.wait(_LOOK_S)
-            seconds = time.monotonic() - began
-            if seconds > _PATIENCE_S:
-                line.update(f"dry run in rank 0: {seconds:.0f} s; Ctrl-C ends it")
-    return asked.get()
 
 
 def follow(order: CellOrder, on: str) -> DryRun:

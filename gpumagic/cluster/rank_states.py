@@ -12,7 +12,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.cluster import engine
 from gpumagic.cluster.engines import Engines, RankEngine
-from gpumagic.cluster.this_rank import looked_at, pulse_of, told_by
+from gpumagic.cluster.this_rank import host_report_of, pulse_of, watched
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.collect import host_name
 from gpumagic.telemetry.snapshot import Snapshot
@@ -52,27 +52,27 @@ class RankHosts:
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._asked_at = float("-inf")
-        self._looked_at: set[int] = set()  # ranks that report their host
-        self._said: dict[str, Any] = {}  # by host
+        self._watched: set[int] = set()  # ranks that report their host
+        self._last: dict[str, Any] = {}  # by host
 
     def now(self) -> list[Snapshot]:
         """Return a snapshot of each host, from a rank that is not busy."""
         asked = [self._engines.ask(rank, engine.host_now) for rank in self._elsewhere().values()]
-        told = []
+        found = []
         for each in asked:
             with suppress(TimeoutError, GpuError):
-                told.append(Snapshot.from_dict(self._engines.answer(each, ANSWER_S)))
-        return told
+                found.append(Snapshot.from_dict(self._engines.answer(each, ANSWER_S)))
+        return found
 
     def heard(self) -> list[dict[str, Any]] | None:
         """Return the last snapshot of each host and the ranks' processes there, at once; None if
         all ranks are on this host."""
         self._asked_at = time.monotonic()
-        hosts, said = self._elsewhere(), self._said
-        told = [
-            {"pids": self._pids(host), "snapshot": said[host]} for host in hosts if host in said
+        hosts, last = self._elsewhere(), self._last
+        found = [
+            {"pids": self._pids(host), "snapshot": last[host]} for host in hosts if host in last
         ]
-        return told if hosts else None
+        return found if hosts else None
 
     def listen(self) -> None:
         """Make a rank of each host report while somebody watches; call this often."""
@@ -80,14 +80,16 @@ class RankHosts:
         wanted = {r.number: host for host, r in self._elsewhere().items()} if looks else {}
         store = self._engines.store
         with faults.kept("learning what the hosts of ranks do"):
-            for number in self._looked_at - wanted.keys():
-                store.delete_key(looked_at(number))
-                store.delete_key(told_by(number))
-            for number in wanted.keys() - self._looked_at:
-                store.set(looked_at(number), "")
-            self._looked_at = {*wanted}
-            found = {host: self._engines.read(told_by(number)) for number, host in wanted.items()}
-            self._said = {host: json.loads(said) for host, said in found.items() if said}
+            for number in self._watched - wanted.keys():
+                store.delete_key(watched(number))
+                store.delete_key(host_report_of(number))
+            for number in wanted.keys() - self._watched:
+                store.set(watched(number), "")
+            self._watched = {*wanted}
+            found = {
+                host: self._engines.read(host_report_of(number)) for number, host in wanted.items()
+            }
+            self._last = {host: json.loads(said) for host, said in found.items() if said}
 
     def _elsewhere(self) -> dict[str, RankEngine]:
         """Return a rank of each other host."""

@@ -71,7 +71,7 @@ class RanksReport(Shown):
 class RanksTable(Shown):
     """The ranks of a cluster: a row for each, with the cause of its end."""
 
-    said: str
+    title: str
     rows: tuple[dict[str, Any], ...] = field(default=())
 
 
@@ -83,7 +83,7 @@ _MUCH = 2**16
 def text(record: RanksReport | RanksTable) -> str:
     """A line: `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
     if isinstance(record, RanksTable):
-        return "\n".join([record.said, *table.lines(_columns(record), "  ")])
+        return "\n".join([record.title, *table.lines(_columns(record), "  ")])
     below = (f"  → {line}" for line in (*record.notes, *record.wrong))
     return "\n".join([" · ".join(_parts(record)), *below])
 
@@ -91,7 +91,7 @@ def text(record: RanksReport | RanksTable) -> str:
 def html(record: RanksReport | RanksTable) -> str:
     """Return the line as HTML; a click shows each rank."""
     if isinstance(record, RanksTable):
-        return block(f"<div>{escape(record.said)}</div>{table.html(_columns(record))}")
+        return block(f"<div>{escape(record.title)}</div>{table.html(_columns(record))}")
     head, *rest = _parts(record)
     line = f'<b class="gm-where">{escape(head)}</b>' + "".join(
         f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
@@ -130,13 +130,13 @@ def _parts(report: RanksReport) -> list[str]:
 
 def _times(report: RanksReport) -> str:
     ran = sorted((e for e in report.ranks if e.parts), key=lambda each: -each.seconds)
-    told = []
+    parts = []
     if len(ran) > 1:
-        told = [f"{ran[0].name} took longest, {duration(ran[0].seconds)}"]
-        told.append(f"{ran[-1].name} {duration(ran[-1].seconds)}")
+        parts = [f"{ran[0].name} took longest, {duration(ran[0].seconds)}"]
+        parts.append(f"{ran[-1].name} {duration(ran[-1].seconds)}")
     if idle := [each.name for each in report.ranks if not each.parts]:
-        told.append(f"{some(idle)} had nothing to do")
-    return duration(report.seconds) + (f" ({'; '.join(told)})" if told else "")
+        parts.append(f"{some(idle)} had nothing to do")
+    return duration(report.seconds) + (f" ({'; '.join(parts)})" if parts else "")
 
 
 def _by_rank(values: list[tuple[str, int]], spell: Any) -> str:

@@ -1,16 +1,14 @@
 """Save and load variables of the ranks through `torch.distributed.checkpoint`.
 
 Tensors are stored by the names of parameters, so a checkpoint fits any number of ranks, with or
-without DDP or `fully_shard`. All ranks make the same calls; if one fails, none proceeds. The
-traffic has a process group of its own.
+without DDP or `fully_shard`. All ranks make the same calls; if one fails, none proceeds.
 """
 
+import re
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,38 +26,48 @@ from gpumagic.errors import GpuError
 from gpumagic.faults import in_words
 from gpumagic.usercode.files import shell
 
+dist: Any = torch.distributed  # without the types that leave names out
+dcp: Any = torch.distributed.checkpoint
 _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
+# Modules that wrap another one add these to the names of its parameters.
+_WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.")
+_FAILURES = (Exception, CheckpointException)  # torch's derives from BaseException
 
 
 class State(NamedTuple):
-    """The state of a variable: its tensors, and copies of the rest; `put` changes it."""
+    """The state of a variable, as tensors and data by path; `put` changes the variable."""
 
     kind: str
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
 
 
-def states(names: list[str], space: dict[str, Any], begun: list[str]) -> dict[str, State]:
-    """Return states by name; optimizers in `begun` as if they had made a step."""
+def states(names: list[str], space: dict[str, Any], saved: dict[str, Any]) -> dict[str, State]:
+    """Return states by name; optimizers with room for their entries in `saved`."""
     if missing := [name for name in names if name not in space]:
         raise GpuError(f"there is no {some(missing)}; make it in a cell of %%ongpu @all")
-    values = {name: space[name] for name in names}
-    modules = [value for value in values.values() if isinstance(value, nn.Module)]
-    return {n: _state(n, value, space, modules, n in begun) for n, value in values.items()}
+    modules = {name: space[name] for name in names if isinstance(space[name], nn.Module)}
+    parameters = {
+        f"{name}.{_WRAPPERS.sub('', path)}": parameter
+        for name, module in modules.items()
+        for path, parameter in module.named_parameters()
+    }
+    return {name: _state(name, space, parameters, saved.get(name, {})) for name in names}
 
 
 def _state(
-    name: str, value: Any, space: dict[str, Any], modules: list[nn.Module], begun: bool
+    name: str, space: dict[str, Any], parameters: dict[str, Any], saved: dict[str, Any]
 ) -> State:
+    value = space[name]
     if isinstance(value, Optimizer):
-        return _optimizer(name, value, modules, begun)
+        return _optimizer(name, value, parameters, saved)
     if isinstance(value, nn.Module):
         found: Any = state_dict.get_model_state_dict(value)
         return State("module", found, lambda given: state_dict.set_model_state_dict(value, given))
     if torch.is_tensor(value):
         return State("tensor", {"": value.detach()}, lambda v: value.detach().copy_(v[""]))
     if isinstance(value, Stateful):
-        own = {"": _own(value.state_dict())}
+        own = {"": _on_cpu(value.state_dict())}
         return State("state", own, lambda given: value.load_state_dict(given[""]))
     leaves = tree_leaves(value)
     if not all(isinstance(leaf, _DATA) or type(leaf).__module__ == "numpy" for leaf in leaves):
@@ -67,68 +75,54 @@ def _state(
             f"{name} is a {type(value).__name__}, which cannot be saved; what has a state_dict(), "
             "tensors, numbers, texts, and lists and dicts of them can"
         )
-    return new_state("data", name, space, _own(value))
+    return _new("data", name, space, _on_cpu(value))
 
 
-def new_state(kind: str, name: str, space: dict[str, Any], value: Any) -> State:
+def _new(kind: str, name: str, space: dict[str, Any], value: Any) -> State:
     """Return the state of a variable that may not exist yet."""
     return State(kind, {"": value}, lambda given: space.update({name: given[""]}))
 
 
-def _optimizer(name: str, optimizer: Optimizer, modules: list[nn.Module], begun: bool) -> State:
-    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    its = [module for module in modules if mine <= {id(p) for p in module.parameters()}]
-    if not its:
+def _optimizer(
+    name: str, optimizer: Optimizer, parameters: dict[str, Any], saved: dict[str, Any]
+) -> State:
+    paths = {id(parameter): path for path, parameter in parameters.items()}
+    mine = [each for group in optimizer.param_groups for each in group["params"]]
+    if any(id(each) not in paths for each in mine):
         raise GpuError(f"{name}: name the module that has its parameters too, as in net,{name}")
-    with _as_it_is(optimizer, begun):
-        found: Any = state_dict.get_optimizer_state_dict(its[0], optimizer)
+    order, now = [paths[id(each)] for each in mine], optimizer.state_dict()
+    groups = [each["params"] for each in now["param_groups"]]
     values = {
-        f"state/{parameter}/{key}": value if torch.is_tensor(value) else _own(value)
-        for parameter, each in found["state"].items()
-        for key, value in each.items()
+        f"{order[number]}/{key}": value
+        for number, state in now["state"].items()
+        for key, value in state.items()
     }
+    if saved:  # a new optimizer has no state before its first step
+        entries = [(path.partition("/")[0], path, at) for path, at in saved.items()]
+        values = {path: _room(at, parameters[its]) for its, path, at in entries if its in order}
+    values |= {"groups": _on_cpu(now["param_groups"]), "order": order}
 
-    def put(values: dict[str, Any]) -> None:
-        steps: dict[str, dict[str, Any]] = {}
-        for key in values.keys() - {"groups"}:
-            _, parameter, what = key.split("/", 2)
-            steps.setdefault(parameter, {})[what] = values[key]
-        optimizer.state.clear()
-        given: Any = {"state": steps, "param_groups": values["groups"]}
-        # A parameter without gradients has no state.
-        options = state_dict.StateDictOptions(strict=False)
-        with _as_it_is(optimizer, bool(steps)):
-            state_dict.set_optimizer_state_dict(its[0], optimizer, given, options=options)
+    def put(given: dict[str, Any]) -> None:
+        state: dict[int, dict[str, Any]] = {}
+        for path in given.keys() - {"groups", "order"}:
+            parameter, _, key = path.partition("/")
+            state.setdefault(order.index(parameter), {})[key] = given[path]
+        optimizer.load_state_dict({"state": state, "param_groups": given["groups"]})
 
-    return State("optimizer", {**values, "groups": _own(found["param_groups"])}, put)
-
-
-@contextmanager
-def _as_it_is(optimizer: Optimizer, begun: bool) -> Iterator[None]:
-    """Let torch create a zero state, by a step without gradients, if it is `begun`."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in parameters]
-    if not optimizer.state:
-        for number, parameter in enumerate(parameters):
-            parameter.grad = None if begun or number else torch.zeros_like(parameter)
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+    return State(f"{type(optimizer).__name__} of {[*map(len, groups)]}", values, put)
 
 
-def _own(value: Any) -> Any:
+def _room(at: Any, parameter: Any = None) -> Any:
+    """Return a tensor for a saved one, sharded as its parameter if they are alike; 0 for data."""
+    if not hasattr(at, "properties"):
+        return 0
+    if parameter is not None and parameter.shape == at.size:
+        return parameter.detach().to("cpu", at.properties.dtype, copy=True)
+    return torch.empty(at.size, dtype=at.properties.dtype)
+
+
+def _on_cpu(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
-
-
-dist: Any = torch.distributed  # without the types that leave names out
-dcp: Any = torch.distributed.checkpoint
-_BEHIND_S = 30.0  # a rank may be behind rank 0
-_FAILURES = (Exception, CheckpointException)  # torch's is none of Exception's
-
-_save: "Future[str] | None" = None  # the error of the last save, if it failed
-_group: tuple[Any, Any] = (None, None)  # the ranks' group, and our own
 
 
 def _why(error: BaseException) -> str:
@@ -138,18 +132,6 @@ def _why(error: BaseException) -> str:
     return str(error) if isinstance(error, GpuError) else in_words(error)
 
 
-def _our_group() -> Any:
-    """Return a process group of our own, for one thread at a time; None without ranks."""
-    global _group
-    if not dist.is_initialized():
-        return None
-    if _group[0] is not dist.group.WORLD:
-        _group = dist.group.WORLD, dist.new_group(backend="gloo")
-    elif _save is not None:
-        wait([_save], _BEHIND_S)
-    return _group[1]
-
-
 def _on_all(step: Callable[[], Any]) -> list[Any]:
     """Run a step on each rank and return all results; if one fails, raise `GpuError` on all."""
     try:
@@ -157,9 +139,9 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
     except _FAILURES as error:  # raised below, on all ranks
         mine = None, _why(error)
     found: list[Any] = [mine]
-    if group := _our_group():
+    if dist.is_initialized():
         found *= dist.get_world_size()
-        dist.all_gather_object(found, mine, group=group)
+        dist.all_gather_object(found, mine)
     for rank, (_, why) in enumerate(found):
         if why:
             raise GpuError(why if all(each == why for _, each in found) else f"rank {rank}: {why}")
@@ -170,14 +152,12 @@ def _by_path(found: dict[str, State]) -> dict[str, Any]:
     return {f"{n}/{key}": value for n, each in found.items() for key, value in each.values.items()}
 
 
-def start(names: list[str], directory: str) -> Checkpoint | str:
-    """Copy variables to the CPU and write them while cells run; without a directory, check only."""
-    global _save
-    space = shell().user_ns
+def save(names: list[str], directory: str) -> Checkpoint | str | None:
+    """Write a checkpoint, or return why not; without a directory, only check the variables."""
     found: dict[str, State] = {}
 
     def look() -> list[Any]:
-        found.update(states(names, space, []))
+        found.update(states(names, shell().user_ns, {}))
         return [{k: getattr(v, "shape", 0) for k, v in s.values.items()} for s in found.values()]
 
     try:
@@ -185,70 +165,50 @@ def start(names: list[str], directory: str) -> Checkpoint | str:
         if odd := [name for name, (first, *others) in alike if any(o != first for o in others)]:
             raise GpuError(f"{some(odd)}: the shapes are not the same on all ranks")
         if not directory:
-            return ""
+            return None
         # Rank 0 creates the directory; other hosts may not see it.
-        path = _on_all(lambda: begin(directory) if dist.get_rank() == 0 else None)[0]
+        is_first = dist.get_rank() == 0
+        path = _on_all(lambda: begin(directory) if is_first else None)[0]
         if not all(_on_all(path.is_dir)):
             raise GpuError(f"not all hosts see {directory}; give a directory that they share")
-    except GpuError as error:
-        return str(error)
-    values = _by_path(found)
-    kinds = {name: found[name].kind for name in names}
-    nbytes = sum(v.numel() * v.itemsize for v in values.values() if isinstance(v, torch.Tensor))
-    whole = str(path.with_suffix(""))
-    checkpoint = Checkpoint(whole, kinds, nbytes, dist.get_world_size(), time.time())
-    planner = dcp.DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
-    group = _our_group()
-    _save = over = Future[str]()
-    writing = dcp.async_save(values, checkpoint_id=path, planner=planner, process_group=group)
-    writing.add_done_callback(lambda done: _end(done, over, path, checkpoint))
+        values = _by_path(found)
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
+        dcp.save(values, checkpoint_id=path, planner=planner)
+        kinds = {name: found[name].kind for name in names}
+        nbytes = sum(v.numel() * v.itemsize for v in values.values() if torch.is_tensor(v))
+        whole = str(path.with_suffix(""))
+        checkpoint = Checkpoint(whole, kinds, nbytes, dist.get_world_size(), time.time())
+        _on_all(lambda: complete(path, checkpoint) if is_first else None)
+    except (GpuError, CheckpointException) as error:
+        return _why(error)
     return checkpoint
-
-
-def _end(done: "Future[Any]", over: "Future[str]", path: Any, checkpoint: Checkpoint) -> None:
-    try:
-        done.result()
-        if dist.get_rank() == 0:
-            complete(path, checkpoint)
-        over.set_result("")
-    except _FAILURES as error:  # reported under the next cell
-        over.set_result(_why(error))
-
-
-def state(seconds: float) -> tuple[bool, str]:
-    """Wait for the last save; return whether it is over, and why it failed."""
-    if _save is None or wait([_save], seconds).done:
-        return True, _save.result() if _save else "the rank was restarted"
-    return False, ""
 
 
 def restore(directory: str) -> Checkpoint | str:
     """Read a whole checkpoint, then load it into the variables here; or return why not."""
-    space = shell().user_ns
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
-    fresh: list[Any] = []  # optimizers without a state
 
     def look() -> Checkpoint:
         checkpoint = find(directory)
-        found.update(_fitting(checkpoint, space, fresh))
+        found.update(_fitting(checkpoint, shell().user_ns))
         return checkpoint
 
     def load() -> None:
         for path, value in _by_path(found).items():
-            is_tensor = isinstance(value, torch.Tensor)
-            read[path] = value.detach().to("cpu", copy=True) if is_tensor else value
+            read[path] = value.detach().to("cpu", copy=True) if torch.is_tensor(value) else value
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that each rank reads alone
             dcp.load(read, checkpoint_id=checkpoint.path, planner=planner, no_dist=True)
+        for name, each in found.items():
+            if each.values.get("order", 0) != read.get(f"{name}/order", 0):
+                raise GpuError(f"{name}: its parameters are not those of the checkpoint")
 
     try:
         checkpoint: Checkpoint = _on_all(look)[0]
         _on_all(load)
     except GpuError as error:
-        for optimizer in fresh:
-            optimizer.state.clear()
         return str(error)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # all or nothing
     try:
@@ -259,26 +219,20 @@ def restore(directory: str) -> Checkpoint | str:
     return checkpoint
 
 
-def _fitting(checkpoint: Checkpoint, space: dict[str, Any], fresh: list[Any]) -> dict[str, State]:
+def _fitting(checkpoint: Checkpoint, space: dict[str, Any]) -> dict[str, State]:
     """Return the states of the variables here; raise `GpuError` if they do not fit."""
-    kinds, anew_too = checkpoint.variables, ("tensor", "data")
+    kinds, new_too = checkpoint.variables, ("tensor", "data")
     saved: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     metadata = dcp.FileSystemReader(checkpoint.path).read_metadata()
     for path, each in metadata.state_dict_metadata.items():
         name, _, key = path.partition("/")
         saved[name][key] = each
-    begun = [name for name in kinds if len(saved[name]) > 1 and kinds[name] == "optimizer"]
-    fresh += [space[name] for name in begun if not getattr(space.get(name), "state", True)]
-    needed = [name for name in kinds if name in space or kinds[name] not in anew_too]
-    found = states(needed, space, begun)
+    found = states([n for n in kinds if n in space or kinds[n] not in new_too], space, saved)
     for name, kind in kinds.items():
-        if kind in anew_too and (name not in found or found[name].kind != kind):
-            at = saved[name][""]
-            empty = torch.empty(at.size, dtype=at.properties.dtype) if kind == "tensor" else 0
-            found[name] = new_state(kind, name, space, empty)
-        if kind == "optimizer":  # entries added since are removed
-            mine = {key: v for key, v in found[name].values.items() if key in saved[name]}
-            found[name] = found[name]._replace(values=mine)
+        if kind in new_too and (name not in found or found[name].kind != kind):
+            found[name] = _new(kind, name, space, _room(saved[name][""]))
+        if found[name].kind != kind:
+            raise GpuError(f"{name}: the checkpoint has {kind} and here is {found[name].kind}")
         # torch compares shapes and missing entries.
         if lacking := sorted(saved[name].keys() - found[name].values.keys()):
             raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from gpumagic.cluster.sending import Unsent
@@ -44,10 +43,9 @@ def kind_of(value: Any) -> str:
     if issubclass(kind, Tensor):
         return "tensor" if value.dim() else ""
     if issubclass(kind, tuple):
-        fields = hasattr(kind, "_fields") and not issubclass(kind, PackedSequence)
-        return "fields" if fields else "sequence" if kind is tuple else ""
+        return "fields" if hasattr(kind, "_fields") else "sequence" if kind is tuple else ""
     if issubclass(kind, (list, range)):
-        return "sequence" if issubclass(kind, list) else "range"
+        return "sequence"
     if issubclass(kind, (dict, UserDict)):
         return "columns"
     if issubclass(kind, Dataset):
@@ -59,7 +57,7 @@ def _of_library(value: Any, kind: type) -> str:
     """Return a class of a library, None if it is not imported."""
     if issubclass(kind, _classes("numpy", "ndarray")):
         return "array" if value.ndim else ""
-    if issubclass(kind, _classes("pandas", "DataFrame", "Series", "Index")):
+    if issubclass(kind, _classes("pandas", "DataFrame", "Series")):
         return "frame"
     return "rows" if issubclass(kind, _classes("datasets", "Dataset")) else ""
 
@@ -91,8 +89,10 @@ def _of_all(columns: Iterable[tuple[Any, Any]]) -> int:
         except GpuError as error:
             raise GpuError(f"{name!r}: {error}") from None
     if len(lengths) > 1:
-        said = ", ".join(f"{name!r} has {count:,}" for count, name in lengths.items())
-        raise GpuError(f"its parts have different lengths: {said}; give all as many items")
+        counted = ", ".join(f"{name!r} has {count:,}" for count, name in lengths.items())
+        raise GpuError(
+            f"its parts have different lengths: {counted}; give all the same number of items"
+        )
     return next(iter(lengths), 0)
 
 
@@ -116,7 +116,7 @@ def take(value: Any, start: int, stop: int) -> Any:
     if kind == "fields":
         return type(value)(*(take(item, start, stop) for item in value))
     if kind == "frame":
-        return value[start:stop] if not hasattr(value, "iloc") else value.iloc[start:stop]
+        return value.iloc[start:stop]
     if kind == "rows":
         return value.select(range(start, stop))
     return Subset(value, range(start, stop)) if kind == "items" else value[start:stop]
@@ -144,7 +144,7 @@ def pieces(count: int, size: int) -> list[Bounds]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def told(name: str, bounds: list[Bounds]) -> str:
+def parts_in_words(name: str, bounds: list[Bounds]) -> str:
     """Return the numbers of items: ``"17 prompts: 9 + 8"``."""
     sizes = [stop - start for start, stop in bounds]
     if len(sizes) > 4 and len({*sizes[:-1]}) == 1:
@@ -185,14 +185,6 @@ def _sequences(parts: Sequence[Any]) -> Any:
     return tuple(every) if all(isinstance(part, tuple) for part in parts) else list(every)
 
 
-def _ranges(parts: Sequence[range]) -> Any:
-    """Return one range if each part continues the last; else a list."""
-    filled = [part for part in parts if part] or parts[:1]
-    if all(a.step == b.step and a[-1] + a.step == b[0] for a, b in pairwise(filled)):
-        return range(filled[0].start, filled[-1].stop, filled[0].step)
-    return _sequences(parts)
-
-
 def _arrays(parts: Sequence[Any]) -> Any:
     numpy: Any = sys.modules["numpy"]
     masked = any(isinstance(part, numpy.ma.MaskedArray) for part in parts)
@@ -202,8 +194,6 @@ def _arrays(parts: Sequence[Any]) -> Any:
 def _frames(parts: Sequence[Any]) -> Any:
     # pandas warns that empty parts will affect the dtypes.
     filled = [part for part in parts if len(part)] or [parts[0]]
-    if not hasattr(filled[0], "iloc"):
-        return filled[0].append(filled[1:])
     return sys.modules["pandas"].concat(filled)
 
 
@@ -238,7 +228,6 @@ def _named(name: Any, parts: Sequence[Any]) -> Any:
 _GATHER: dict[str, Callable[[Sequence[Any]], Any]] = {
     "tensor": _tensors,
     "sequence": _sequences,
-    "range": _ranges,
     "array": _arrays,
     "frame": _frames,
     "rows": _rows,
@@ -297,8 +286,10 @@ def _reduced(parts: Sequence[Any], how: str) -> Tensor:
     tensors = [torch.as_tensor(part).detach().cpu() for part in parts]
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
-        said = " and ".join(map(str, sorted(shapes)))
-        raise GpuError(f"the parts have shapes {said}; reduce parts of one shape, or type --gather")
+        found = " and ".join(map(str, sorted(shapes)))
+        raise GpuError(
+            f"the parts have shapes {found}; reduce parts of one shape, or type --gather"
+        )
     return _TENSORS[how](torch.stack(tensors))
 
 
@@ -322,8 +313,8 @@ class SplitValues:
         self._values = {name: _value(name, namespace) for name in asked.split}
         counts = {name: _length(name, value) for name, value in self._values.items()}
         if len({*counts.values()}) > 1:
-            said = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
-            raise GpuError(f"--split: {said}; split together what has as many")
+            counted = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
+            raise GpuError(f"--split: {counted}; split variables of the same length together")
         count = next(iter(counts.values()), 0)
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
@@ -343,7 +334,7 @@ class SplitValues:
 
     def __str__(self) -> str:
         """``"17 prompts: 9 + 8"``."""
-        return told(" and ".join(self._values), self.bounds)
+        return parts_in_words(" and ".join(self._values), self.bounds)
 
 
 def _value(name: str, namespace: Mapping[str, Any]) -> Any:
@@ -405,7 +396,7 @@ def put_together(
     return made, wrong
 
 
-def said(asked: Sharing, made: Mapping[str, Any], parts: int) -> tuple[str, ...]:
+def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> tuple[str, ...]:
     """Return what was gathered and reduced, in words."""
     reduced, words = dict(asked.reduce), []
     if asked.gather and made:

@@ -11,14 +11,12 @@ import re
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumagic.errors import GpuError
@@ -30,33 +28,40 @@ from gpumagic.usercode.variables import NOT_VARIABLES
 _FILE = "<ipython-input-{}-rank>"
 _numbers = count(1)
 _number_of: Any = WeakTensorKeyDictionary()
+State = tuple[int, bool]
+"""A tensor's version, and its `requires_grad`."""
+Print = tuple[bytes, int]
+"""A variable's fingerprint, and the id of its object."""
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """In a rank: the tensors that were sent to it, by the numbers that the notebook gave them."""
-
-
-class Lacking(Exception):
-    """A rank has lost a tensor that the notebook expects there: everything must be sent again."""
+_states: dict[int, State] = {}
+"""Their states in the notebook when they were sent."""
 
 
 def _here() -> Mapping[str, Any]:
     return user_namespace()
 
 
-def _keep(number: int, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
+def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
     tensor: torch.Tensor = make(*args)
-    _known[number] = tensor
+    _known[number], _states[number] = tensor, state
     return tensor
 
 
-def _known_tensor(number: int, requires_grad: bool | None) -> torch.Tensor:
-    """Return the rank's tensor, with the notebook's `requires_grad`."""
-    try:
-        tensor = _known[number]
-    except KeyError:
-        raise Lacking from None
-    if requires_grad is not None and tensor.is_leaf:
-        tensor.requires_grad_(requires_grad)
+def _known_tensor(number: int, state: State) -> torch.Tensor:
+    """Return the rank's tensor, with the notebook's `requires_grad` if that has changed."""
+    tensor = _known[number]
+    if state != _states[number] and tensor.is_leaf:
+        tensor.requires_grad_(state[1])
+    _states[number] = state
     return tensor
+
+
+def known_tensors() -> dict[int, State]:
+    """Return the states in which the notebook sent the tensors that are still in this rank."""
+    for number in _states.keys() - _known.keys():
+        del _states[number]
+    return dict(_states)
 
 
 class _Variables:
@@ -82,20 +87,6 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
     return code.replace(co_filename=file, co_consts=tuple(consts))
 
 
-class _Follower(LRScheduler):
-    """A scheduler that makes its optimizer count steps, which no pickle keeps."""
-
-    def _initial_step(self) -> None:
-        """Do nothing."""
-
-
-def _set_scheduler(scheduler: LRScheduler, told: tuple[dict[str, Any], bool]) -> None:
-    state, stepped = told
-    vars(scheduler).update(state)
-    _Follower(scheduler.optimizer)
-    vars(scheduler.optimizer)["_opt_called"] = stepped
-
-
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles the notebook's functions without the variables that they read."""
 
@@ -108,10 +99,6 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if issubclass(type(value), torch.Tensor):
             return self.tensor(value)
-        if issubclass(type(value), LRScheduler):
-            stepped = getattr(value.optimizer, "_opt_called", False)
-            new, args, state = value.__reduce_ex__(2)[:3]
-            return new, args, (state, stepped), None, None, _set_scheduler
         reduced = super().reducer_override(value)
         if type(value) is types.FunctionType and value.__globals__ is self.notebook:
             make, (code, _, *args), (attributes, slots), *rest = reduced
@@ -161,9 +148,9 @@ def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
     return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.met
 
 
-def pack(values: Any, has: dict[int, tuple[int, bool]] | None = None, sources: Any = None) -> bytes:
-    """Return values as bytes; tensors in `has` are sent by number, and others added to it."""
-    versions: dict[int, tuple[int, bool]] = {} if has is None else has
+def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
+    """Return values as bytes; unchanged tensors in `known` are sent by number."""
+    there = known or {}
 
     class Pickler(NotebookPickler):
         def __init__(self, stream: Any, protocol: int | None = None) -> None:
@@ -171,12 +158,11 @@ def pack(values: Any, has: dict[int, tuple[int, bool]] | None = None, sources: A
             self.sources = sources if sources is not None else {}
 
         def tensor(self, tensor: torch.Tensor) -> Any:
-            number, now = number_of(tensor), (_version(tensor), tensor.requires_grad)
-            had, versions[number] = versions.get(number), now
-            if had is not None and had[0] == now[0]:
-                return _known_tensor, (number, None if had == now else tensor.requires_grad)
+            number, state = number_of(tensor), (_version(tensor), tensor.requires_grad)
+            if number in there and there[number][0] == state[0]:
+                return _known_tensor, (number, state)
             make, args, *_ = tensor.__reduce_ex__(2)
-            return _keep, (number, make, args)
+            return _keep, (number, state, make, args)
 
     module = types.ModuleType("gpumagic_pickle")
     module.Pickler = Pickler  # type: ignore[attr-defined]
@@ -204,73 +190,26 @@ def pack_any(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the values, tensors on the CPU; raise `Lacking`."""
+    """Return the values, tensors on the CPU."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """The variables that a rank needs before it runs a cell."""
-
-    variables: bytes = b""  # those that it lacks or that differ
-    careful: tuple[str, ...] = ()  # of these, objects that it has and the notebook changed
-
-
-@dataclass
-class Receipt:
-    """A rank's answer to a parcel; with `own`, `lacking` or an error it took nothing."""
-
-    own: tuple[str, ...] = ()  # variables that the rank changed, too
-    lacking: bool = False  # a tensor is missing
-    error: Any = None
-
-
-@dataclass
-class Has:
-    """The notebook's values in a rank: fingerprints and ids by name, and each tensor's version and
-    `requires_grad`.
-
-    Ranks with the same history share one, which is never changed.
-    """
-
-    names: dict[str, bytes] = field(default_factory=dict)
-    objects: dict[str, int] = field(default_factory=dict)
-    tensors: dict[int, tuple[int, bool]] = field(default_factory=dict)
-
-    def copy(self) -> "Has":
-        return Has(dict(self.names), dict(self.objects), dict(self.tensors))
-
-    def mark(
-        self, names: Iterable[str], values: Mapping[str, Any], prints: Mapping[str, bytes]
-    ) -> None:
-        """Record values as sent."""
-        self.names |= {name: prints[name] for name in names}
-        self.objects |= {name: id(values[name]) for name in names}
-
-    def forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.names.pop(name, None)
-
-    def wanted(self, prints: Mapping[str, bytes]) -> list[str]:
-        """Return the names whose value differs from the sent one."""
-        return [name for name, printed in prints.items() if self.names.get(name) != printed]
 
 
 def prints_of(
     variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, bytes]]:
+) -> tuple[dict[str, Any], dict[str, Print]]:
     """Return the variables that a cell reads, also indirectly, with their fingerprints.
 
     Without those in `hidden`, which IPython has put there.
     """
     values: dict[str, Any] = {}
-    prints: dict[str, bytes] = {}
+    prints: dict[str, Print] = {}
     queue = deque(variables)
     while queue:
         name, value = queue.popleft()
         if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
             continue
         values[name] = value
-        prints[name], met = _read(name, value)
+        hashed, met = _read(name, value)
+        prints[name] = hashed, id(value)
         queue.extend((each, space[each]) for each in met if each in space)
     return values, prints

@@ -25,10 +25,8 @@ from torch.distributed import distributed_c10d
 
 from gpumagic import faults
 from gpumagic.cluster import parent_watch
-from gpumagic.cluster.output import bound_logs
 from gpumagic.device import Device
-from gpumagic.telemetry.sampler import Subscription, shared_sampler
-from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry import collect
 from gpumagic.usercode.files import is_users
 
 _connections: set[int] = set()
@@ -164,13 +162,13 @@ def pulse_of(rank: int) -> str:
     return f"pulse/{rank}"
 
 
-def looked_at(rank: int) -> str:
+def watched(rank: int) -> str:
     """Return the store's key that is set while a rank must report its host."""
     return f"look/{rank}"
 
 
-def told_by(rank: int) -> str:
-    """Return the store's key of that report."""
+def host_report_of(rank: int) -> str:
+    """Return the store's key of its last snapshot."""
     return f"host/{rank}"
 
 
@@ -182,7 +180,6 @@ class ThisRank:
         self.main = threading.get_ident()
         self.running = ""  # the cell
         self.cut = self.in_code = False
-        self._watching: Subscription | None = None
         self._store = store_at(*store)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -219,12 +216,12 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position, and how long it is idle there, every half second."""
+        """Report the cell's position and idle time, and the host if asked, twice a second."""
         last, since, used = None, 0.0, 0.0
         while True:
             time.sleep(_PULSE_S)
-            bound_logs()
-            self._watch_host(self._is_there(looked_at(self.rank)))
+            if self._is_there(watched(self.rank)):
+                self._say(host_report_of(self.rank), json.dumps(collect.snapshot().to_dict()))
             running = self.running
             if not running:
                 self._say(pulse_of(self.rank), "")
@@ -234,22 +231,12 @@ class ThisRank:
             if place != last or busy - used > _PULSE_S / 4:
                 last, since = place, now
             used = busy
-            said = dict(zip(("cell", "file", "line", "call"), place, strict=True))
-            self._say(pulse_of(self.rank), json.dumps({**said, "idle": now - since}))
+            pulse = dict(zip(("cell", "file", "line", "call"), place, strict=True))
+            self._say(pulse_of(self.rank), json.dumps({**pulse, "idle": now - since}))
 
-    def _watch_host(self, wanted: bool) -> None:
-        if wanted and self._watching is None:
-            self._watching = shared_sampler().subscribe(self._say_host, processes=True)
-        elif self._watching is not None and not wanted:
-            self._watching.close()
-            self._watching = None
-
-    def _say_host(self, snapshot: Snapshot) -> None:
-        self._say(told_by(self.rank), json.dumps(snapshot.to_dict()))
-
-    def _say(self, key: str, said: str) -> None:
+    def _say(self, key: str, text: str) -> None:
         try:
-            self._store.set(key, said)
+            self._store.set(key, text)
         except RuntimeError:
             parent_watch.end_orphan()
 

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from gpumagic.cluster.output import whole_lines
 from gpumagic.cluster.ranks_report import RanksReport, RankTime
-from gpumagic.cluster.scattered import Sharing, SplitValues, check, put_together, said
+from gpumagic.cluster.scattered import Sharing, SplitValues, check, put_together, sharing_in_words
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.copies.trial import place
 from gpumagic.device import Device
@@ -95,18 +95,15 @@ class DeviceThread:
         namespace: dict[str, Any],
         names: Iterable[str],
         stays: SharedVariables,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.device, self._target, self._clock = device, as_torch(device), clock
+        self.device, self._target = device, as_torch(device)
         self._namespace = namespace
         self._codes = [None if code is None else own_code(code) for code in codes]
         self._context, self._stack = copy_context(), ExitStack()
         self._worker = Worker(str(device))
         self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
         self.number = 0  # the number of its current or last part
-        self._copies = CopiedVariables(
-            namespace, names, self._target, stays=stays, otherwise="", clock=clock
-        )
+        self._copies = CopiedVariables(namespace, names, self._target, stays=stays, otherwise="")
         self.copied_bytes, self.copy_seconds = self._copies.sent, self._copies.seconds
         self.notes = self._copies.notes
         self.sent: dict[str, None] = {}  # names of copied parts
@@ -130,11 +127,11 @@ class DeviceThread:
         """On the thread: run the cell on a part; return its value."""
         space = self._copies.globals
         space.update(self._brought(part))
-        began, value = self._clock(), None
+        began, value = time.perf_counter(), None
         for code in self._codes:
             value = None if code is None else FunctionType(code, space)()
         wait_for(self._target)
-        self.seconds += self._clock() - began
+        self.seconds += time.perf_counter() - began
         self.parts += 1
         return value
 
@@ -146,9 +143,7 @@ class DeviceThread:
             return part
         space = {**self._namespace, **part}
         with _copying:
-            copies = CopiedVariables(
-                space, part, self._target, stays=_is_plain, otherwise="", clock=self._clock
-            )
+            copies = CopiedVariables(space, part, self._target, stays=_is_plain, otherwise="")
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.sent
         self.copy_seconds += copies.seconds
@@ -209,11 +204,10 @@ class CellOnDevices:
         names: Iterable[str],  # names that the cell reads
         *,
         flags: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         _refuse(tree)
         check(asked, tree, namespace)
-        self._asked, self._namespace, self._clock = asked, namespace, clock
+        self._asked, self._namespace = asked, namespace
         self._devices = devices
         self._codes = compile_cell(tree, file, flags)
         self._split = SplitValues(asked, namespace, len(devices))
@@ -224,13 +218,13 @@ class CellOnDevices:
         self._threads: list[DeviceThread] = []
         self._failed = True  # until all have succeeded
 
-    def run(self, told: Callable[[PartsDone | str], object] = lambda progress: None) -> Any:
+    def run(self, progress: Callable[[PartsDone | str], object] = lambda step: None) -> Any:
         """Run the cell; return its last expression by part, None if all are; set the variables."""
         labels: dict[int, str] = {}
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
-            self._copy(told)
+            self._copy(progress)
             stack.callback(meter.stop)
             meter.start()
             stack.enter_context(whole_lines(labels))
@@ -239,9 +233,9 @@ class CellOnDevices:
             wait_for_all(set_up)
             for future in set_up:
                 future.result()
-            began = self._clock()
-            self._run_all(told)
-            seconds = self._clock() - began
+            began = time.perf_counter()
+            self._run_all(progress)
+            seconds = time.perf_counter() - began
             self._failed = False
             peaks = {memory.device: memory.peak for memory in meter.stop().values()}
         came = [self._came[number] for number in sorted(self._came)]
@@ -251,22 +245,22 @@ class CellOnDevices:
         values = [value for value, _ in came]
         return None if all(value is None for value in values) else values
 
-    def _copy(self, told: Callable[[str], object]) -> None:
+    def _copy(self, progress: Callable[[str], object]) -> None:
         stays = SharedVariables(self._names, self._namespace, self._own)
         for name in self._asked.split:
             stays.keep(self._namespace[name])
         self._sent = stays.with_tensors
         for device in self._devices:
-            told(f"copying to {device}")
+            progress(f"copying to {device}")
             self._threads.append(
-                DeviceThread(device, self._codes, self._namespace, self._names, stays, self._clock)
+                DeviceThread(device, self._codes, self._namespace, self._names, stays)
             )
 
-    def _run_all(self, told: Callable[[PartsDone], object]) -> None:
+    def _run_all(self, progress: Callable[[PartsDone], object]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
             for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                futures[thread.submit(partial(self._work, thread, queue, told))] = thread
+                futures[thread.submit(partial(self._work, thread, queue, progress))] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
             failed = [(f, error) for f in futures if f.done() and (error := f.exception())]
             if failed:
@@ -287,12 +281,12 @@ class CellOnDevices:
         wait_for_all(futures)
 
     def _work(
-        self, thread: DeviceThread, queue: "deque[int]", told: Callable[[PartsDone], object]
+        self, thread: DeviceThread, queue: "deque[int]", progress: Callable[[PartsDone], object]
     ) -> None:
         """On a thread: run parts until none is left."""
         where = some(str(device) for device in self._devices)
         while True:
-            told(PartsDone(len(self._came), self._split.total, where))
+            progress(PartsDone(len(self._came), self._split.total, where))
             try:
                 number = queue.popleft()
             except IndexError:
@@ -324,7 +318,7 @@ class CellOnDevices:
             tuple(sent),
             sum(each.copied_bytes for each in threads),
             sum(each.copy_seconds for each in threads),
-            made=said(self._asked, made, len(self._came)),
+            made=sharing_in_words(self._asked, made, len(self._came)),
             notes=tuple(notes),
             wrong=tuple(wrong),
         )

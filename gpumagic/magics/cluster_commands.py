@@ -11,8 +11,8 @@ from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.command import magic
 
 _NEW = (
-    "a new rank gets the notebook's values of the variables that cells read; for those of the "
-    "other ranks, restore a checkpoint, or broadcast"
+    "the new rank starts with the notebook's variables, the others keep theirs; "
+    "to make them equal, restore a checkpoint or broadcast"
 )
 
 
@@ -116,7 +116,7 @@ def _start(asked: Namespace) -> Any:
 def _checkpoint(asked: Namespace, ranks: Any) -> str:
     if asked.what == ["off"]:
         ranks.checkpoints.off()
-        return "no more checkpoints"
+        return "no more checkpoints are saved"
     from gpumagic.display.units import some
 
     names = [name for word in asked.what for name in word.split(",") if name]

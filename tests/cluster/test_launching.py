@@ -1,5 +1,7 @@
 """Start engines as Slurm, SSH and MPI do, on this machine; and see who may reach them."""
 
+import asyncio
+import gc
 import getpass
 import json
 import os
@@ -103,6 +105,21 @@ def test_who_is_not_the_user_has_no_key_and_without_it_nothing_is_answered(ranks
     finally:
         other.unlink()
     assert ranks.run("1", quiet=True)[0] == [1, 1]
+
+
+@pytest.mark.slow
+def test_stopped_clusters_leave_no_open_files_and_no_threads():
+    async def started_and_stopped():
+        """Start and stop a cluster where a loop runs, as in a kernel."""
+        gpumagic.cluster(1).stop()
+        return psutil.Process().num_fds(), psutil.Process().num_threads()
+
+    gc.disable()
+    try:
+        before, *after = (asyncio.run(started_and_stopped()) for _ in range(3))
+    finally:
+        gc.enable()
+    assert [count for count in after if count[0] > before[0] or count[1] > before[1]] == []
 
 
 @pytest.mark.slow
