@@ -6,7 +6,6 @@ where it was made before, or once before the outermost loop; else no fix is offe
 
 import ast
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +13,14 @@ from torch.optim import Optimizer
 
 from gpumagic.display.units import some
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, bracketed
-from gpumagic.mismatch.expressions import Reader, arguments, is_torch, loads_as_saved
+from gpumagic.mismatch.expressions import Reader, arguments
 from gpumagic.mismatch.operand import Part, bytes_of, flat, full
 from gpumagic.mismatch.operation import Message, agree, expression, named, operation, row
 from gpumagic.mismatch.site import Site, can_precede, climb
 from gpumagic.mismatch.syntax import (
     function_of,
     in_own_scope,
-    loops_around,
-    root,
     statement,
-    stored,
 )
 from gpumagic.moving.move import brought_away
 from gpumagic.usercode.files import label
@@ -33,12 +29,10 @@ from gpumagic.usercode.lines import source_of
 
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
-_COUNTERS = "an optimizer keeps its step counters on the CPU"
 _STATE = (
     "the optimizer took its state on before the model moved; move the model first, then make "
     "the optimizer or load its state"
 )
-_FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 
 
 def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> Explanation | None:
@@ -96,37 +90,30 @@ def _copied(part: Part, frame: FailedFrame) -> str:
     return f"{text}.detach().cpu()" if tracked else f"{text}.cpu()"
 
 
-def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
-    """The line that brings the state to the parameters, or the counters back to the CPU."""
+def for_optimizer(frame: FailedFrame) -> Explanation | None:
+    """The line that brings an optimizer's state to its parameters."""
     node = frame.failed
-    if not isinstance(node, ast.Call):
+    stmt = statement(node) if node is not None else None
+    if not isinstance(node, ast.Call) or stmt is None:
         return None
     owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
     values = {frame.text(n): frame.scope.value(n) for n in [*owner, *arguments(node)]}
     found = [(text, v) for text, v in values.items() if issubclass(type(v), Optimizer)]
-    stmt = statement(node)
-    if len(found) != 1 or stmt is None:
+    if len(found) != 1 or not can_precede(frame, stmt):
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
-    steps = message.kind == "steps"
-    away = _away(optimizer, parameters, steps)
+    away = [
+        held
+        for parameter in parameters
+        for key, held in dict(optimizer.state.get(parameter, {})).items()
+        if key != "step" and issubclass(type(held), Tensor) and held.device != parameter.device
+    ]
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
-    alone = can_precede(frame, stmt)
-    beside = not steps and isinstance(stmt, ast.Expr)  # `loss.backward(); o.step()`
-    if len(devices) != 1 or len(homes) != 1 or not (alone or beside):
+    if len(devices) != 1 or len(homes) != 1:
         return None
-    if steps:
-        loop = f"for state in {text}.state.values():"
-        edit = Edit(frame, stmt, [f'{loop} state["step"] = state["step"].cpu()'])
-    else:
-        loops = loops_around(stmt)
-        once = loops and can_precede(frame, loops[-1]) and root(text) not in stored(loops[-1])
-        # It brings each state to its parameter, whatever the optimizer.
-        line = f"{text}.load_state_dict({text}.state_dict())"
-        edit = Edit(frame, loops[-1] if once else stmt, [line])
-        if not alone and not once:
-            edit = Edit(frame, stmt, replaced=[(stmt, f"{line}; {frame.text(stmt)}")])
+    # It brings each state to its parameter, whatever the optimizer.
+    edit = Edit(frame, stmt, [f"{text}.load_state_dict({text}.state_dict())"])
     nbytes = sum(bytes_of(t) or 0 for t in away)
     total = sum(bytes_of(p) or 0 for p in parameters)
     about = f"{len(parameters)} parameters", f"{len(away)} tensors"
@@ -134,19 +121,7 @@ def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
         Operand(f"{text}.param_groups", tuple(homes), total, None, None, about[0]),
         Operand(f"{text}.state", tuple(devices), nbytes, None, None, about[1], odd=True),
     )
-    why = _COUNTERS if steps else _STATE
-    return Explanation(*expression(frame, node), rows, edit.fix(nbytes), why)
-
-
-def _away(optimizer: Any, parameters: list[Tensor], steps: bool) -> list[Tensor]:
-    """The counters that are on a GPU, or the rest of the state that is not with its parameter."""
-    found = []
-    for parameter in parameters:
-        for key, held in dict(optimizer.state.get(parameter, {})).items():
-            if issubclass(type(held), Tensor) and (key == "step") == steps:
-                wrong = held.is_cuda if steps else held.device != parameter.device
-                found += [held] if wrong else []
-    return found
+    return Explanation(*expression(frame, node), rows, edit.fix(nbytes), _STATE)
 
 
 def for_worker(frame: FailedFrame) -> Explanation:
@@ -158,19 +133,6 @@ def for_worker(frame: FailedFrame) -> Explanation:
         cells = ", ".join(dict.fromkeys(origin.cell for origin in brought if origin.cell))
         why += f"; {cells or 'a cell'} brought {names} to a GPU, and %ongpu home brings them back"
     return Explanation(source_of(file, line), line, file, label(file), (), None, why)
-
-
-def for_load(frame: FailedFrame) -> Explanation | None:
-    """`torch.load` of a file from a machine with other GPUs."""
-    node = frame.failed
-    stmt = statement(node) if node is not None else None
-    if not isinstance(node, ast.Call) or stmt is None:
-        return None
-    if not loads_as_saved(node, frame.scope.value(node.func)):
-        return None
-    text = frame.text(node)[:-1].rstrip().rstrip(",")
-    edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
-    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
 
 
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
@@ -235,24 +197,5 @@ def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFram
                 if here and frame.scope.value(name) is part.value:
                     found.append(stmt)
         if len(found) == 1 and tree is not None:
-            text = ast.unparse(found[0].targets[0])
-            fix = _made(found[0].value, frame, target)
-            if fix and not _draws_elsewhere(text, tree, node, target, part, frame):
-                return fix
+            return _made(found[0].value, frame, target)
     return None
-
-
-def _draws_elsewhere(
-    text: str, tree: ast.AST, node: ast.Call, target: str, part: Part, frame: FailedFrame
-) -> bool:
-    """Whether torch draws from it anywhere else than on `target`, or that is not certain."""
-    reader = Reader(frame)
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or call.lineno == node.lineno:
-            continue
-        by_name = any(k.arg == "generator" for k in call.keywords)
-        draws = by_name or is_torch(frame.scope.value(call.func))
-        given = draws and text in [ast.unparse(a) for a in arguments(call)]
-        if given and _drawn_on(call, reader, part) != target:
-            return True
-    return False
