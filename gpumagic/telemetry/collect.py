@@ -28,7 +28,7 @@ from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
-from gpumagic.telemetry.source import Source as Source
+from gpumagic.telemetry.source import Source
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),
