@@ -65,8 +65,11 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:  # also at the interpreter's end, when no thread can start
         return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as pool:
+    pool = ThreadPoolExecutor(1)
+    try:
         return pool.submit(asyncio.run, coroutine).result()
+    finally:
+        pool.shutdown(wait=False)  # a second Ctrl-C waits for nothing
 
 
 # The controller registers an engine at its next heartbeat.

@@ -112,6 +112,7 @@ def test_stopped_clusters_leave_no_open_files_and_no_threads():
     async def started_and_stopped():
         """Start and stop a cluster where a loop runs, as in a kernel."""
         gpumagic.cluster(1).stop()
+        await asyncio.sleep(1)  # ipyparallel's threads notice that their process has ended
         return psutil.Process().num_fds(), psutil.Process().num_threads()
 
     gc.disable()
