@@ -13,7 +13,7 @@ import ipyparallel
 
 from gpumagic.cluster import engine
 from gpumagic.cluster.engine import ErrorInRank, Outcome
-from gpumagic.cluster.engines import Engines, RankEngine
+from gpumagic.cluster.engines import Engines, RankEngine, died
 from gpumagic.cluster.output import Streamed
 from gpumagic.cluster.rank_messages import Orders
 from gpumagic.cluster.ranks_report import RankTime
@@ -258,12 +258,6 @@ class CellOnRanks:
             for rank in stuck:
                 rank.lost = rank.lost or "it did not end its cell"
             raise
-
-
-def died(rank: RankEngine) -> str:
-    """Return the message on a rank that has died."""
-    again = f"type %gpucluster restart {rank.number} for another in its place"
-    return f"rank {rank.number} has died: {rank.lost}; {again}"
 
 
 def _place(where: dict[str, Any]) -> str:

@@ -272,9 +272,22 @@ class Engines:
     def all_answers(
         self, ranks: Sequence[RankEngine], function: Callable[..., Any], *args: Any
     ) -> list[tuple[RankEngine, Any]]:
-        """Call a function of `engine` on ranks at once; return each rank with its answer."""
-        asked = [(rank, self.ask(rank, function, *args)) for rank in ranks]
-        return [(rank, self.answer(each)) for rank, each in asked]
+        """Call a function of `engine` on ranks; return each rank with its answer."""
+        return self.answers([(rank, function, *args) for rank in ranks])
+
+    def answers(self, calls: Iterable[tuple[Any, ...]]) -> list[tuple[RankEngine, Any]]:
+        """Make calls of (rank, function, *arguments); raise `GpuError` if a rank has died."""
+        calls = list(calls)
+        try:
+            asked = [(rank, self.ask(rank, *call)) for rank, *call in calls]
+            return [(rank, self.answer(each)) for rank, each in asked]
+        except GpuError:
+            time.sleep(_CAUSE_S)
+            self.check()
+            for rank, *_ in calls:
+                if rank.lost:
+                    raise GpuError(died(rank)) from None
+            raise
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
         """Send a signal to the processes of ranks, on any host."""
@@ -354,6 +367,12 @@ class Engines:
         # They hold open files, and reference cycles keep them until a collection.
         self.store = self._client = self._cluster = None
         self._launchers.clear()
+
+
+def died(rank: RankEngine) -> str:
+    """Return the message on a rank that has died."""
+    again = f"type %gpucluster restart {rank.number} for another in its place"
+    return f"rank {rank.number} has died: {rank.lost}; {again}"
 
 
 class RanksError(Exception):

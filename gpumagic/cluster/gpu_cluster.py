@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumagic.cluster import engine, launching
-from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, died
+from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended
 from gpumagic.cluster.checkpoints import Checkpoints
-from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt, named, others
+from gpumagic.cluster.engines import Engines, RankEngine, RanksError, died, interrupt, named, others
 from gpumagic.cluster.rank_messages import (
     Orders,
     Whole,

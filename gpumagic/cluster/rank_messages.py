@@ -48,7 +48,7 @@ class Delivery:
         if not self._prints:
             return
         packed: dict[Any, bytes] = {}
-        asked = []
+        calls: list[Any] = []
         for rank, wants in engines.all_answers(ranks, engine.wanted, self._prints):
             names = [name for name in self._prints if name in wants.names]
             key = tuple(names), tuple(wants.tensors.items())
@@ -59,13 +59,13 @@ class Delivery:
                 data = packed.get(key, b"")
                 self.nbytes += len(data)
                 prints = {name: self._prints[name] for name in (*names, *wants.kept)}
-                asked.append((rank, engines.ask(rank, engine.receive, data, prints)))
+                calls.append((rank, engine.receive, data, prints))
             self.kept |= dict.fromkeys(wants.kept)
             for name in names:
                 if not isinstance(self._values[name], ModuleType):
                     self.sent[name] = wants.names[name]
-        for rank, each in asked:
-            if (error := engines.answer(each)) is not None:
+        for rank, error in engines.answers(calls):
+            if error is not None:
                 raise RanksError(rank.number, error, "", ())
 
 
