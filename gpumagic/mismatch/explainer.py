@@ -17,7 +17,7 @@ from gpumagic.mismatch import operation
 from gpumagic.mismatch.choose import Choice, also_needed, choose, make_there
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 from gpumagic.mismatch.moves import move_modules, move_tensors
-from gpumagic.mismatch.operand import Part
+from gpumagic.mismatch.operand import Part, full, tensors_of
 from gpumagic.mismatch.operation import Conflict, conflict, expression, listed, named, row
 from gpumagic.mismatch.site import Site, climb
 from gpumagic.mismatch.special_fixes import (
@@ -27,6 +27,7 @@ from gpumagic.mismatch.special_fixes import (
     for_worker,
 )
 from gpumagic.moving.move import origin_of
+from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import MISSING, own
 
@@ -137,12 +138,58 @@ def _explain(
     if message.kind == "generator":
         return for_generator(frame, outer)
     if message.kind == "worker":
-        return for_worker(frame)
+        return for_worker(found)
     if optimizer := for_optimizer(frame):
         return optimizer
     clash = conflict(frame, message)
+    for at in range(len(outer), 0, -1):
+        if call := _module_call(found[at], found[at - 1], message):
+            clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
+            break
     choice = choose(clash, message) if clash else None
-    return _mismatch(clash, choice, outer, message.kind) if clash and choice else None
+    if clash is None or choice is None:
+        return None
+    explanation = _mismatch(clash, choice, outer, message.kind)
+    return replace(explanation, first=_placed(found[-1], choice))
+
+
+def _module_call(
+    frame: FailedFrame, within: FailedFrame, message: operation.Message
+) -> Conflict | None:
+    """The call of a module with data elsewhere: a fix belongs there, not into the module's class.
+
+    None if `within`, the code that was called, has moved its data since.
+    """
+    call = conflict(frame, message, certain=True)
+    called = call and isinstance(call.operation.node, ast.Call) and call.operation.node.func
+    if call is None or not call.operation.calls_module or call.leaves[0].node is not called:
+        return None
+    now = map(within.scope.name, within.parameters)
+    devices = {full(value.device) for value in now if issubclass(type(value), torch.Tensor)}
+    data = {part.device for part in call.leaves if part.kind != "module"}
+    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.leaves)
+    return call if known and data and data <= devices else None
+
+
+def _moves_whole(part: Part) -> bool:
+    """Whether `.to()` of a module moves all of its tensors."""
+    if part.kind != "module" or part.value is None:
+        return True
+    moving = [*nn.Module.parameters(part.value), *nn.Module.buffers(part.value)]
+    return {id(t) for _, t in tensors_of(part.value)} <= {id(t) for t in moving}
+
+
+def _placed(frame: FailedFrame, choice: Choice) -> str | None:
+    """The line that places this cell as an earlier one was placed; None where none was."""
+    history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
+    *earlier, now = [text.lstrip() for text in history]
+    here = frame.at_top and label(frame.filename) == last_cell()
+    gpu, _, number = choice.target.partition(":")
+    home = all(part.device == "cpu" for part in choice.odd)
+    if not (here and home and gpu == "cuda" and not now.startswith("%%ongpu")):
+        return None
+    line = f"%%ongpu {number}"
+    return line if any(text.startswith(line) for text in earlier) else None
 
 
 def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
@@ -150,9 +197,9 @@ def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: s
     data = all(part.kind != "module" for part in odd)
     extra = also_needed(frame, node, odd, choice.target) if data else []
     site = Site(frame, node, odd, extra, list(clash.leaves), clash.operation.fixed)
-    above, names = climb(site, outer) if data else (site, {})
+    above, names = climb(site, outer)
     if not data:
-        fix = move_modules(site, choice)
+        fix = move_modules(above, choice)
     else:
         fix = make_there(site, choice.target) or _fix(site, above, choice)
     why = reason(clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)

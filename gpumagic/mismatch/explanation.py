@@ -62,6 +62,7 @@ class Explanation(Shown):
     operands: tuple[Operand, ...]
     fix: Fix | None
     reason: str | None  # why it is where it is, in one sentence, where the cause is a typical one
+    first: str | None = None  # the line to put on top of the cell, before any edit is tried
 
 
 def text(explanation: Explanation) -> str:
@@ -70,8 +71,11 @@ def text(explanation: Explanation) -> str:
     lines += table.lines(_columns(explanation.operands), "  ")
     if explanation.reason:
         lines += table.wrapped(f"why: {explanation.reason}", "  ", "       ")
+    if explanation.first:
+        lines.append(f"  fix: {_on_top(explanation.first)}")
     if fix := explanation.fix:
-        lines += [f"  fix: {_where(fix)}{_cost(fix)}", indent(dedent(fix.code), "      ")]
+        word = "or" if explanation.first else "fix"
+        lines += [f"  {word}: {_where(fix)}{_cost(fix)}", indent(dedent(fix.code), "      ")]
     return "\n".join(lines)
 
 
@@ -83,9 +87,12 @@ def html(explanation: Explanation) -> str:
         body += table.html(_columns(explanation.operands))
     if explanation.reason:
         body += f"<div>{tag('span', 'why:', 'gm-dim')} {escape(explanation.reason)}</div>"
+    if explanation.first:
+        body += f"<div>{tag('span', 'fix:', 'gm-dim')} {escape(_on_top(explanation.first))}</div>"
     if fix := explanation.fix:
+        word = "or:" if explanation.first else "fix:"
         cost = tag("span", _cost(fix), "gm-dim")
-        body += f"<div>{tag('span', 'fix:', 'gm-dim')} {escape(_where(fix))}{cost}</div>"
+        body += f"<div>{tag('span', word, 'gm-dim')} {escape(_where(fix))}{cost}</div>"
         body += tag("pre", dedent(fix.code))
     return block(body, "explanation", css="gpumagic gm-why")
 
@@ -113,6 +120,10 @@ def _name(operand: Operand) -> str:
 
 def _mark(operand: Operand) -> str:
     return "← the odd one" if operand.odd else "← needed there next" if operand.along else ""
+
+
+def _on_top(line: str) -> str:
+    return f"put {line} on top of this cell"
 
 
 def _where(fix: Fix) -> str:

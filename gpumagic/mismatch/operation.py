@@ -168,18 +168,18 @@ class Conflict:
     leaves: tuple[Part, ...]  # every operand whose device is known, groups taken apart
 
 
-def conflict(frame: FailedFrame, message: Message) -> Conflict | None:
+def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Conflict | None:
     """The operands of a frame's failing expression, if they explain the message.
 
     None where that is not certain: fewer than two devices, other devices than the text names, or
-    more than one operand that cannot be known.
+    more than one operand that cannot be known; if it must be `certain`, one.
     """
     reader = Reader(frame)
     within = {_storage(tensor) for _, tensor in held_by(dict(frame.library))}
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
-        leaves = _evidence(done, message, frame.direct, within) if done else ()
+        leaves = _evidence(done, message, frame.direct and not certain, within) if done else ()
         if done and leaves:
             found.append(Conflict(frame, reader, done, leaves))
     # Where only the line is known, it may hold several: only where one alone fits is it certain.

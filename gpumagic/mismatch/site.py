@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gpumagic.mismatch.expressions import Reader
 from gpumagic.mismatch.operand import Part, device_of, flat, full
 from gpumagic.mismatch.operation import operation
-from gpumagic.mismatch.syntax import function_of, in_own_scope, root
+from gpumagic.mismatch.syntax import function_of, in_own_scope, parents, root
 from gpumagic.usercode.frames import FailedFrame
 
 _DEVICE_NAMES = (
@@ -52,7 +52,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _is_parameter(part: Part, frame: FailedFrame) -> bool:
-    known = part.kind in ("tensor", "object") and part.value is not None
+    known = part.kind in ("tensor", "object", "module") and part.value is not None
     return known and part.text in frame.parameters and not frame.at_top
 
 
@@ -64,6 +64,9 @@ def written_device(site: Site, target: str, *, before: bool) -> str:
         later = [n for n in nodes if isinstance(n, ast.Name) and n.lineno >= site.node.lineno]
         unknown = {n.id for n in later if isinstance(n.ctx, ast.Store)}
         names = [name for name in names if root(name) not in unknown]
+    # A variable of the notebook has no place in a class.
+    if any(isinstance(node, ast.ClassDef) for node in parents(site.node)):
+        names = [name for name in names if root(name) in site.frame.scope.local]
     for name in names:
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         device = device_of(value) if type(value) is not int else None

@@ -5,16 +5,18 @@ where it was made before, or once before the outermost loop; else no fix is offe
 """
 
 import ast
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from gpumagic.display.units import some
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, bracketed
 from gpumagic.mismatch.expressions import Reader, arguments
-from gpumagic.mismatch.operand import Part, bytes_of, flat, full
+from gpumagic.mismatch.operand import Part, bytes_of, flat, full, held_by
 from gpumagic.mismatch.operation import Message, agree, expression, named, operation, row
 from gpumagic.mismatch.site import Site, can_precede, climb
 from gpumagic.mismatch.syntax import (
@@ -22,7 +24,7 @@ from gpumagic.mismatch.syntax import (
     in_own_scope,
     statement,
 )
-from gpumagic.moving.move import brought_away
+from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.lines import source_of
@@ -124,15 +126,37 @@ def for_optimizer(frame: FailedFrame) -> Explanation | None:
     return Explanation(*expression(frame, node), rows, edit.fix(nbytes), _STATE)
 
 
-def for_worker(frame: FailedFrame) -> Explanation:
-    """A loader's worker that was to read tensors on a GPU."""
-    file, line = frame.filename, frame.line
+def for_worker(frames: list[FailedFrame]) -> Explanation:
+    """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
+    file, line, rows = frames[0].filename, frames[0].line, list[Operand]()
     why = "the workers of a DataLoader are processes that can read tensors on the CPU alone"
-    if brought := [origin for origin in brought_away() if origin.there.type != "cpu"]:
-        names = some(dict.fromkeys(origin.name for origin in brought))
-        cells = ", ".join(dict.fromkeys(origin.cell for origin in brought if origin.cell))
-        why += f"; {cells or 'a cell'} brought {names} to a GPU, and %ongpu home brings them back"
-    return Explanation(source_of(file, line), line, file, label(file), (), None, why)
+    loaders = (found for frame in reversed(frames) for found in _loaders(frame))
+    if found := next(loaders, None):
+        name, tensors = found
+        nbytes, count = sum(bytes_of(t) or 0 for t in tensors), len(tensors)
+        devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
+        about = f"DataLoader, {count} tensor{'s' * (count > 1)}"
+        rows.append(Operand(name, devices, nbytes, None, None, about, odd=True))
+        brought = [origin for t in tensors if (origin := origin_of(t))]
+        if brought:
+            names = some(dict.fromkeys(origin.name for origin in brought))
+            cells = ", ".join(dict.fromkeys(origin.cell for origin in brought if origin.cell))
+            why += f"; {cells or 'a cell'} brought {names} to a GPU, and "
+            why += "%ongpu home brings them back"
+        if len(brought) < count:
+            why += "; run %ongpu home, then run the cell again that makes " + name
+    return Explanation(source_of(file, line), line, file, label(file), tuple(rows), None, why)
+
+
+def _loaders(frame: FailedFrame) -> Iterator[tuple[str, list[Tensor]]]:
+    """The loaders in a frame's statement, and their tensors that are on a GPU."""
+    stmt = next(filter(None, map(statement, frame.candidates)), None)
+    for node in ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ():
+        value = frame.scope.value(node)
+        if issubclass(type(value), DataLoader):
+            tensors = {id(t): t for _, t in held_by(value) if t.device.type != "cpu"}
+            if tensors:
+                yield frame.text(node), [*tensors.values()]
 
 
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:

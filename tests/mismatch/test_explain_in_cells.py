@@ -1,0 +1,107 @@
+"""Errors between devices after a `%%ongpu` cell: fixes for the cell, in the names typed there."""
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CLASSES = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c1, self.fc = nn.Linear(4, 5), nn.Linear(5, 3)
+    def forward(self, x):
+        x = torch.relu(self.c1(x.flatten(1)))
+        return self.fc(x)
+class Moving(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = [torch.ones(4)]
+    def forward(self, x):
+        x = x.to(self.c1.weight.device)
+        return super().forward(x * self.scale[0])
+def accuracy(model, X, y):
+    return (model(X).argmax(1) == y).float().mean()
+dev = "cuda:1"
+X, y = torch.rand(64, 4), torch.randint(3, (64,))
+Xte, yte = torch.rand(16, 4), torch.randint(3, (16,))
+"""
+TRAIN = "%%ongpu 1\nmodel = Net()\nnn.functional.cross_entropy(model(X), y).backward()"
+PUT = "fix: put %%ongpu 1 on top of this cell"
+
+
+def explained(ran):
+    return ran.text[ran.text.index("between devices") :]
+
+
+@pytest.fixture
+def trained(ip):
+    ip.run(CLASSES)
+    assert ip.run(TRAIN).error is None
+    return ip
+
+
+@pytest.mark.parametrize(
+    ("score", "edit"),
+    [
+        ("pred = model(Xte)", "pred = model(Xte.to(dev))"),
+        ("acc = accuracy(model, Xte, yte)", "Xte, yte = Xte.to(dev), yte.to(dev)"),
+    ],
+)
+def test_after_training_in_a_placed_cell_the_next_is_to_be_placed_too(trained, score, edit):
+    told = explained(trained.run(score))
+    assert told.index(PUT) < told.index("or: In [")
+    assert edit in told
+    assert "self.c1" not in told
+    assert "model" in told
+    assert trained.run(f"%%ongpu 1\n{score}").error is None
+    assert trained.run(f"{edit}\n{score}").error is None
+
+
+def test_a_cell_that_is_placed_and_a_notebook_that_has_no_such_cell_get_the_edit_alone(ip):
+    ip.run(CLASSES)
+    ip.run("model = Net().cuda(1)")
+    assert "%%ongpu" not in explained(ip.run("model(Xte)"))
+    ip.run(TRAIN)
+    assert "put %%ongpu" not in explained(ip.run("%%ongpu 1 --no-move\nmodel(Xte)"))
+
+
+def test_a_module_of_the_users_class_is_moved_where_it_was_called(trained):
+    trained.run("lstm2, xb, dev = Net(), torch.rand(2, 4, device='cuda:1'), None")
+    told = explained(trained.run("lstm2(xb)"))
+    assert 'lstm2.to("cuda:1")' in told or "lstm2.to(xb.device)" in told
+    assert "self." not in told
+    for code in ("def use(net, x):\n    return net(x)", "dev = 'cuda:1'"):
+        trained.run(code)
+    told = explained(trained.run("use(lstm2, xb)"))
+    assert "In [8], before line 1" in told
+    assert "lstm2.to(dev)" in told
+
+
+def test_what_a_class_moves_itself_is_not_blamed_on_the_call(trained):
+    told = explained(trained.run("Moving().cuda(1)(Xte)"))
+    assert "self.scale[0]" in told
+    assert ".to(dev)" not in told  # a variable of the notebook, in a class
+
+
+LOADER = "loader = torch.utils.data.DataLoader({}, 2, num_workers=1)"
+
+
+AGAIN = "run %ongpu home, then run the cell again that makes loader"
+
+
+@pytest.mark.parametrize(("data", "steps"), [("D(X, y)", 1), ("D(X[:9] * 1)", 2)])
+def test_workers_over_moved_data_name_the_loader_and_each_step(ip, data, steps):
+    ip.run(CLASSES + "D = torch.utils.data.TensorDataset")
+    ip.run(TRAIN)
+    ip.run("def epoch(batches):\n    for batch in batches: pass")
+    ip.run(LOADER.format(data))
+    told = " ".join(explained(ip.run("epoch(loader)")).split())
+    assert "model" not in told
+    assert "loader cuda:1" in told
+    assert ("In [3] brought X, y to a GPU, and %ongpu home brings them back" in told) is (
+        steps == 1
+    )
+    assert (AGAIN in told) is (steps == 2)
+    ip.run("%ongpu home")
+    if steps == 2:
+        ip.run(LOADER.format(data))
+    assert ip.run("epoch(loader)").error is None
