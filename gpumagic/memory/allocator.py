@@ -1,4 +1,4 @@
-"""Tell in which block of torch's allocator a tensor lies.
+"""Find the block of torch's allocator that a tensor is in.
 
 A tensor's bytes are those of its block, so all of them add up to torch's total.
 """
@@ -19,7 +19,7 @@ from gpumagic.device.cards import cublas_workspace
 from gpumagic.frameworks.framework import Place
 from gpumagic.memory.heap import no_collections
 
-# What a subclass may define anew is read where C defines it.
+# A subclass may override these methods, so they are called on C's own class.
 _base: Any = torch._C.TensorBase
 _number, _storage = vars(_base)["get_device"], vars(_base)["untyped_storage"]
 # Unlike `data_ptr` it copies nothing that is to be copied when it is first written to.
@@ -33,11 +33,11 @@ def is_native() -> bool:
 
 
 Spot = tuple[str, int, int]
-"""What a `Place` is: as one it would take longer to make."""
+"""The fields of a `Place`, as a plain tuple, which is faster to make."""
 
 
 class Alike:
-    """What blocks of one size have in common that the same line of the same cell allocated."""
+    """What all blocks of one size share that the same line of the same cell allocated."""
 
     __slots__ = ("frames", "size", "stamp")
 
@@ -46,7 +46,7 @@ class Alike:
 
 
 class Allocator:
-    """The blocks that are allocated at one moment; where it tells none, storages are blocks."""
+    """Hold the blocks allocated at one moment; if the allocator lists none, storages are blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, dict[int, Alike]] = {}
@@ -88,7 +88,7 @@ class Allocator:
         return sum(b.size for address, b in blocks if b.size == nbytes and address not in met)
 
     def place(self, obj: Any) -> Place | None:
-        """Where a tensor or a storage lies; None of what is on no GPU, and of anything else."""
+        """Return the place of a tensor or storage on a GPU; None for any other object."""
         if issubclass(type(obj), Tensor):
             number = _number(obj)
             return self._of_tensor(obj, number) if number >= 0 else None
@@ -97,7 +97,7 @@ class Allocator:
         return None
 
     def places(self, objects: list[Any]) -> list[Spot | None]:
-        """The same of each of some, which tensors in blocks of torch's own are asked together."""
+        """Return the places of several objects; tensors in torch's blocks are read together."""
         try:
             numbers, addresses = [*map(_number, objects)], [*map(_data_address, objects)]
             (number,) = {*numbers}
@@ -108,7 +108,7 @@ class Allocator:
         return [*zip(repeat(f"cuda:{number}"), addresses, sizes)]
 
     def block(self, place: Place) -> Place | None:
-        """The block that a place is in; None of other libraries' memory."""
+        """Return the block that a place is in; None for another library's memory."""
         return self._at(_ordinal(place.device), place.address)
 
     def _of_tensor(self, tensor: Any, number: int) -> Place | None:
@@ -121,7 +121,7 @@ class Allocator:
             return None
 
     def _at(self, number: int, address: int) -> Place | None:
-        """The block that an address is in."""
+        """Return the block that contains an address."""
         blocks = self._blocks.get(number, {})
         if number not in self._starts:
             self._starts[number] = sorted(blocks)
@@ -146,7 +146,7 @@ def _ordinal(device: str) -> int:
 def clear_workspaces() -> None:
     """Give cuBLAS's workspaces back to torch's allocator; the next product allocates one again.
 
-    None is given back where CUDA graphs were captured, which may have been with a workspace.
+    Nothing is given back if CUDA graphs were captured, because they may use a workspace.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     segments = None if clear is None or has_virtual() else _segments()

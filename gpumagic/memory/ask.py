@@ -44,7 +44,7 @@ Places = Mapping[tuple[str, int], str]
 
 
 def note(cell: str) -> None:
-    """Have the arrays that are new be made by a cell, ``"In [3]"``; or by none that is known."""
+    """Record that a cell, ``"In [3]"``, made the new arrays; or that their cell is unknown."""
     for key in [key for key, (array, _) in _cells.items() if array() is None]:
         del _cells[key]
     for array in jax_here().live():
@@ -53,12 +53,12 @@ def note(cell: str) -> None:
 
 
 def forget() -> None:
-    """Know of none any more."""
+    """Forget the cells of all arrays."""
     _cells.clear()
 
 
 def places() -> Places:
-    """The cells, by device and address of what they made and lives."""
+    """Return the cells by device and address of the live arrays that they made."""
     found: dict[tuple[str, int], str] = {}
     framework = jax_here() if "jax" in sys.modules and _cells else None
     for known, cell in [*_cells.values()]:
@@ -69,7 +69,7 @@ def places() -> Places:
 
 
 def most_of(storages: Iterable[FoundStorage], made: Places) -> Made | None:
-    """The cell that made most bytes of some storages; None where that is not known."""
+    """Return the cell that made most bytes of some storages; None if unknown."""
     by_cell: Counter[str] = Counter()
     for each in storages:
         by_cell[made.get((each.device, each.address), "")] += each.nbytes
@@ -78,7 +78,7 @@ def most_of(storages: Iterable[FoundStorage], made: Places) -> Made | None:
 
 
 def figures() -> list[DeviceMemory]:
-    """The GPUs that this process can use, with torch's part, without who holds what."""
+    """Return the GPUs that this process can use, with torch's figures but without holders."""
     torch = torch_here()
     if torch is not None:
         from gpumagic.placement.torch_devices import tell_cuda_order
@@ -93,7 +93,7 @@ def figures() -> list[DeviceMemory]:
 
 
 def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) -> DeviceMemory:
-    """A GPU's figures with what arrays of other libraries than torch have of it."""
+    """Return a GPU's figures with the memory that other libraries' arrays take."""
     kind, _, ordinal = device.device.partition(":")
     here = [each for each in found if each.device == device.device and each.is_of_other_library]
     nbytes = sum(each.nbytes for each in here)
@@ -175,7 +175,7 @@ def _apple(torch: Any) -> list[DeviceMemory]:
 
 
 WORKSPACE, _REST = "cuBLAS workspace", "held by no Python object"
-"""The rows of what is allocated and reached from nowhere: the other is DDP's buckets, C++'s."""
+"""Rows of allocated memory that no root reaches; the second is C++'s, such as DDP's buckets."""
 
 
 def memory(*names: str) -> MemoryReport:
@@ -220,7 +220,7 @@ def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[Devi
 
 
 def allocations() -> "tuple[Allocator | None, MadeIn | None]":
-    """What torch has allocated at this moment, and where it was made; nothing without torch."""
+    """Return what torch has allocated now, and where it was made; empty without torch."""
     if torch_here() is None:
         return None, None
     from gpumagic.memory.allocator import Allocator
@@ -245,7 +245,7 @@ def with_holders(
     *,
     whole: bool = True,
 ) -> DeviceMemory:
-    """A GPU's figures with who holds what; where it is not the `whole`, without the rest."""
+    """Return a GPU's figures with its holders; if not the `whole`, without unreached memory."""
     here = [storage for storage in found if storage.device == device.device]
     rows = grouped(here, made_in, by_cells)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
@@ -263,7 +263,7 @@ def grouped(
     made_in: "MadeIn | None" = None,
     by_cells: Places | None = None,
 ) -> list[MemoryHolder]:
-    """One row for each holder at the top, the largest first: a variable, an output, …"""
+    """Return a row for each top-level holder (variable, output, …), the largest first."""
     alike: dict[tuple[Way, ...], list[FoundStorage]] = {}
     for ways, run in groupby(found, key=attrgetter("ways")):
         alike.setdefault(ways, []).extend(run)
@@ -286,7 +286,7 @@ def _most_first(row: MemoryHolder) -> int:
 
 
 def _row(root: str, groups: list[list[FoundStorage]], made: Made | None) -> MemoryHolder:
-    """What one holder has, in groups of what has the same ways."""
+    """Return the row of one holder; each group is storages that the same ways reach."""
     kinds: Counter[str] = Counter()
     aliases: dict[str, None] = {}
     for storages in groups:

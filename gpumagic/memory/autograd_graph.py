@@ -29,7 +29,7 @@ def is_node(kind: type) -> bool:
 
 
 def edges(node: Any) -> list[Edge]:
-    """What a node of a graph holds, each with the step that leads there."""
+    """List what a node of a graph holds, each with the step that reaches it."""
     found: list[Edge] = []
     try:
         for function, _ in node.next_functions:
@@ -43,7 +43,7 @@ def edges(node: Any) -> list[Edge]:
 
 
 def nearest_leaf(node: Any) -> Any:
-    """The leaf whose gradient is computed soonest after a node's: of a layer, its parameter."""
+    """Return the leaf whose gradient follows a node's soonest: for a layer, its parameter."""
     waiting, seen = deque([node]), {id(node): node}
     while waiting and len(seen) < _NODES:
         node = waiting.popleft()

@@ -28,7 +28,7 @@ _MOST = 4
 def explain_out_of_memory(
     error: BaseException, *, earlier: Iterable[BaseException] = ()
 ) -> OutOfMemory | None:
-    """Say what an error for want of GPU memory is about, and what would help.
+    """Explain an error for want of GPU memory, and what would help.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: "Trials | None") -> OutO
 
 
 def _chosen(s: OutOfMemoryState, t: "Trials | None") -> list[Lever]:
-    """The levers that let the cell fit, first those that cost the least; else those that help."""
+    """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
     found: list[Lever] = []
 
     def enough(lever: Lever) -> bool:

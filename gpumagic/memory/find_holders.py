@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Arrays with their memory on GPUs; a view of another has the place of that.
+    """Return arrays with their memory on GPUs; a view has the place of its base.
 
-    Those of a framework that lists what lives are all there, met or not.
+    A framework that lists its live arrays gives all of them, reached by the walk or not.
     """
     every = {id(array): array for array in arrays}
     for framework in started():
@@ -56,12 +56,12 @@ def _places(array: Any) -> list[Place]:
     return [place for place in every if place.device != "cpu"]
 
 
-# Constants of what it has compiled are among them.
+# They include the constants of compiled programs.
 _UNMET = "held by {} itself, or by no Python object"
 
 
 class FoundStorage(NamedTuple):
-    """A piece of memory on a GPU, its bytes, and the ways to it: the first one counts."""
+    """Describe a piece of memory on a GPU: its bytes, and the ways to it; the first one counts."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
@@ -72,12 +72,12 @@ class FoundStorage(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether nothing holds it but what `%gpufree` lets go of."""
+        """Whether only holders that `%gpufree` releases hold it."""
         return all(way.kind in KEPT for way in self.ways)
 
     @property
     def roots(self) -> set[str]:
-        """All who hold it, by their first names."""
+        """Return the first names of all its holders."""
         return {way.root for way in self.ways}
 
 
@@ -89,7 +89,7 @@ def find(
     *,
     paths: bool = False,
 ) -> list[FoundStorage]:
-    """Every storage on a GPU that something in this process holds, the largest first.
+    """List every storage on a GPU that this process holds, the largest first.
 
     It looks from `more` than the notebook's roots, and through nothing that is `closed`. Where the
     blocks of the allocator were read already, they are given. To write the `paths` takes longer.
@@ -118,7 +118,7 @@ def find(
 
 
 class _Search:
-    """Matches what a walk meets with what the allocator has given out."""
+    """Match the objects that a walk visits with the allocator's blocks."""
 
     def __init__(self, walk: Walk, allocator: "Allocator | None") -> None:
         self._walk, self._allocator = walk, allocator
@@ -138,7 +138,7 @@ class _Search:
         return any(not self._walk.knows(obj) for obj in self.missing(gc.get_objects()))
 
     def missing(self, objects: list[Any]) -> Iterator[Any]:
-        """Those that are tensors or storages on a GPU that was not met before."""
+        """Return the tensors and storages whose GPU memory the walk has not met."""
         from torch import Tensor, UntypedStorage
 
         for obj in of_kinds(objects, Tensor, UntypedStorage):
@@ -147,7 +147,7 @@ class _Search:
                 yield obj
 
     def _match(self) -> None:
-        """Note the storages of what was met since the last time."""
+        """Note the storages of the objects visited since the last call."""
         met, objects = self._walk.edges.tensors, self._walk.objects
         note = self._first.setdefault
         if self._allocator is None:
@@ -162,7 +162,7 @@ class _Search:
         self._matched = len(met)
 
     def _note(self, place: Place, number: int) -> int:
-        """Note an object; it returns the number of the first one there."""
+        """Note an object; return the number of the first object in the same memory."""
         first = self._first.setdefault(place, number)
         if first != number:
             self._more.setdefault(first, []).append(number)

@@ -26,7 +26,7 @@ from gpumagic.usercode.values import torch_here
 
 @dataclass(frozen=True)
 class Released:
-    """What one cause had held.
+    """Record what one cause had held.
 
     Attributes
     ----------
@@ -45,14 +45,14 @@ class Released:
 
 @dataclass(frozen=True, repr=False)
 class Freed(Shown):
-    """What `%gpufree` gave back.
+    """Record what `%gpufree` gave back.
 
     Attributes
     ----------
     released : tuple of Released
-        What was let go, in the order in which it was; some may have freed nothing.
+        What was released, in that order; some may have freed nothing.
     kept : tuple of str
-        Outputs that are variables too, and so were left: to let them go would free nothing.
+        Outputs that are variables too. They were left: releasing them would free nothing.
     returned : dict of str to int
         Bytes that torch's allocator gave back to the driver, by device.
     allocated : dict of str to int
@@ -60,9 +60,9 @@ class Freed(Shown):
     holders : tuple of MemoryHolder
         Those that still hold the most.
     debug_gone : bool
-        The frames of an exception were let go: ``%debug`` has nothing to look into any more.
+        Whether the frames of an exception were released: ``%debug`` no longer works for it.
     skipped : tuple of str
-        Of several names those that could not be deleted, each with why.
+        Names that could not be deleted, each with the reason.
     """
 
     released: tuple[Released, ...]
@@ -80,18 +80,18 @@ class Freed(Shown):
 
 
 def free_memory(*names: str, grads: bool = False) -> Freed:
-    """Give back the GPU memory that no variable holds, and say how much it was.
+    """Free the GPU memory that no variable holds, and report how much it was.
 
-    The frames of exceptions and the outputs that hold tensors on a GPU are let go, garbage is
-    collected, and cuBLAS's workspaces and what torch's allocator then has left over go back to the
+    The frames of exceptions and the outputs that hold tensors on a GPU are released, and garbage
+    is collected. cuBLAS's workspaces and the unused cache of torch's allocator then go back to the
     driver. In an `except` block the frames of the error that it handles are emptied too.
 
     Parameters
     ----------
     *names : str
-        Variables to delete too. Of several, those that cannot be are told, and left out.
+        Variables to delete too. If some of several cannot be deleted, the report names them.
     grads : bool
-        Whether the gradients of the notebook's parameters are let go too.
+        Whether the gradients of the notebook's parameters are released too.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def _holding(found: Iterable[FoundStorage]) -> set[str]:
 
 
 def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
-    """Whether anything holds it but what is let go of, and what is to be deleted."""
+    """Whether a holder remains that is neither released nor to be deleted."""
     return any(way.kind not in KEPT and way.root not in names for way in storage.ways)
 
 
@@ -180,21 +180,21 @@ def _by_device(figure: str) -> dict[str, int]:
 def _wrong(
     names: Iterable[str], namespace: Mapping[str, Any], holding: Collection[str]
 ) -> dict[str, str]:
-    """Of the names that cannot be deleted, why."""
+    """Return why each of the names that cannot be deleted cannot be."""
     nothing, missing = "{} holds nothing on a GPU", "there is no variable {!r}"
     wrong = [name for name in names if name not in namespace or name not in holding]
     return {name: (nothing if name in namespace else missing).format(name) for name in wrong}
 
 
 def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
-    """Who holds something of what a name held, and is not let go of."""
+    """Return the remaining holders of the memory that a name held."""
     ways = (way for each in found if name in each.roots for way in each.ways)
     kept = (way.root for way in ways if way.kind not in KEPT and way.root not in names)
     return tuple(dict.fromkeys(kept))
 
 
 def _empty_backwards_queue() -> None:
-    """What a backward pass that failed has left there, the next one takes out."""
+    """Run a backward pass, which takes out what a failed one has left in the queue."""
     if (torch := torch_here()) is not None:
         with torch.enable_grad(), torch.inference_mode(False):
             torch.ones((), device="cpu", requires_grad=True).backward()
@@ -215,14 +215,14 @@ def _let_go_of_gradients(namespace: Mapping[str, Any]) -> None:
 
 
 class _Meter:
-    """Counts what comes back, cause by cause."""
+    """Count the freed bytes, cause by cause."""
 
     def __init__(self) -> None:
         self.released: list[Released] = []
         self._before = allocated()
 
     def take(self, cause: str, *, told: bool = True, held_by: tuple[str, ...] = ()) -> None:
-        """Collect what is garbage by now, and note how much that was."""
+        """Collect the garbage, and note how much that freed."""
         gc.collect()
         now = allocated()
         came = {device: before - now.get(device, 0) for device, before in self._before.items()}
@@ -233,7 +233,7 @@ class _Meter:
 
     @staticmethod
     def empty_cache() -> dict[str, int]:
-        """Let the driver have what is left over; the bytes by device."""
+        """Give unused memory back to the driver; return the bytes by device."""
         if (torch := torch_here()) is None:
             return {}
         before = _by_device("memory_reserved")

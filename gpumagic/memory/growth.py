@@ -1,7 +1,7 @@
-"""Notice a cell that leaves more GPU memory each time it runs, and say which name keeps it, once.
+"""Notice a cell that leaves more GPU memory each time it runs, and name the holder, once.
 
-After each cell one number per GPU is read. Who holds what is looked up only where a cell has left
-more twice in a row, and again at the third time: what grew in between is told.
+After each cell one number per GPU is read. The holders are looked up only after a cell has left
+more twice in a row, and again at the third time: the report names the holder that grew between.
 """
 
 import ast
@@ -26,7 +26,7 @@ _ADDING = frozenset({"append", "appendleft", "add", "extend", "insert", "setdefa
 
 @dataclass(frozen=True)
 class Grown:
-    """What a cell leaves more of each time: a name, bytes a run, and where that happens."""
+    """Record what grows with each run of a cell: a name, bytes a run, and the line."""
 
     name: str
     nbytes: int
@@ -52,7 +52,7 @@ class Grown:
 
 
 class _Holder(NamedTuple):
-    """What one name holds: bytes, those that a graph keeps, and the storages."""
+    """Record what one name holds: its bytes, the bytes that a graph keeps, and the storages."""
 
     nbytes: int
     graph: int
@@ -61,7 +61,7 @@ class _Holder(NamedTuple):
 
 @dataclass
 class _Runs:
-    """Of one cell: what was allocated at the end of the last run, and how often it was more."""
+    """Count how often a cell left more; and the bytes allocated at the end of its last run."""
 
     allocated: int
     grew: int = 0
@@ -70,7 +70,7 @@ class _Runs:
 
 
 class GrowthWatch:
-    """The cells of one notebook."""
+    """Watch the cells of one notebook."""
 
     def __init__(self) -> None:
         self._cells: dict[int, _Runs] = {}
@@ -79,7 +79,7 @@ class GrowthWatch:
     def ended(
         self, cell: str, as_python: Callable[[str], str], namespace: Mapping[str, Any]
     ) -> Grown | None:
-        """Note that a cell has ended; what grows, if that is to be told now."""
+        """Note that a cell has ended; return what grows, if it is time to report it."""
         now = _allocated()
         runs = self._cells.setdefault(hash(cell), _Runs(now))
         more, runs.allocated = now - runs.allocated, now
@@ -125,7 +125,7 @@ def _holder(storages: list[FoundStorage]) -> _Holder:
 def _grown(
     before: Mapping[str, _Holder], after: Mapping[str, _Holder], more: int, code: str
 ) -> Grown | None:
-    """The name that most of what came belongs to; None where that is no name."""
+    """Return the name that holds most of the new bytes; None if there is no such name."""
     none = _Holder(0, 0, frozenset())
     name = max(after, key=lambda n: after[n].nbytes - before.get(n, none).nbytes, default=None)
     if name is None:
@@ -143,7 +143,7 @@ def _grown(
 
 
 def _adding_line(code: str, name: str) -> int | None:
-    """The line of a cell that adds to what is below a name: `losses.append(x)`, `total += x`."""
+    """Return the line of a cell that adds to a variable: `losses.append(x)`, `total += x`."""
     try:
         nodes = ast.walk(ast.parse(code))
     except SyntaxError:  # of a cell magic's own language

@@ -28,12 +28,12 @@ _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 
 
 def later(obj: Any) -> list[Any]:
-    """What a class or a module refers to: that is most of the process, and is looked at last."""
+    """Return what a class or a module refers to: most of the process, so it is visited last."""
     return gc.get_referents(obj)
 
 
 class Edges:
-    """How each type refers to others; what was met that may hold memory on a GPU."""
+    """Keep how each type refers to others, and the visited objects that may hold GPU memory."""
 
     def __init__(self) -> None:
         self.tensors: list[int] = []  # and storages, by their numbers in the walk
@@ -59,7 +59,7 @@ class Edges:
         return rule
 
     def beyond(self, kind: type) -> Callable[[Any], list[Edge]] | None:
-        """What gives what objects of a type keep where the collector does not see it, and how."""
+        """Return the rule for references of a type that the collector does not see."""
         if comes_from(kind, "torch.Tensor"):
             return self.of_tensor
         if comes_from(kind, "torch.optim.Optimizer"):
@@ -87,9 +87,9 @@ class Edges:
         return gc.get_referents if stored or _flags(kind) & _COLLECTED else None
 
     def that_refer(self, objects: list[Any], first: int) -> Sequence[int]:
-        """The numbers, from `first` on, of those that refer to anything: most tensors do not.
+        """Return the numbers, from `first` on, of objects with references: most tensors have none.
 
-        Tensors are noted. They are asked together: one by one would take several times as long.
+        Tensors are noted. They are read together: one by one would take several times as long.
         """
         numbers, kinds = range(first, first + len(objects)), [*map(id, map(type, objects))]
         tensors = [*compress(numbers, map(self._tensor_types.__contains__, kinds))]
@@ -102,12 +102,12 @@ class Edges:
         return numbers
 
     def of_tensor(self, tensor: Any) -> list[Edge]:
-        """What torch keeps with a tensor, each with the step that leads there."""
+        """List what torch keeps with a tensor, each with the step that reaches it."""
         found: list[Edge] = self._of_torch.of_tensor(tensor, self._graphs)
         return found
 
     def of_node(self, node: Any) -> list[Edge]:
-        """What a node of a graph holds, each with the step that leads there."""
+        """List what a node of a graph holds, each with the step that reaches it."""
         return autograd_graph.edges(node) if self._graphs else []
 
     def _array(self, array: Any) -> list[Any]:
@@ -116,7 +116,7 @@ class Edges:
 
 
 def of_optimizer(optimizer: Any) -> list[Edge]:
-    """Its parameters, which else would be found as keys of its state."""
+    """List its parameters, which would otherwise be found as keys of its state."""
     groups = own(optimizer).get("param_groups")
     found: list[Edge] = []
     for n, group in enumerate(groups if type(groups) is list else ()):
@@ -195,7 +195,7 @@ class Root(NamedTuple):
 
 
 class Walk:
-    """All objects that were met, by number; those in `closed` are roots and never on the way."""
+    """Number all visited objects; those in `closed` are roots, and no path passes through them."""
 
     def __init__(self, closed: Iterable[Any]) -> None:
         self.roots: list[Root] = []
@@ -218,7 +218,7 @@ class Walk:
         return None if found == _CLOSED else found
 
     def forget(self) -> None:
-        """Let go of all that was met: what refers to itself would stay until it is collected."""
+        """Release all visited objects: a cycle would keep them until the next collection."""
         self.edges.rules.clear()
 
     def knows(self, obj: Any) -> bool:
@@ -226,7 +226,7 @@ class Walk:
         return id(obj) in self._numbers
 
     def walk(self, roots: Iterable[Root], within: Container[int] | None = None) -> None:
-        """Meet all that roots lead to; if `within` is given, of objects only those of its ids."""
+        """Visit everything reachable from the roots, or only the ids in `within`."""
         self._within = within
         for root in roots:
             parent = ~len(self.roots)
@@ -235,11 +235,11 @@ class Walk:
         self._walk()
 
     def walk_later(self, now: Callable[[Any], bool]) -> None:
-        """Meet the classes and modules that were left, and all that they lead to."""
+        """Visit the postponed classes and modules, and everything reachable from them."""
         while chosen := [each for each in self._later.values() if now(each[0])]:
             for obj, parents in chosen:
                 del self._later[id(obj)]
-                # A class is told by its own name, not as that of some object.
+                # A class is reported under its own name, not as the class of some object.
                 first = next((parent for parent in parents if parent < 0), parents[0])
                 self.others[len(self.objects)] = [each for each in parents if each != first]
                 self._numbers[id(obj)] = len(self.objects)
@@ -282,7 +282,7 @@ class Walk:
                     self.others.setdefault(number, []).append(parent)
 
     def _is_within(self, obj: Any, refers: Refers) -> bool:
-        """Whether what a walk is limited to has an object, or it leads where C keeps more."""
+        """Whether a limited walk includes an object, or the object refers to more through C."""
         within: Any = self._within
         return id(obj) in within or id(obj) in self._numbers or refers not in _PLAIN
 

@@ -1,8 +1,8 @@
-"""Find what keeps the tensors alive that no near root reaches, backwards through the heap.
+"""Find what keeps tensors alive that no near root reaches, backwards through the heap.
 
-Where that ends at IPython, a module or a class, it is named so. Else it is as the garbage collector
-has it: an object that has more references than others account for is held from outside of Python's
-objects, and the rest is a cycle that waits to be collected.
+If the search ends at IPython, a module or a class, that is the holder. Else the rule is the garbage
+collector's: an object with more references than other objects account for is held from outside
+Python, such as by C++. Everything else is a cycle that waits to be collected.
 """
 
 import gc
@@ -27,7 +27,7 @@ FarRoots = Callable[[Container[int]], Iterable[Root]]
 def walk_leftovers(
     walk: Walk, missing: Callable[[list[Any]], Iterable[Any]], far: FarRoots
 ) -> None:
-    """Walk from what leads to missing tensors, and through nothing else."""
+    """Walk only the objects from which a missing tensor can be reached."""
     objects: list[Any] = [obj for obj in gc.get_objects() if not walk.knows(obj)]
     numbers = {id(obj): number for number, obj in enumerate(objects)}
     above = _referrers(objects, numbers)
@@ -48,7 +48,7 @@ def walk_leftovers(
 
 
 def _referrers(objects: list[Any], numbers: Mapping[int, int]) -> dict[int, list[int]]:
-    """By number of an object those that refer to it; not for classes, which all objects do."""
+    """Return the referrers of each object, by number; an object's class does not count."""
     classes = of_kinds(objects, type)
     number_of = {**numbers, **dict.fromkeys(map(id, classes))}.get
     above = defaultdict[int, list[int]](list)
@@ -67,7 +67,7 @@ def _classes(objects: Iterable[Any]) -> Iterator[Root]:
 
 
 def _counts(objects: list[Any], numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """How many references objects have beside those of this search."""
+    """Count the references to objects, without those of this search."""
     # One that nobody else holds shows how many the counting itself makes.
     objects.append([])
     ours = sys.getrefcount(objects[-1])
@@ -76,7 +76,7 @@ def _counts(objects: list[Any], numbers: Iterable[int]) -> Iterator[tuple[int, i
 
 
 def _rank(obj: Any) -> int:
-    """Objects that tell most by their names first, tensors last."""
+    """Rank objects: those with the most telling names first, tensors last."""
     if issubclass(type(obj), (Tensor, UntypedStorage)):
         return 2
     return 1 if defined_in(type(obj)) == "builtins" and of_function(obj, "__name__") is None else 0

@@ -31,7 +31,7 @@ _SHARE = 0.95
 
 
 def by_figures(s: OutOfMemoryState) -> tuple[str, list[Lever]] | None:
-    """Why the figures alone settle it, and what helps: memory that is there for others only."""
+    """Return a reason that the figures alone prove, and its levers: memory only others can use."""
     total, on, short = s.device.total, s.name, s.short_by
     if total is not None and s.wanted > total:
         return f"{size(s.wanted)} at once is more than the {size(total)} that {on} has in all", []
@@ -42,7 +42,7 @@ def by_figures(s: OutOfMemoryState) -> tuple[str, list[Lever]] | None:
 
 
 def _limit(s: OutOfMemoryState, total: int, short: int) -> tuple[str, list[Lever]] | None:
-    """A limit for this process, or for its framework."""
+    """Check for a limit on this process, or on its framework."""
     on, limit, library = s.name, s.capacity, s.shortage.library
     room = (s.device.free or 0) + (s.device.reserved or 0)
     if library != TORCH:
@@ -161,9 +161,9 @@ def delete(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> tuple[str, ...]:
-    """Variables of a frame that the rest of the code does not read, the largest first."""
+    """Return a frame's variables that the rest of the code does not read, the largest first."""
     frame, at_top = rest.frame, rest.frame.at_top
-    # What this very code made before would be needed again, but for what is made anew now.
+    # A rerun needs the variables that this code made before, unless it assigns them again.
     needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
     free = {s.local(frame, n): n for n in frame.scope.local if n not in needed}
     groups: list[list[str]] = []

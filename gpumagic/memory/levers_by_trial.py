@@ -22,16 +22,16 @@ from gpumagic.mismatch.syntax import stored
 from gpumagic.usercode.values import contents, own
 from gpumagic.usercode.variables import names_read
 
-# What saves less of what is needed than this is not worth a line.
+# A lever that saves less than this part of the need is not worth a line.
 _WORTH = 0.05
 # A number decides if with half of it so much less is needed.
 _DECIDES = 0.2
-# The number that is told is at most so much below the largest that fits: to find it closer would
-# cost dry runs, and what lies in pieces decides there. On a real GPU a margin comes to it.
+# The reported number is at most this far below the largest that fits. A closer one would cost dry
+# runs, and depends on fragmentation. On a real GPU there is a margin besides.
 _NEAR, _NEAR_REAL = 0.05, 0.1
 # A smaller number is hardly that of samples.
 _LEAST = 10
-# A part of a Sequential that is computed again is as long as those that are kept are many.
+# A recomputed part of a Sequential has as many layers as there are parts kept.
 _LEAST_LAYERS = 4
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 _MAKES = {"empty", "full", "ones", "rand", "randint", "randn", "zeros"}
@@ -106,7 +106,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _saves(trial: CodeTrial, do: str, within: Within) -> Iterator[Lever]:
-    """Another way to compute the same, if that needs less."""
+    """Try another way to compute the same; yield it if it needs less."""
     needs, grows = trial.needed_and_grows(within=within)
     if needs is None or trial.needs is None:
         return
@@ -244,7 +244,7 @@ def _first_sizes(code: Iterable[ast.stmt]) -> Iterator[ast.expr]:
 
 # -- the same in another way
 def otherwise(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """16 bits a number; layers that compute again what they keep; a parameter at a time."""
+    """Try 16-bit numbers, layers that recompute what they keep, and one parameter at a time."""
     if t.whole is not None and t.loop is None:
         for do, within in _ways(s, t.whole):
             yield from _saves(t.whole, do, within)

@@ -1,8 +1,8 @@
-"""Tell which cell and line made what lies on a GPU, from what torch's allocator keeps.
+"""Find the cell and line that made an allocation on a GPU, from the allocator's record.
 
 Virtual GPUs always know. On a real one torch must record: `record` turns it on, and each allocation
-then costs about 2 µs. The cell that runs is stamped on what it allocates, so that a cell that runs
-again is told from its first run; threads of autograd bear no stamp.
+then costs about 2 µs. Allocations are stamped with the running cell, which distinguishes a cell's
+reruns from its first run. Those of autograd's threads have no stamp.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ _recording = False  # and it was us who turned it on
 
 
 class MadeIn:
-    """Where each allocation was made that lived when this was called."""
+    """Keep where each allocation was made that is live when this is created."""
 
     def __init__(self, allocator: Allocator | None = None) -> None:
         self._allocator = allocator or Allocator()
@@ -37,11 +37,11 @@ class MadeIn:
         self._known: dict[tuple[int, str], Made | None] = {}
 
     def of(self, device: str, address: int) -> Made | None:
-        """The cell and line that made what lies at an address of ``"cuda:0"``; None if unknown."""
+        """Return the cell and line of the allocation at an address of a GPU; None if unknown."""
         return self._most(device, [address])
 
     def most_of(self, storages: Sequence[FoundStorage]) -> Made | None:
-        """Where most bytes of some storages of one GPU were made; None where that is not known."""
+        """Return where most bytes of a GPU's storages were allocated; None if unknown."""
         return self._most(storages[0].device, map(attrgetter("address"), storages))
 
     def _most(self, device: str, addresses: Iterable[int]) -> Made | None:
@@ -63,7 +63,7 @@ class MadeIn:
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
-        """What was stamped last on each address, where torch keeps a trace of it."""
+        """Return the last stamp of each address that torch's trace has."""
         traces: list[Any] = (
             memory._snapshot()["device_traces"] if _C._cuda_isHistoryEnabled() else []
         )

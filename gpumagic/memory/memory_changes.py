@@ -10,7 +10,7 @@ from gpumagic.memory.memory_report import MemoryHolder, MemoryReport
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """A holder whose bytes on a GPU changed.
+    """Record a holder whose bytes on a GPU changed.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class MemoryChange:
 
 @dataclass(frozen=True, repr=False)
 class MemoryChanges(Shown):
-    """What changed from one report to another.
+    """Record what changed from one report to another.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class MemoryChanges(Shown):
 
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
-    """What changed, by any of the names that a holder has."""
+    """Compare two reports, by any of the names that a holder has."""
     gone = {(h.device, h.path): h for h in before.holders}
     # A name may go while what it held stays under another one.
     known = {(h.device, name): h for h in before.holders for name in h.aliases} | gone

@@ -24,25 +24,25 @@ STATE, SAVED = "optimizer state", "saved for backward"
 OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
 UNREACHED, TEMPORARY = "unreached", "temporary"
 KEPT = (OUTPUT, EXCEPTION, GARBAGE)
-"""The kinds of what no variable holds, and `%gpufree` lets go of."""
+"""Kinds of memory that no variable holds, and that `%gpufree` releases."""
 
 
 _ARRAY = " array"
 
 
 def kind_of_array(library: str) -> str:
-    """The kind of what is an array of a library other than torch: ``"JAX array"``."""
+    """Return the kind of an array of another library than torch: ``"JAX array"``."""
     return library + _ARRAY
 
 
 def is_of_other_library(kind: str) -> bool:
-    """Whether a kind is that of another library's arrays, which torch has not allocated."""
+    """Whether a kind is another library's arrays, which torch has not allocated."""
     return kind.endswith(_ARRAY)
 
 
 @dataclass(frozen=True)
 class Made:
-    """The code that made something: a cell or a file, and its line."""
+    """Name the code that made something: a cell or a file, and its line."""
 
     cell: str
     line: int | None = None
@@ -53,12 +53,12 @@ class Made:
 
 @dataclass(frozen=True)
 class MemoryHolder:
-    """One holder of memory on one GPU: a variable, an output, an exception's frame, …
+    """Record a holder of memory on one GPU: a variable, an output, an exception's frame, …
 
     Attributes
     ----------
     path : str
-        What one would type to reach it, or where it is: ``"net"``, ``"Out[5]"``,
+        What to type to reach it, or where it is: ``"net"``, ``"Out[5]"``,
         ``"the exception of In [4]: train, batch"``.
     kind : str
         What most of its bytes are: ``"parameter"``, ``"buffer"``, ``"gradient"``,
@@ -93,7 +93,7 @@ class MemoryHolder:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of one GPU; bytes, None where a number is not known.
+    """Record the memory of one GPU, in bytes; None if unknown.
 
     Attributes
     ----------
@@ -109,17 +109,17 @@ class DeviceMemory:
     reserved : int or None
         What the allocators of torch and of other libraries have taken from the driver.
     torn : int or None
-        The part of it that is free, in pieces between what is allocated.
+        The fragmented part of it: free, but in pieces between allocated blocks.
     other_in_process : int or None
-        What this process holds besides: CUDA's context and other libraries.
+        What else this process holds: CUDA's context and other libraries.
     others : int or None
         What other processes hold.
     others_by_name : tuple of (str, int or None)
-        The same by who it is: a notebook, a program of yours, another user, or ``"unaccounted"``.
+        The same by owner: a notebook, a program of yours, another user, or ``"unaccounted"``.
     uuid : str or None
         With its prefix, as nvidia-smi has it.
     pools : tuple of Pool
-        What the allocators of JAX and CuPy tell of themselves.
+        The figures of JAX's and CuPy's allocators.
     holders : tuple of MemoryHolder
         The largest first.
     """
@@ -142,7 +142,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, repr=False)
 class MemoryReport(Shown):
-    """Who holds the memory of each GPU at one moment.
+    """Record who holds the memory of each GPU at one moment.
 
     Attributes
     ----------
@@ -167,11 +167,11 @@ class MemoryReport(Shown):
         return sum(device.allocated or 0 for device in self.devices)
 
     def to_json(self) -> str:
-        """Everything, as JSON of one line; null is a number that is not known."""
+        """Return everything as one line of JSON; null is an unknown number."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     def to_pandas(self) -> DataFrame:
-        """A row for each holder, the largest first: where it is, bytes, and where it was made.
+        """Return a row for each holder, the largest first: device, bytes, and where it was made.
 
         Raises
         ------
@@ -352,7 +352,7 @@ def _device_html(device: DeviceMemory) -> str:
 
 
 def _parts(device: DeviceMemory) -> dict[str, int]:
-    """The bytes of what a bar shows, by CSS class."""
+    """Return the bytes of each segment of a bar, by CSS class."""
     return {
         "gm-mine": device.allocated or 0,
         "gm-cache": (device.reserved or 0) - (device.allocated or 0),

@@ -26,7 +26,7 @@ from gpumagic.memory.memory_report import SAVED, STATE, Made
 from gpumagic.usercode.values import is_module, torch_here
 
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
-"""Kinds that are columns of what has them; others have a row of their own."""
+"""Kinds shown as columns of their module; all others get a row."""
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 _PRIVATE = re.compile(r"\._\w+$")
@@ -35,18 +35,18 @@ _PARTS = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[\[\]]|[.:]?[^.:\[\
 
 @dataclass(frozen=True)
 class MemoryBranch:
-    """A layer, or an item, with all below it.
+    """Record a layer, or an item, with everything below it.
 
     Attributes
     ----------
     path : str
-        What one would type: ``"net.encoder[0]"``.
+        What to type: ``"net.encoder[0]"``.
     depth : int
         0 for the whole.
     nbytes : dict of str to int
-        Bytes by kind, those of a storage that stands elsewhere in the tree left out.
+        Bytes by kind, without the storages that are counted elsewhere in the tree.
     alike : int
-        How many that follow each other are like this one, which counts them all.
+        How many adjacent branches are alike; this one counts them all.
     """
 
     path: str
@@ -62,7 +62,7 @@ class MemoryBranch:
 
 @dataclass(frozen=True, repr=False)
 class MemoryTree(Shown):
-    """What one name holds on GPUs.
+    """Record what one name holds on GPUs.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class MemoryTree(Shown):
     branches : tuple of MemoryBranch
         Each before those below it.
     beside : dict of str to int
-        Of all these bytes those that others hold for it: an optimizer's state, what autograd saved.
+        The bytes of these that others hold for it: an optimizer's state, what autograd saved.
     made : Made or None
         Where most of it was made.
     aliases : tuple of str
@@ -107,7 +107,7 @@ class _Node:
 
 
 def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
-    """What a name, with attributes and items if need be, holds on GPUs.
+    """Return what a name, which may have attributes and items, holds on GPUs.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
             aliases |= {root: None for root in roots if first_name(root) != first}
         else:
             path, kind = _within(name, storage, "beside")
-            # Of what an output or an error keeps it is told that they do, not what it is.
+            # What an output or an error keeps is shown as saved, whatever its own kind is.
             kind = kind if kind in _OWN else SAVED
             beside[kind] += storage.nbytes if path else 0
         if path:
@@ -168,7 +168,7 @@ def _steps(name: str, path: str, kind: str) -> list[str]:
 
 
 def split_steps(path: str) -> list[str]:
-    """``[".state", "[net[0].weight]", "['exp_avg']"]`` of what follows the name of a variable."""
+    """Split a path after its variable: ``[".state", "[net[0].weight]", "['exp_avg']"]``."""
     found: list[str] = []
     depth = 0
     for part in _PARTS.findall(path):
@@ -192,8 +192,8 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
 
 
 def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
-    """The first path to a storage that begins with a name, and its kind; or nothing. Or the path
-    of the parameter that it is `beside`."""
+    """Return the first path to a storage that begins with a name, and its kind. A parameter's state
+    or saved tensor has the parameter's path (`beside`) instead. Empty if there is none."""
     signs = tuple(name + sign for sign in ".[:,")
     found = ((getattr(each, what), each.kind) for each in storage.paths)
     within = (each for each in found if each[0] == name or each[0].startswith(signs))
@@ -201,7 +201,7 @@ def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
 
 
 def _with_their_layer(own: dict[FoundStorage, tuple[str, str]]) -> None:
-    """Let gradients and an optimizer's state stand with their parameter in its module."""
+    """Put gradients and an optimizer's state into the row of their parameter's module."""
     parameters = {each.path: path for storage, (path, _) in own.items() for each in storage.paths}
     for storage, (path, kind) in own.items():
         of = {"gradient": path.removesuffix(".grad"), STATE: storage.paths[0].beside}.get(kind)
@@ -211,7 +211,7 @@ def _with_their_layer(own: dict[FoundStorage, tuple[str, str]]) -> None:
 
 
 def _goes_around(path: str) -> bool:
-    """Whether a path leads to a parameter through an optimizer or a graph, not its module."""
+    """Whether a path reaches a parameter through an optimizer or a graph, not its module."""
     return any(step in path for step in (".param_groups[", ".<key>", GRAPH))
 
 
@@ -323,7 +323,7 @@ def _columns(rows: Sequence[MemoryBranch], *, html: bool = False) -> list[Column
 
 
 def _name(row: MemoryBranch) -> str:
-    """The whole path of the whole, the last step of what is below, and how many are alike."""
+    """Return a branch's label: the root's path, or else the last step, and how many are alike."""
     step = row.path if row.depth == 0 else _last_step(row.path)
     return f"{step} and {row.alike - 1:,} alike" if row.alike > 1 else step
 

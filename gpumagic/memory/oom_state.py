@@ -36,7 +36,7 @@ from gpumagic.usercode.variables import variables_read
 
 _EARLIER = "an earlier exception"
 _ON_THEIR_WAY = "results on their way"
-"""The row of what was allocated at the moment and is not now: no name had it yet."""
+"""The row of memory that was allocated at the error and is free now: no name held it yet."""
 # A holder below this part of the GPU's memory is not worth a line.
 _WORTH = 0.05
 
@@ -66,7 +66,7 @@ class OutOfMemoryState:
         now = {frame for each in passed for frame, _ in walk_tb(each.__traceback__)}
         then = [frame for each in handled for frame, _ in walk_tb(each.__traceback__)]
         self._handled = [frame for frame in then if frame not in now]
-        # What we look with may not be found to hold what we look at.
+        # Our own objects may not be found as holders.
         ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
         self._closed = [*ours, *self._chain, *traces, *(t.tb_frame for t in traces)]
         self.beyond = [
@@ -76,10 +76,10 @@ class OutOfMemoryState:
         ]
         """torch's and libraries' frames that the error passed, with their modules."""
 
-    # -- who holds what
+    # -- holders
     @cached_property
     def storages(self) -> list[FoundStorage]:
-        """All that is held now on the GPU, each storage with its paths."""
+        """List every storage held now on the GPU, with its paths."""
         more = [Root(_EARLIER, each, EXCEPTION) for each in self._earlier]
         roots = [*more, *self._locals()]
         found = find(self.namespace, roots, self._closed, self._allocator, paths=True)
@@ -139,7 +139,7 @@ class OutOfMemoryState:
     # -- figures
     @cached_property
     def capacity(self) -> int:
-        """What its framework could have at most: what it has taken, and what the driver has."""
+        """Return the bytes that its framework has taken, plus the driver's free ones."""
         device = self.device
         most = (device.free or 0) + (device.reserved or 0)
         pools = (pool.limit for pool in device.pools if pool.framework == self.shortage.library)
@@ -148,21 +148,21 @@ class OutOfMemoryState:
 
     @cached_property
     def short_by(self) -> int:
-        """What would have to be freed for what was wanted to fit, if it lies in one piece."""
+        """Return the bytes to free for the request to fit, if they are in one piece."""
         left: int = self.capacity - (self.device.allocated or 0)
         return self.wanted - left
 
     def worth(self, nbytes: int) -> bool:
-        """Whether so much, freed or saved, is worth a line."""
+        """Whether freeing or saving this many bytes is worth a line."""
         return nbytes >= max(min(self.short_by, _WORTH * self.capacity), 1)
 
     @property
     def unreached(self) -> int:
-        """What nothing in Python holds: workspaces, and what C++ holds."""
+        """Return the bytes that nothing in Python holds: workspaces, and memory held by C++."""
         return sum(r.nbytes for r in self.device.holders if r.kind == UNREACHED)
 
     def held(self) -> int:
-        """The bytes that will be held when this error has let go."""
+        """Return the bytes that remain held once this error's frames are released."""
         return sum(each.nbytes for each in self.storages if not each.roots <= self._frames)
 
     @property
@@ -172,7 +172,7 @@ class OutOfMemoryState:
 
     @property
     def kept(self) -> int:
-        """The bytes that `%gpufree` gives back, beside what this error holds."""
+        """Return the bytes that `%gpufree` frees, without those that this error holds."""
         kept = (each for each in self.storages if each.is_kept)
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 

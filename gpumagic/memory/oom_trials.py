@@ -24,10 +24,10 @@ from gpumagic.usercode.program import awaits, compile_cell
 # Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for
 # all of one error together. By the clock it may be so many times as long, and no longer.
 _LIMIT_S, _PATIENCE_S, _BUSY = 5.0, 15.0, 4
-# Of storages, which a dry run has to make anew.
+# The number of storages, each of which a dry run has to recreate.
 _MOST = 20_000
 _MARGIN = 0.05
-# What a pass keeps for good, as a part of what it needs: less is a number, such as its loss.
+# The part of its need that a pass keeps for good; less is only a number, such as its loss.
 _GROWS = 0.01
 _ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
 _BEGIN = "begin_ongpu"
@@ -36,7 +36,7 @@ Within = Callable[[], AbstractContextManager[Any]]
 
 
 class Trials:
-    """The dry runs for one error: of the whole cell, and of each frame that can be followed."""
+    """Make the dry runs for one error: of the whole cell, and of each frame that allows it."""
 
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
@@ -63,7 +63,7 @@ class Trials:
         return _keeps_nothing(trial, grows) and all(_keeps_nothing(t, t.grows) for t in outer)
 
     def follow(self, subject: Subject, device: str) -> int | None:
-        """What the code of a subject needs beside what there is; None if it is not followed."""
+        """Return the bytes that a subject's code needs on top of those held; None if unknown."""
         if self._tried_s > _PATIENCE_S:
             return None
         start, used = time.monotonic(), _used_by_children()
@@ -95,7 +95,7 @@ def _used_by_children() -> float:
 
 
 class CodeTrial:
-    """What the code of one frame needs of the GPU that was short of memory, in bytes."""
+    """Measure how many bytes one frame's code needs of the GPU that was short of memory."""
 
     def __init__(self, trials: Trials, rest: RestOfCode, is_step: bool) -> None:
         self._trials, self._state = trials, trials.state
@@ -109,14 +109,14 @@ class CodeTrial:
 
     @property
     def names(self) -> dict[str, Any]:
-        """The frame's variables but those that the code makes anew; nothing else may hold them."""
+        """Return the frame's variables, without those that the code of a function overwrites."""
         top, rest = self.frame.at_top, self.rest
         local = self.frame.scope.local.items()
         return {name: v for name, v in local if top or name not in rest.overwritten}
 
     @cached_property
     def room(self) -> int:
-        """What the code can have, where the error has let go of what it holds.
+        """Return the bytes that the code can have once the error's frames are released.
 
         On a real GPU a margin is left for workspaces and for memory in pieces.
         """
@@ -163,7 +163,7 @@ class CodeTrial:
         return self._trials.settled(self, self.grows if grows is None else grows) or None
 
     def needed_and_grows(self, **changed: Any) -> tuple[int | None, int | None]:
-        """What it needs and what a pass keeps, changed as `needed` is told."""
+        """Return the bytes needed, and those a pass keeps, with the changes that `needed` takes."""
         needs = self.needed(**changed)
         if needs is None or not self._in_for:
             return needs, None if needs is None else 0
@@ -207,8 +207,8 @@ class CodeTrial:
         return self._trials.follow(subject, self._state.name)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """In the dry run's process: the notebook's own with what is in `space`, if the code is a
-        cell's, so that nothing else holds what the code assigns anew."""
+        """Return `space`; for a cell's code the notebook's own namespace, updated with it. Then no
+        other namespace holds what the code assigns again. Only for a dry run's process."""
         if not self.frame.at_top:
             return space
         namespace = self._state.namespace

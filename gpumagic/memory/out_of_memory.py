@@ -11,7 +11,7 @@ from gpumagic.memory.memory_report import DeviceMemory, folded_rows, holder_colu
 
 @dataclass(frozen=True)
 class Lever:
-    """A change that would help.
+    """Describe a change that would help.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Lever:
 
 @dataclass(frozen=True, repr=False)
 class OutOfMemory(Shown):
-    """An out-of-memory error, explained.
+    """Record an out-of-memory error, explained.
 
     Attributes
     ----------

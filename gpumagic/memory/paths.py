@@ -36,8 +36,8 @@ class StepNames:
         self._known: dict[int, tuple[Any, list[tuple[str, Any]]]] = {}
 
     def of(self, obj: Any, owner: Any, key_name: KeyName) -> dict[int, str]:
-        """By id of what `obj` refers to; `owner` is what refers to it itself, and `key_name` writes
-        a key that is no plain value, such as a parameter."""
+        """Return the step to each object that `obj` refers to, by id. `owner` refers to `obj`;
+        `key_name` writes a key that is no plain value, such as a parameter."""
         found: dict[int, str] = {}
         for child, step in self._named(obj, owner, key_name):
             found.setdefault(id(child), step)
@@ -219,7 +219,7 @@ _NAMED: tuple[tuple[Any, Any], ...] = (
 
 
 def _way(kind: type, edges: Edges) -> Any:
-    """The function that names what objects of a class refer to beside their attributes, if any."""
+    """Return the function that names a class's references other than attributes, if any."""
     if (beyond := edges.beyond(kind)) is not None:
         return lambda obj, owner: beyond(obj)
     named = (*_NAMED, (ndarray(), _array))
@@ -247,12 +247,12 @@ _BESIDE = (STATE, SAVED)
 
 
 class FoundPath(NamedTuple):
-    """A way to a storage: ``net.fc1.weight``, what it is, and the holder that it begins with."""
+    """Describe a path to a storage: ``net.fc1.weight``, its kind, and its first holder."""
 
     path: str
     kind: str
     root: str
-    beside: str = ""  # of what is kept for a parameter or was saved beside it, its path
+    beside: str = ""  # path of the parameter that this state or saved tensor belongs to
 
 
 class Paths:
@@ -267,7 +267,7 @@ class Paths:
         self._naming_a_key = False
 
     def found(self, number: int) -> Iterator[FoundPath]:
-        """All paths to an object: from the first root by all that refer to it, then from others."""
+        """Return all paths to an object: those from its first root, then from other roots."""
         kind = self._ways.kind(number)
         beside = self._beside(number) if kind in _BESIDE else ""
         for root in self._ways.roots(number):

@@ -36,7 +36,7 @@ _POINTS = 160
 
 
 class Moment(NamedTuple):
-    """Bytes of each kind at some time, in seconds from the start."""
+    """Record the bytes of each kind at some time, in seconds from the start."""
 
     seconds: float
     nbytes: tuple[int, ...]
@@ -44,7 +44,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class MemoryPeak(Shown):
-    """The moment of a cell at which the most memory was allocated on one GPU.
+    """Record the moment of a cell at which the most memory was allocated on one GPU.
 
     Attributes
     ----------
@@ -100,12 +100,12 @@ class Piece:
 
     nbytes: int
     line: str
-    born: int  # of what happened: which one it was
+    born: int  # number of the event that allocated it
     died: int | None = None
     rank: int = _TEMPORARY  # its kind's
 
     def note(self, kind: str) -> None:
-        """Believe what is said of it; that a graph saves what a name held before is no reason."""
+        """Set the kind. A graph that saves an older tensor does not change it."""
         known = kind if kind in KINDS else "tensor"
         if not (known == SAVED and self.born < 0 and self.rank != _TEMPORARY):
             self.rank = min(self.rank, KINDS.index(known))
@@ -113,7 +113,7 @@ class Piece:
 
 @dataclass
 class Replay:
-    """The pieces that lived in a stretch of time, and when each change happened."""
+    """Record the pieces that lived in a stretch of time, and when each change happened."""
 
     pieces: list[Piece] = field(default_factory=list)
     times: list[int] = field(default_factory=list)  # µs, of each change
@@ -199,7 +199,7 @@ def _believe(note: Note, live: Mapping[int, Piece]) -> None:
 def peak_of(
     replay: Replay, device: str, start_us: int, *, complete: bool, saved: str
 ) -> MemoryPeak:
-    """What a replay came to."""
+    """Return the peak of a replay."""
     kinds: dict[str, int] = {}
     lines: dict[str, int] = {}
     for piece in replay.at_peak():

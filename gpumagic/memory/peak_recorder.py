@@ -33,7 +33,7 @@ _RUN = "_engine_run_backward"
 
 
 class PeakRecorder:
-    """One stretch: `start` it, run the code, then `stop` it, whatever happened."""
+    """Record one stretch of code: `start`, run the code, then always `stop`."""
 
     def __init__(
         self, device: torch.device, namespace: Mapping[str, Any], save: str | None = None
@@ -53,7 +53,7 @@ class PeakRecorder:
         self._start = 0
 
     def start(self) -> None:
-        """Begin; what lies on the GPU now was there before."""
+        """Begin to record; memory allocated now counts as there before."""
         self._note(self._held())
         if not _C._cuda_isHistoryEnabled():
             memory._record_memory_history("all", context="alloc", stacks="python", max_entries=RING)
@@ -71,7 +71,7 @@ class PeakRecorder:
         self._start = time_ns() // 1000
 
     def stop(self) -> MemoryPeak | None:
-        """Put back what was changed, and say what the peak was made of."""
+        """Put back what was changed, and return what the peak was made of."""
         with self._stack:
             self._note(self._held())
             snapshot = memory._snapshot()
@@ -138,7 +138,7 @@ class PeakRecorder:
 
 
 def _graph(tensors: Any) -> Iterator[tuple[Any, str]]:
-    """What the graphs behind some tensors hold, with the step that leads to each."""
+    """List what the graphs behind some tensors hold, each with the step that reaches it."""
     nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None]
     seen = set(nodes)
     while nodes:

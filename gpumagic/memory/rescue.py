@@ -1,4 +1,4 @@
-"""Tell what is left of a notebook whose CUDA is dead, and write what is left to a file.
+"""Report what is left of a notebook whose CUDA is dead, and write it to a file.
 
 Nothing here calls CUDA: of a tensor on a GPU only its device is read.
 """
@@ -42,10 +42,10 @@ def told(death: Death) -> str:
 
 
 def save_host(path: str = _FILE) -> None:
-    """Write copies of the notebook's variables that are on the host to a file, and say which.
+    """Write copies of the notebook's host variables to a file, and name them.
 
-    What holds anything on a GPU is left out, and so is what cannot be pickled. This needs no CUDA:
-    it is for a kernel in which CUDA is dead.
+    Variables that hold anything on a GPU or cannot be pickled are left out. This needs no CUDA: it
+    is for a kernel in which CUDA is dead.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def save_host(path: str = _FILE) -> None:
 
 
 def _sorted(namespace: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The user's variables that are on the host, and those that have something on a GPU."""
+    """Return the user's variables on the host, and the ones with something on a GPU."""
     hidden = {*getattr(shell(), "user_ns_hidden", ()), *NOT_VARIABLES}
     safe: dict[str, Any] = {}
     lost: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def _is_on_host(value: Any) -> bool:
 
 
 def _last_saved(names: Iterable[str]) -> dict[str, str]:
-    """By variable the file that a cell wrote of it last, and when: ``"net.pt, 14:02"``."""
+    """Return the last file that a cell wrote of each variable, and when: ``"net.pt, 14:02"``."""
     wanted, found = {*names}, dict[str, str]()
     for cell in getattr(getattr(shell(), "history_manager", None), "input_hist_parsed", ()):
         with suppress(SyntaxError, ValueError):

@@ -30,7 +30,7 @@ _UNDERSCORES = ("_", "__", "___")
 
 
 def tracebacks(error: BaseException) -> Iterator[TracebackType]:
-    """Every step of an error's traceback, and of those that it was raised from."""
+    """Yield every step of the tracebacks of an error and of the errors that it was raised from."""
     for each in errors(error):
         trace = each.__traceback__
         while trace is not None:
@@ -55,7 +55,7 @@ class KeptErrors:
         self._kept = [*kept_errors(), *([self._handled] if self._handled is not None else [])]
 
     def let_go(self) -> str:
-        """Keep them no longer, and say which they were; what was printed of them stays."""
+        """Release them, and return what they were; their printed text stays."""
         places = dict.fromkeys(map(_place, self._kept))
         if self._handled is not None:
             _empty(self._handled)
@@ -90,7 +90,7 @@ def _place(error: BaseException) -> str:
 
 
 class KeptOutputs:
-    """What cells gave: `Out[5]`, `_5` and `_`, among the variables of a notebook."""
+    """Find the results of cells among a notebook's variables: `Out[5]`, `_5` and `_`."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace: Any = namespace
@@ -108,7 +108,7 @@ class KeptOutputs:
         return {n: value for n, value in self._namespace.items() if n not in self._names}
 
     def numbered(self) -> dict[str, Any]:
-        """Outputs by name: ``"Out[5]"``, and ``"_"`` and the like of what `Out` has no longer."""
+        """Return outputs by name: ``"Out[5]"``; or ``"_"``, ``"_5"`` if no longer in `Out`."""
         found = {f"Out[{number}]": value for number, value in self._out.items()}
         for name in _UNDERSCORES:
             value = self._namespace.get(name)
@@ -144,13 +144,13 @@ class KeptOutputs:
 
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-# Python's machinery, which leads to whatever imported a module.
+# Python's import machinery, which refers to whatever imported a module.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(types.ModuleType)["__dict__"].__get__
 
 
 class Roots:
-    """The roots of one notebook at one moment."""
+    """List the roots of one notebook at one moment."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace = namespace
@@ -163,7 +163,7 @@ class Roots:
         self._frames = dict(_running())
 
     def closed(self) -> list[Any]:
-        """Objects that lead to everything: each is a root, and not on the way from another."""
+        """Objects that reach everything: each is a root, and no path passes through it."""
         spaces = [_module_names(module) for module in self._modules.values()]
         found = [self._namespace, self._namespace.get("_oh"), sys.modules, *spaces, *self._frames]
         if self._shell is not None:
@@ -184,7 +184,7 @@ class Roots:
         yield [*self._globals(users=True)]
 
     def far(self, wanted: Container[int]) -> Iterator[Root]:
-        """What IPython, frames and modules of libraries hold, of what has the wanted ids."""
+        """Yield the wanted objects that IPython, or libraries' frames and modules, hold."""
         for name, value in own(self._shell).items():
             if id(value) in wanted:
                 yield Root(f"get_ipython().{name}", value, holder="IPython")
@@ -203,7 +203,7 @@ class Roots:
         return module is not None and _is_users_module(module)
 
     def _variables(self) -> Iterator[list[Root]]:
-        """Modules before what else refers to their parameters, optimizers last."""
+        """Yield modules before others that refer to their parameters, optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
         kept = KeptOutputs(self._namespace).variables()

@@ -26,7 +26,7 @@ TORCH = "torch"
 
 @dataclass(frozen=True)
 class Shortage:
-    """What an allocator had and did not have; bytes, None where it does not say."""
+    """Record the figures of a failed allocation, in bytes; None if unknown."""
 
     ordinal: int
     wanted: int | None = None
@@ -74,7 +74,7 @@ _attached_to: Any = None
 
 
 def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
-    """The error of a chain that is for want of GPU memory, and its figures; None without one."""
+    """Return the out-of-memory error in a chain, and its figures; None if there is none."""
     names = {framework.name for framework in imported()}
     for each in errors(error):
         text, library, torch = str(each), library_of(each), torch_here()
@@ -111,7 +111,7 @@ def _size(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def _exact(said: Shortage) -> Shortage:
-    """The figures noted at the moment itself, where they are those that the text rounds."""
+    """Return the figures noted at the failure, if the text's rounded ones agree with them."""
     noted = _noted.get(said.ordinal)
     if noted is None or said.wanted is None:
         return said

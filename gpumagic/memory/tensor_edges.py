@@ -1,4 +1,4 @@
-"""Tell what torch keeps with a tensor, where C keeps it: its gradient, its graph, its hooks."""
+"""List what torch keeps with a tensor in C: its gradient, its graph, its hooks."""
 
 import gc
 from itertools import repeat
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gpumagic.memory import autograd_graph
 from gpumagic.memory.autograd_graph import Edge
 
-# What a subclass may define anew is read where C defines it.
+# A subclass may override these attributes, so they are read from C's own class.
 _base: Any = torch._C.TensorBase
 _grad, _grad_fn = vars(_base)["grad"].__get__, vars(_base)["grad_fn"].__get__
 _retains, _layout = vars(_base)["retains_grad"].__get__, vars(_base)["layout"].__get__
@@ -45,7 +45,7 @@ def refer_to_nothing(tensors: list[Any]) -> bool:
 
 
 def of_tensor(tensor: Any, graphs: bool) -> list[Edge]:
-    """What torch keeps with a tensor, each with the step that leads there."""
+    """List what torch keeps with a tensor, each with the step that reaches it."""
     found: list[Edge] = [(held, step) for step, get in _HOOKS if (held := get(tensor)) is not None]
     if (parts := _PARTS.get(_layout(tensor))) is not None:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tell which holders reach an object of a walk, and what it is to them: parameter, output, …
+"""Find which holders reach an object of a walk, and its kind for each: parameter, output, …
 
 Objects next to each other are answered together, so 100,000 tensors in a list cost little more
 than one.
@@ -16,30 +16,30 @@ from gpumagic.usercode.values import comes_from, is_tensor, own
 
 _TENSOR, _MODULE = "tensor", "module"
 MOST = 8
-"""Of how many roots it is told that they reach an object."""
+"""The most roots that are reported to reach one object."""
 
 
 class Way(NamedTuple):
-    """The holder that a storage is reached from, and what it is there."""
+    """Name the holder that reaches a storage, and the storage's kind there."""
 
     root: str
     kind: str
 
 
 class _Above:
-    """What is known of objects by those on the way to them; alike objects share one."""
+    """Cache facts about objects that share an ancestor and a class."""
 
     def __init__(self, meeting: int, root: int, role: str | None = None, part: str = "") -> None:
         self.meeting = meeting  # the nearest that others refer to as well; else the root, ``~n``
         self.root = root  # its number
-        self.role = role  # what the objects themselves say of what lies below
-        self.part = part  # what all is that lies below, where that is known
+        self.role = role  # kind of the objects below, if these ones determine it
+        self.part = part  # kind of everything below, if known
         self.below: dict[int, _Above] = {}  # of objects one step below, by the id of their class
         self.ways: dict[int | str, tuple[Way, ...]] = {}  # to them, by that id or what they are
 
 
 class Ways:
-    """The ways to objects of a walk, by number; `numbers` are those that will be asked about."""
+    """Find the ways to objects of a walk, by number; only `numbers` will be asked for."""
 
     def __init__(self, walk: Walk, numbers: Iterable[int]) -> None:
         self._walk = walk
@@ -50,7 +50,7 @@ class Ways:
         self._reached: dict[int, dict[int, int]] = {}  # by meeting, root and parent on the way
         self._roles: dict[int, str | None] = {}
         others, parents, above = walk.others, walk.parents, self._above
-        # What is known of an object as of those beside it.
+        # The cached facts that each object shares with its siblings.
         self._besides = {n: above(n if n in others else parents[n]) for n in numbers}
         self._find_others({beside.meeting for beside in self._besides.values()})
 
@@ -95,7 +95,7 @@ class Ways:
         known, walk = self._known, self._walk
         if number in known:
             return known[number]
-        if number >= 0 and number not in walk.others:  # most are beside others of their kind
+        if number >= 0 and number not in walk.others:  # most have siblings of their class
             beside = known.get(walk.parents[number])
             if beside is not None:
                 found = beside.below.get(id(type(walk.objects[number])))
@@ -172,7 +172,7 @@ class Ways:
         return [self._walk.parents[number], *self._walk.others[number]]
 
     def _reach(self, number: int) -> bool:
-        """Let an object be reached by the roots of what refers to it; whether that is new."""
+        """Add the roots of an object's referrers to its own; whether any of them is new."""
         reached = self._reached.setdefault(number, {self.root(number): self._walk.parents[number]})
         before = len(reached)
         for parent in self._referrers(number):
