@@ -1,4 +1,4 @@
-"""Say what a cell or a function would do, without computing and without touching anything.
+"""Predict what a cell or a function would do, without computing or changing anything.
 
 The code is followed in a forked copy of the process, where every tensor is one without data
 (torch's fake tensors): shapes, dtypes, devices, copies, waits and memory are what they would be.

@@ -42,7 +42,7 @@ from gpumagic.ledger.entry import PRINT
 
 
 class Calls(TorchFunctionMode):
-    """Answers calls that only data could; `fake` makes a fake of a real tensor, where it is."""
+    """Answer calls that need data; `fake` turns a real tensor into a fake on its device."""
 
     def __init__(self, fake: Callable[[Tensor], object], crossings: Crossings) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # As a file of safetensors is read: of what lies in memory, a real one first.
+        # As a file of safetensors is read: a real tensor of the mapped memory first.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -65,7 +65,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, values: Any, func: Any) -> Any:
-        """The arguments as fakes, and those that are not known as numbers that scale."""
+        """Return the arguments as fakes, and unknown numbers as ones that only scale."""
         if self._not_known(values):
             if getattr(func, "__name__", "") == "full" and type(values) is tuple:
                 # The number that fills is no size.
@@ -83,7 +83,7 @@ class Calls(TorchFunctionMode):
         return item
 
     def _not_known(self, item: Any) -> bool:
-        """Whether something in it is not known; real tensors in it become fakes."""
+        """Whether it contains an unknown value; real tensors in it become fakes."""
         if isinstance(item, Tensor):
             if is_real(item):
                 self._fake(item)
@@ -241,7 +241,7 @@ def install(
         (torch.overrides, "has_torch_function", _nothing),
     ]
     if virtual:
-        # Their kernels are the CPU's, which make other tensors beside the result.
+        # Their kernels are the CPU's, whose temporary tensors differ from CUDA's.
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)
@@ -264,7 +264,7 @@ def _not_known(name: str) -> Callable[..., NotKnown]:
 
 
 def _in_this_process(loader: Any) -> Any:
-    """An iterator of a DataLoader that asks a data set for some samples of each batch alone."""
+    """Iterate over a DataLoader, reading only some samples of each batch from the data set."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher

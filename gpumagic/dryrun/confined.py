@@ -51,7 +51,7 @@ _REFUSED = {
 
 
 class Confinement:
-    """What the child's code may not do, from `begin` on; made, it catches what is printed."""
+    """Confine the child's code from `begin` on; printed text is caught from the creation on."""
 
     def __init__(self) -> None:
         self.printed = io.StringIO()
@@ -64,7 +64,7 @@ class Confinement:
         _catch_displays()
 
     def begin(self) -> bool:
-        """Refuse from now on; whether the kernel refuses all of it to C++ code, too."""
+        """Refuse from now on; return whether the kernel refuses everything to C++ code too."""
         sys.dont_write_bytecode = True
         # torch logs what it then raises.
         for name in ("torch._subclasses.fake_tensor", "torch._prims_common"):
@@ -91,9 +91,9 @@ class Confinement:
         if reason and self._importing:
             raise PermissionError(reason)  # a library can do without its cache
         if reason:
-            stopped = Stopped(reason)  # which is told, unless the library goes on without it
+            stopped = Stopped(reason)  # reported, unless the library continues without it
             if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
-                raise PermissionError(reason)  # of what `nvidia-smi` tells, for one
+                raise PermissionError(reason)  # such as a library that runs `nvidia-smi`
             raise stopped
 
     def _import_without_fakes(self) -> None:
@@ -122,7 +122,7 @@ def _refusing(what: str) -> Callable[..., Any]:
 
 
 def _at_once(pool: Any, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
-    """What a pool of threads would do beside the code is done before it goes on."""
+    """Run a job for a pool of threads at once, before the code continues."""
     future = Future[Any]()
     try:
         future.set_result(function(*args, **options))
@@ -195,7 +195,7 @@ _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 # By machine, which has a number itself: calls that change a file but for its content (its length,
 # mode, owner, times and attributes), that connect and send, start a program or reach into another
-# process; then those that signal or change the process that is their first argument, or second.
+# process; then calls that signal or change the process in their first argument, or second.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

@@ -29,7 +29,7 @@ _SHARE = 0.75  # of a card, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTIO
 
 @dataclass(frozen=True)
 class DryCall:
-    """A call to follow."""
+    """Describe a call to follow."""
 
     function: Callable[..., Any]
     args: Sequence[Any]
@@ -50,14 +50,14 @@ def is_for_jax(
 def dry_run_of_jax(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], on: object
 ) -> DryRun:
-    """What one call would need on a device, or on cards that are not here."""
+    """Predict what one call would need on a device, or on cards that are not here."""
     follower = Follower(on)
     follower.assign("return", follower.call(DryCall(function, args, kwargs)))
     return follower.result()
 
 
 class Follower:
-    """Follows calls one after another, whose results live on to the end."""
+    """Follow calls one after another; their results live to the end."""
 
     def __init__(self, on: object) -> None:
         self._start = time.monotonic()
@@ -80,7 +80,7 @@ class Follower:
         """Whether one would fail, or asks for what data alone tell: none is followed after it."""
 
     def call(self, call: DryCall) -> Any:
-        """What a call gives, without data; None where it fails, or asks for what data tell."""
+        """Return a call's result without data; None if it fails or needs data."""
         self.calls += 1
         self.ended = True
         if not self._name and not self._cards:
@@ -133,7 +133,7 @@ class Follower:
             self._unknown.append(told)
 
     def result(self) -> DryRun:
-        """What all calls together would do."""
+        """Return what all calls together would do."""
         cards = tuple(OnCard(card, self._most, None) for card in self._cards)
         for each in cards:
             if each.fits and self._most > _SHARE * each.card.total:
@@ -230,7 +230,7 @@ class NotFollowed(Exception):
 def dry_run_array_cell(
     tree: ast.Module, namespace: Mapping[str, Any], file: str, on: object
 ) -> DryRun:
-    """What the calls of a cell would need; `NotFollowed` where it does anything else."""
+    """Predict what the calls of a cell would need; raise `NotFollowed` for any other code."""
     return _Cell(namespace, file, Follower(on)).follow(tree)
 
 
@@ -269,7 +269,7 @@ class _Cell:
             self._follower.assign(name, value)
 
     def _value(self, node: ast.expr) -> Any:
-        """What an expression gives; of a call its shapes, and None where that would fail."""
+        """Return an expression's value; for a call its shapes, or None if it would fail."""
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
             value, key = self._value(node.value), self._scope.value(node.slice)
             return None if self._follower.ended else value[key]

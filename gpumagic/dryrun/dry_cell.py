@@ -36,7 +36,7 @@ ALL = "@all"
 def dry_run_on(
     on: object, subject: Subject, waiting: Callable[[float], object] | None = None
 ) -> DryRun:
-    """Follow the code of `subject` where `on` says, or raise `GpuError`.
+    """Follow the code of `subject` on the devices that `on` names, or raise `GpuError`.
 
     ``"8 x H100 80GB"`` is eight ranks on that card, ``"@all"`` one on each GPU here, ``"8 x
     cuda:0"`` eight of which each sees only a GPU such as this one. The first and the last of them
@@ -83,7 +83,7 @@ _PYTHON = {"time", "timeit", "capture", "prun"}
 
 
 def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
-    """What the rest of a running cell would do, on a device or where it is; or `GpuError`."""
+    """Predict what the rest of a running cell would do, on a device or where it is."""
     line = ProgressLine(shell)
     namespace, flags = shell.user_ns, shell.compile.flags & PyCF_MASK
     names = names_read(tree, shell.transform_cell)
@@ -137,7 +137,7 @@ def _execute(codes: Iterable[CodeType | None], namespace: dict[str, Any]) -> Any
 
 @dataclass(frozen=True)
 class _DryShell:
-    """What `get_ipython()` is in a dry run: magics and commands are named and left out."""
+    """Replace `get_ipython()` in a dry run: magics and commands are named and left out."""
 
     _note: Note
     _file: str

@@ -1,4 +1,4 @@
-"""Answer `gpumagic.dry_run(function, ...)`: what a call would do."""
+"""Predict what a call would do: `gpumagic.dry_run(function, ...)`."""
 
 import inspect
 import sys
@@ -20,34 +20,34 @@ def dry_run(
     limit: float = LIMIT_S,
     **kwargs: Any,
 ) -> DryRun:
-    """What ``function(*args, **kwargs)`` would do, without computing or touching anything.
+    """Predict what ``function(*args, **kwargs)`` would do, without computing or changing anything.
 
-    It is followed in a forked copy of this process, in which every tensor is replaced by one
-    without data. Nothing is allocated on a GPU. What is jitted by JAX, or is given arrays of JAX,
-    is compiled for their shapes, and the compiler says what it needs; its Python runs once, as
-    for any `jit`.
+    The call is followed in a forked copy of this process, in which every tensor is replaced by one
+    without data. Nothing is allocated on a GPU. A function that JAX jits, or that gets JAX's
+    arrays, is compiled for their shapes, and the compiler reports what it needs. Its Python runs
+    once, as for any `jit`.
 
     Parameters
     ----------
     function : callable
         A function, a method or a module.
     *args, **kwargs
-        What it is called with.
+        The arguments of the call.
     on : str, int, torch.device, Card or list, optional
         Place it as ``%%ongpu`` does: ``1``, ``"cuda:1"``, ``"free"`` … By default it runs where it
         is. Or a card that is not here, by its name or size: ``"H100 80GB"``, ``"RTX 4090"``,
         ``"24GiB"``, or several of them. ``"8 x H100 80GB"`` is one rank of eight, each on a card,
         in a process group that is there; ``"@all"`` one of as many as there are GPUs here.
     move : bool
-        With `on`: whether its arguments, and the variables that it reads, are brought there first.
+        With `on`: whether its arguments, and the variables that it reads, are moved there first.
     limit : float
         Seconds after which it stops, with the result up to there.
 
     Returns
     -------
     DryRun
-        Shapes, dtypes and devices, mismatches, copies and waits, peak memory, and what is not
-        known.
+        Shapes, dtypes and devices, mismatches, copies and waits, peak memory, and everything
+        unknown.
 
     Raises
     ------

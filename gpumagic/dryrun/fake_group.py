@@ -142,7 +142,7 @@ def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> N
 
 
 class _Silent:
-    """Stands for `torch.distributed.Logger`: every method does nothing."""
+    """Replace `torch.distributed.Logger`: every method does nothing."""
 
     def __init__(self, *args: object) -> None:
         pass
@@ -155,7 +155,7 @@ _NOT_FOLLOWED = ("_set_mixed_precision_param_dtype", "_get_zeros_like_grad_bucke
 
 
 class _OneCopy(_Silent):
-    """Stands for `torch.distributed.Reducer`: one bucket for the gradients of each dtype."""
+    """Replace `torch.distributed.Reducer`: one bucket for the gradients of each dtype."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ _INTO_ANOTHER = ("all_gather", "reduce_scatter", "all_to_all", "gather")  # outp
 
 
 class Collectives:
-    """Adds up collectives by kind and size of the group."""
+    """Add up collectives by kind and size of the group."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], list[int]] = {}

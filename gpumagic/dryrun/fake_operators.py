@@ -40,7 +40,7 @@ aten: Any = torch.ops.aten
 
 
 def own_shapes(func: Any, name: str, args: Any) -> Callable[..., Any] | None:
-    """What runs in place of `func`, or None for what torch knows."""
+    """Return what runs in place of `func`; None if torch's own fake is right."""
     make = _OWN.get(name)
     if name == "clone" and args[0].layout is torch.sparse_coo:
         make = _clone_of_sparse
@@ -64,7 +64,7 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 
 
 def _chosen(func: Any, args: Any, kwargs: Any) -> Any:
-    """The algorithm of attention; of tensors without data torch says that there is but the slow."""
+    """Return attention's algorithm; for tensors without data torch names only the slow one."""
     if args[0].device.type != "cpu":
         return func(*args, **kwargs)
     with suspended():
@@ -135,7 +135,7 @@ def _on_host(tensor: Tensor) -> bool:
 
 
 def _as_of_the_host(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the CPU's kernel gives: it may choose another order of channels than CUDA's."""
+    """Return the CPU kernel's result, whose order of channels may differ from CUDA's."""
     given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
     device = given[0].fake_device
     for tensor in given:
@@ -188,7 +188,7 @@ _READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index
 
 
 class Crossings:
-    """Counts copies and waits as a watch does, from what the fakes' operators would do."""
+    """Count copies and waits as a watch does, from what the fakes' operators would do."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Any, ...], Count] = {}
@@ -221,7 +221,7 @@ class Crossings:
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators, and what they allocate and copy."""
+    """Count operators, and what they allocate and copy."""
 
     def __init__(
         self, held: HeldMemory, crossings: Crossings, send: Callable[[Any, str, Any], None]

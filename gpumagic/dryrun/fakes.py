@@ -1,4 +1,4 @@
-"""Make tensors without data, and turn those that a forked child has inherited into such.
+"""Make tensors without data, and turn the tensors that a forked child inherits into them.
 
 Guarantees: a tensor stays the object that it is, so every name, container, view, module and
 optimizer that holds it now holds the fake; views of one memory are fakes of one memory; a fake has
@@ -140,7 +140,7 @@ def is_real(tensor: Tensor) -> bool:
 
 
 def _parts(tensor: Any) -> list[Tensor]:
-    """What a tensor is made of, as one that is sharded; of a plain one nothing."""
+    """Return the parts of a tensor, such as a sharded one's; empty for a plain tensor."""
     if not hasattr(type(tensor), "__tensor_flatten__"):
         return []
     parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
@@ -159,7 +159,7 @@ def _is_a_number(tensor: Tensor) -> bool:
 
 
 class _Cut(torch.autograd.Function):
-    """Where the graph of an earlier cell would begin."""
+    """Mark where the graph of an earlier cell would begin."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, tracked: Callable[[], None]) -> Any:
@@ -195,7 +195,7 @@ class LazyBuffer(_Lazy, UninitializedBuffer):
 
 
 def new_lazy(mode: Fakes, kind: type[_Lazy]) -> Callable[..., Any]:
-    """What replaces `__new__` of the class that `kind` stands for."""
+    """Return the function that replaces `__new__` of the class that `kind` imitates."""
 
     def new(
         cls: Any,

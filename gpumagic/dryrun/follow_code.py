@@ -53,10 +53,10 @@ _following = False
 
 @dataclass(frozen=True)
 class Subject:
-    """What a dry run is of."""
+    """Describe the code of a dry run."""
 
     namespace: dict[str, Any]
-    reads: list[tuple[str, Any]]  # by name; those that are not in the namespace are arguments
+    reads: list[tuple[str, Any]]  # by name; a name that is not in the namespace is an argument
     # Given what notes a phrase for what was left out: runs the code, for values to describe.
     prepare: Callable[[Callable[[str], object]], Callable[[], dict[str, Any]]]
     device: Device | None  # where new tensors are made
@@ -81,7 +81,7 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
     with deferred():  # what is loaded in part stays so
-        importlib.import_module("torch._dynamo")  # else each copy would load it anew
+        importlib.import_module("torch._dynamo")  # else each copy would load it itself
     device, rank = subject.device, subject.rank
     if subject.cards:
         before = before_on(subject.cards[0], 1 if rank is None else rank.of_a_host)
@@ -183,7 +183,7 @@ class _Following:
         return (OnRank(self._subject.rank.number, peak, self._collectives.found()),)
 
     def _fullest(self) -> str:
-        """The GPU that held most: its own, or where code says `cuda:0` of whatever it is given."""
+        """Return the GPU that held most: its own, or another if the code itself says `cuda:0`."""
         gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
         return max(gpus, key=lambda device: gpus[device], default=str(self._target))
 
@@ -269,7 +269,7 @@ class _Following:
 
 
 class _Variables:
-    """What each name of a namespace refers to, without holding it: what is let go must be free."""
+    """Note what each name refers to, without holding it: a released object must be freed."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace

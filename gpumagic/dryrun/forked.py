@@ -137,7 +137,7 @@ def _detach(keep: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
         descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
-    except OSError:  # not on Linux: at least those that are for output
+    except OSError:  # not on Linux: at least the outputs
         descriptors = {0, 1, 2}
     for descriptor in descriptors - {keep, nowhere}:
         _detach_descriptor(descriptor, nowhere)
@@ -151,7 +151,7 @@ def _detach_descriptor(descriptor: int, nowhere: int) -> None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.dup2(nowhere, descriptor, inheritable=False)
             return
-        # Opened anew, it has a position of its own.
+        # A file that is opened again has a position of its own.
         own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
         os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
         os.dup2(own, descriptor, inheritable=False)
@@ -253,6 +253,6 @@ def _variables() -> tuple[int, int]:
     for before, after in itertools.pairwise(_mappings()):
         follows = before.start + before.size == after.start and not after.path
         if before.path.endswith(_LIBRARY) and follows and after.access.startswith("rw"):
-            # They begin in the last page of what is mapped.
+            # They begin in the last page of the library's mapping.
             return after.start - _PAGE, min(after.size, _MOST) + _PAGE
     return 0, 0

@@ -82,9 +82,9 @@ class HeldMemory:
     def add(self, tensor: Any, replaced: tuple[Any, bool] | None = None) -> None:
         """Count the storage of a fake, once.
 
-        `replaced` is what would be written into in a run with data, and whether that is certain. If
-        not, it is so if nothing else holds it: else it is still there at the next change, and only
-        then both count.
+        `replaced` is the storage that a run with data would write into, and whether that is
+        certain. If uncertain: the memory is reused when nothing else refers to it; otherwise both
+        count from the next change.
         """
         device = str(tensor.device)
         try:
@@ -118,7 +118,7 @@ class HeldMemory:
             self._leaving = old
 
     def resize(self, storage: Any, nbytes: int) -> None:
-        """Count the memory of a storage that is given back, or had anew, while it lives."""
+        """Count a live storage's memory when it is freed or allocated again (`resize_`)."""
         known = self._known.get(storage._cdata)
         if known is not None:
             self._settle()
@@ -127,7 +127,7 @@ class HeldMemory:
             self._raise(known.device)
 
     def pass_through(self, device: str, sizes: list[int]) -> None:
-        """Count what an operator takes beside its results, and frees again."""
+        """Count an operator's temporary memory, which it frees again."""
         allocator = self._allocators[device]
         taken = [(allocator.take(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
@@ -226,7 +226,7 @@ def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
 
 
 def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
-    """The device that `on` names, and no cards; or cards, and what stands for the first of them."""
+    """Return the device that `on` names and no cards; or the first card's stand-in and all cards."""
     if on is None:
         return None, ()
     chosen = cards_meant(on)
@@ -234,12 +234,12 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 
 
 def stand_in(card: Card, ordinal: int = 0) -> Device:
-    """The device that a card is in the forked child."""
+    """Return the device that imitates a card in the forked child."""
     return Device("cuda", ordinal, name=card.name, memory_total=card.total)
 
 
 def before_on(card: Card, count: int) -> Before:
-    """What there is on so many of a card: all of it is free."""
+    """Return the state of `count` empty cards."""
     if problem := gate.static_problem():
         raise GpuError(f"no dry run for a card that is not here: {problem}")
     major, minor = card.capability

@@ -22,7 +22,7 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Assigned:
-    """A variable that the code assigns."""
+    """Record a variable that the code assigns."""
 
     name: str
     kind: str  # "float32[128, 10]" for a tensor, else in words: "Sequential, 4 parameters"
@@ -34,7 +34,7 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Peak:
-    """The memory of one device, in bytes: at least so much.
+    """Record the least memory needed on one device, in bytes.
 
     Workspaces of cuBLAS and cuDNN, and the allocator's fragmentation, are not in it.
     """
@@ -57,7 +57,7 @@ CARD_STANDS_AS = "cuda:0"
 
 @dataclass(frozen=True)
 class OnCard:
-    """Whether the code would fit on a card that is not here."""
+    """Record whether the code would fit on a card that is not here."""
 
     card: Card
     needed: int  # bytes, at least
@@ -76,7 +76,7 @@ class OnCard:
 
 @dataclass(frozen=True)
 class Collective:
-    """What one rank has part in, of one kind and among so many ranks."""
+    """Record the collectives of one kind, and size of group, that a rank takes part in."""
 
     name: str  # torch.distributed's: "all_reduce"; or "send", "recv"
     ranks: int
@@ -85,7 +85,7 @@ class Collective:
 
     @property
     def sent(self) -> int:
-        """Bytes that the rank sends where ranks form a ring, as NCCL's own tests count them.
+        """Return the bytes that the rank sends in a ring, as NCCL's own tests count them.
 
         With S for the whole: 2 (n - 1) / n S for all_reduce, (n - 1) / n S for all_gather,
         reduce_scatter, all_to_all, gather and scatter, S for broadcast, reduce and send
@@ -99,7 +99,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class OnRank:
-    """What one rank of many would need and send."""
+    """Record what one rank of many would need and send."""
 
     rank: int
     peak: Peak | None  # on its device; None without tensors there
@@ -108,7 +108,7 @@ class OnRank:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Where the dry run met what only data can tell, or what it does not do, and whether it ended
+    """Record a place where the dry run needed data, or left something out, and whether it ended
     there."""
 
     where: UserLine | None
@@ -121,7 +121,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """An operation between devices that would fail: torch's words, and the explanation of them."""
+    """Record an operation between devices that would fail: torch's text, and its explanation."""
 
     where: UserLine | None
     error: str
@@ -134,22 +134,22 @@ class Mismatch:
 
 @dataclass(frozen=True, repr=False)
 class DryRun(Shown):
-    """What a cell or a function would do.
+    """Record what a cell or a function would do.
 
     Attributes
     ----------
     device : str
-        Where it would be placed; nothing for where it is.
+        Where it would be placed; empty if it would run where it is.
     assigned : tuple of Assigned
         Variables that it assigns, and ``return`` for what a function returns.
     peak : dict of str to Peak
         By device.
     moved : tuple of Moved
-        What `%%ongpu` would bring there before the code.
+        What `%%ongpu` would move there before the code.
     ledger : Ledger
         Copies between devices and waits of the host, by line. How long they take is not known.
     unknown : tuple of Unknown
-        What could not be known or was left out; the last one may be where the dry run ended.
+        Everything unknown or left out; the last one may be where the dry run ended.
     mismatches : tuple of Mismatch
         The operation between devices at which the code would fail.
     error : str or None
@@ -162,14 +162,14 @@ class DryRun(Shown):
     backward : bool
         Whether a backward pass ran.
     seconds : float
-        What the dry run took, the copy of the process included.
+        Duration of the dry run, with the copy of the process.
     virtual : bool
         Whether the device is a virtual GPU.
     cards : tuple of OnCard
         The cards that it was asked for, which are not here. `device` is the first one's name, and
         in `peak` it is ``cuda:0``.
     world : int
-        Of how many ranks one was followed.
+        The number of ranks, of which one or two were followed.
     ranks : tuple of OnRank
         Those that were followed, where there are several: the first and the last. All else is of
         the first; of the last where only that one does not come to the end.

@@ -24,7 +24,7 @@ raised: list["Stopped"] = []
 
 
 class Stopped(BaseException):
-    """The end of a dry run; no `except Exception` of the user's may take it for an error."""
+    """End a dry run; no `except Exception` of the user's may take it for an error."""
 
     def __init__(self, reason: str, where: UserLine | None = None) -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ def host_value(frame: FrameType | None) -> float | None:
 
 
 class NotKnown:
-    """A number that only the data could tell, such as ``loss.item()``.
+    """Represent a number that depends on data, such as ``loss.item()``.
 
     Arithmetic with it gives another; `torch` takes it wherever a number only scales values. A
     comparison, a conversion or a use as a size ends the dry run.

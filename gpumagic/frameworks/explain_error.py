@@ -8,8 +8,7 @@ from typing import Any
 
 from gpumagic import faults
 from gpumagic.frameworks.known import imported
-from gpumagic.mismatch.explanation import Explanation, Operand
-from gpumagic.usercode.files import label
+from gpumagic.mismatch.explanation import Explanation, Operand, expression
 from gpumagic.usercode.frames import errors, failed_frames
 
 
@@ -82,8 +81,6 @@ def explain_tensorflow(error: BaseException, namespace: Mapping[str, Any]) -> Ex
                 nbytes = framework.nbytes(value)
                 rows[name] = Operand(name, (there,), nbytes, None, None, about, odd=True)
         if rows:
-            line = getattr(node, "lineno", frame.line)
-            place = frame.filename, label(frame.filename)
             why = _WHY.format(ran=ran, there=there)
-            return Explanation(frame.text(node), line, *place, tuple(rows.values()), None, why)
+            return Explanation(*expression(frame, node), tuple(rows.values()), None, why)
     return None

@@ -15,9 +15,8 @@ from jax.sharding import NamedSharding
 from gpumagic.frameworks.jax_copies import changes, is_data, own
 from gpumagic.frameworks.jax_framework import Jax
 from gpumagic.frameworks.known import jax_here
-from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand
+from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
 from gpumagic.mismatch.syntax import statement
-from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import MISSING
 
@@ -80,16 +79,8 @@ def _explain(frame: FailedFrame, said: list[str], framework: Jax) -> Explanation
     target = _target(node, parts)
     odd = [part for part in parts if part.device != target]
     rows = {part.text: _row(part, part in odd) for part in parts}
-    line = getattr(node, "lineno", frame.line)
-    return Explanation(
-        frame.text(node),
-        line,
-        frame.filename,
-        label(frame.filename),
-        tuple(rows.values()),
-        _fix(frame, node, parts, odd, target),
-        _REASON,
-    )
+    fix = _fix(frame, node, parts, odd, target)
+    return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
 
 
 def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]:
@@ -176,15 +167,12 @@ def _target(node: ast.AST, parts: list[_Part]) -> str:
 
 
 def _row(part: _Part, odd: bool) -> Operand:
-    if len(part.arrays) != 1:
-        many = f"{len(part.arrays)} arrays" if part.arrays else "made here"
-        return Operand(part.text, (part.device,), part.nbytes, None, None, many, odd)
-    array = part.arrays[0]
-    dims = ", ".join(map(str, array.shape))
-    about = f"{array.dtype}[{dims}]"
-    return Operand(
-        part.text, (part.device,), part.nbytes, str(array.dtype), array.shape, about, odd
-    )
+    dtype, shape = None, None
+    about = f"{len(part.arrays)} arrays" if part.arrays else "made here"
+    if len(part.arrays) == 1:
+        dtype, shape = str(part.arrays[0].dtype), part.arrays[0].shape
+        about = f"{dtype}[{', '.join(map(str, shape))}]"
+    return Operand(part.text, (part.device,), part.nbytes, dtype, shape, about, odd)
 
 
 def _fix(
@@ -209,6 +197,4 @@ def _fix(
         edit.before.append("import jax")
     nodes = dict.fromkeys(part.node for part in odd)
     edit.replaced += [(node, f"jax.device_put({frame.text(node)}, {where})") for node in nodes]
-    sizes = [part.nbytes for part in {part.text: part for part in odd}.values()]
-    total = None if None in sizes else sum(size for size in sizes if size is not None)
-    return edit.fix(total)
+    return edit.fix(total({part.text: part.nbytes for part in odd}.values()))

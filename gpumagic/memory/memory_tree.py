@@ -323,7 +323,7 @@ def _columns(rows: Sequence[MemoryBranch], *, html: bool = False) -> list[Column
 
 
 def _name(row: MemoryBranch) -> str:
-    """Return a branch's label: the root's path, or else the last step, and how many are alike."""
+    """Return a branch's label: the root's path or the last step, and how many are alike."""
     step = row.path if row.depth == 0 else _last_step(row.path)
     return f"{step} and {row.alike - 1:,} alike" if row.alike > 1 else step
 

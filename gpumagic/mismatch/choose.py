@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.mismatch.explanation import Edit, Fix
+from gpumagic.mismatch.explanation import Edit, Fix, total
 from gpumagic.mismatch.expressions import FACTORIES, Reader, is_torch, words
 from gpumagic.mismatch.operand import Part, flat, full
 from gpumagic.mismatch.operation import Conflict, Message, operation
@@ -181,12 +181,7 @@ def _most(leaves: tuple[Part, ...]) -> str | None:
 
 
 def _bytes(parts: Iterable[Part]) -> int | None:
-    total: dict[str, int] = {}
-    for part in parts:
-        if part.nbytes is None:
-            return None
-        total[part.key] = part.nbytes
-    return sum(total.values())
+    return total({part.key: part.nbytes for part in parts}.values())
 
 
 def make_there(site: Site, target: str) -> Fix | None:

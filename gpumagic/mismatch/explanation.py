@@ -1,6 +1,7 @@
 """Record what is wrong between devices and the fix as code; show it as text or a table."""
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 from textwrap import dedent, indent
@@ -63,6 +64,18 @@ class Explanation(Shown):
     fix: Fix | None
     reason: str | None  # why it is where it is, in one sentence, where the cause is a typical one
     first: str | None = None  # the line to put on top of the cell, before any edit is tried
+
+
+def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
+    """Return the first fields of an explanation: the expression, its line and its file."""
+    line, filename = getattr(node, "lineno", frame.line), frame.filename
+    return frame.text(node), line, filename, label(filename)
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of bytes; None if one is unknown."""
+    found = list(counts)
+    return None if None in found else sum(count or 0 for count in found)
 
 
 def text(explanation: Explanation) -> str:

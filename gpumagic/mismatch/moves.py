@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from gpumagic.mismatch.choose import Choice, told, wants_one_device
-from gpumagic.mismatch.explanation import Edit, Fix, bracketed
+from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
 from gpumagic.mismatch.expressions import Reader
 from gpumagic.mismatch.operand import Part, bytes_of, full, tensors_of
 from gpumagic.mismatch.site import Site, can_precede, moving, written_device
@@ -95,9 +95,8 @@ class _Moves:
         if self.names:
             moved = ", ".join(moving(name, self.before) for name in self.names)
             edit.before.append(f"{', '.join(self.names)} = {moved}")
-        counts = list(self.nbytes.values())
-        total = None if None in counts else sum(n for n in counts if n is not None)
-        return edit.fix(total, other_nbytes) if edit.before or edit.replaced else None
+        nbytes = total(self.nbytes.values())
+        return edit.fix(nbytes, other_nbytes) if edit.before or edit.replaced else None
 
     def _where_it_stands(self, part: Part) -> None:
         site = self.site

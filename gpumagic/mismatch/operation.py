@@ -16,7 +16,6 @@ from gpumagic.mismatch.explanation import Operand
 from gpumagic.mismatch.expressions import Reader, arguments
 from gpumagic.mismatch.operand import Part, flat, held_by
 from gpumagic.mismatch.syntax import parents
-from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame
 
 
@@ -233,12 +232,6 @@ def _leaves(done: Operation) -> list[Part]:
 
 
 _SHOWN = 3
-
-
-def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
-    """What an explanation begins with: the expression, its line and its file."""
-    line, filename = getattr(node, "lineno", frame.line), frame.filename
-    return frame.text(node), line, filename, label(filename)
 
 
 def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:

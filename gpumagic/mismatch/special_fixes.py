@@ -1,7 +1,7 @@
-"""Explain random numbers, host-only values, optimizers, files' tensors, loader workers.
+"""Explain generators, values that the host must read, optimizers' state, and loaders' workers.
 
-A generator is state: made again in a loop, it would draw the same numbers each time. So it is made
-where it was made before, or once before the outermost loop; else no fix is offered.
+A generator is state: made again in a loop, it would draw the same numbers each time. So a fix is
+offered only in the statement that made it.
 """
 
 import ast
@@ -14,10 +14,18 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from gpumagic.display.units import some
-from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, bracketed
+from gpumagic.mismatch.explanation import (
+    Edit,
+    Explanation,
+    Fix,
+    Operand,
+    bracketed,
+    expression,
+    total,
+)
 from gpumagic.mismatch.expressions import Reader, arguments
 from gpumagic.mismatch.operand import Part, bytes_of, flat, full, held_by
-from gpumagic.mismatch.operation import Message, agree, expression, named, operation, row
+from gpumagic.mismatch.operation import Message, agree, named, operation, row
 from gpumagic.mismatch.site import Site, can_precede, climb
 from gpumagic.mismatch.syntax import (
     function_of,
@@ -78,8 +86,7 @@ def _to_host(site: Site) -> Fix | None:
         return None
     edit = Edit(site.frame, stmt)
     edit.replaced += [(part.node, _copied(part, site.frame)) for part in site.odd]
-    counts = [part.nbytes for part in site.odd]
-    return edit.fix(None if None in counts else sum(n for n in counts if n is not None))
+    return edit.fix(total(part.nbytes for part in site.odd))
 
 
 def _copied(part: Part, frame: FailedFrame) -> str:
@@ -116,11 +123,11 @@ def for_optimizer(frame: FailedFrame) -> Explanation | None:
         return None
     # It brings each state to its parameter, whatever the optimizer.
     edit = Edit(frame, stmt, [f"{text}.load_state_dict({text}.state_dict())"])
-    nbytes = sum(bytes_of(t) or 0 for t in away)
-    total = sum(bytes_of(p) or 0 for p in parameters)
+    nbytes = total(bytes_of(t) for t in away)
+    weights = total(bytes_of(p) for p in parameters)
     about = f"{len(parameters)} parameters", f"{len(away)} tensors"
     rows = (
-        Operand(f"{text}.param_groups", tuple(homes), total, None, None, about[0]),
+        Operand(f"{text}.param_groups", tuple(homes), weights, None, None, about[0]),
         Operand(f"{text}.state", tuple(devices), nbytes, None, None, about[1], odd=True),
     )
     return Explanation(*expression(frame, node), rows, edit.fix(nbytes), _STATE)
@@ -174,10 +181,7 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
     if target is None or target == part.device:
         return None
     frames = [frame, *outer]
-    if part.value is None:
-        fix = _made(part.node, frame, target)
-    else:
-        fix = _made_there(part, node, target, frames)
+    fix = _made_there(part, target, frames) if part.value is not None else None
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [row(shown, False) for p in drawn for shown, _ in named(p, reader, False)]
     why = f"numbers for {target} are drawn by a generator on {target}"
@@ -197,29 +201,25 @@ def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
     return "cpu" if part.device != "cpu" else None
 
 
-def _made(node: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
-    """The device in the call that makes it, where nothing but that and its seeding is written."""
-    made, stmt = node, statement(node)
-    while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and stmt is not None:
-        if ast.unparse(made.func) == "torch.Generator":
-            return Edit(frame, stmt, replaced=[(made, f'torch.Generator("{target}")')]).fix(0)
-        if made.func.attr != "manual_seed":
-            return None
-        made = made.func.value
-    return None
-
-
-def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFrame]) -> Fix | None:
-    """The device in the one statement that made it, where all that it draws is on `target`."""
+def _made_there(part: Part, target: str, frames: list[FailedFrame]) -> Fix | None:
+    """Return the device in the one statement that made the generator."""
     for frame in frames:
-        tree, scope = frame.tree, function_of(frame.candidates[0]) if frame.candidates else None
+        scope = function_of(frame.candidates[0]) if frame.candidates else None
         found = []
-        for stmt in ast.walk(tree) if tree is not None else ():
+        for stmt in ast.walk(frame.tree) if frame.tree is not None else ():
             if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1:
                 (name,) = stmt.targets
                 here = function_of(stmt) is scope or not isinstance(name, ast.Name)
                 if here and frame.scope.value(name) is part.value:
                     found.append(stmt)
-        if len(found) == 1 and tree is not None:
-            return _made(found[0].value, frame, target)
+        if len(found) != 1:
+            continue
+        made = found[0].value
+        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
+            if ast.unparse(made.func) == "torch.Generator":
+                edit = Edit(frame, found[0], replaced=[(made, f'torch.Generator("{target}")')])
+                return edit.fix(0)
+            if made.func.attr != "manual_seed":
+                break
+            made = made.func.value
     return None

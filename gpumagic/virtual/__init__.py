@@ -35,8 +35,8 @@ def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = F
         How many, 1 to 8. Turning on as many as there already are does nothing.
     memory : str or int, optional
         The capacity of each: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. Nothing is reserved.
-        By default an equal part of what this process may use of the host's memory, in whole GiB
-        and at most 16 GiB.
+        By default an equal part of the host's memory that this process may use, in whole GiB and
+        at most 16 GiB.
     force : bool
         Also where there is a real GPU, which this process then cannot use until :func:`disable`.
 
@@ -83,7 +83,7 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Count, and publish, what torch holds now; and what `others` than torch do."""
+    """Count and publish the bytes that torch and `others` hold now."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         gpus.refresh()
     started = known.started() if others else []
@@ -93,7 +93,7 @@ def refresh(*, others: bool = True) -> None:
 
 
 def _held(framework: Framework, device: Device) -> int:
-    """The bytes of its arrays on a device; none where it started before that was there."""
+    """Return the bytes of its arrays on a device; 0 if it started before the device existed."""
     try:
         return framework.allocated(device)[0]
     except GpuError:
@@ -101,7 +101,7 @@ def _held(framework: Framework, device: Device) -> int:
 
 
 def live_tensors() -> int:
-    """How many pieces of memory tensors hold on the virtual GPUs now: one for all views of it."""
+    """Count the storages of tensors on the virtual GPUs now; views share one storage."""
     gpus = sys.modules.get(f"{__name__}.virtual_gpus")
     if gpus is None:
         return 0
@@ -110,7 +110,7 @@ def live_tensors() -> int:
 
 
 def _compare(there: list[Device], number: int, capacity: int | None) -> None:
-    """Those that are on already are as good, or GpuError."""
+    """Raise GpuError if the virtual GPUs already on differ from the requested ones."""
     each = there[0].memory_total or 0
     if len(there) != number or capacity not in (None, each):
         asked = number if capacity is None else f"{number} of {capacity / _GIB:g} GiB"

@@ -43,7 +43,7 @@ sync_debug_mode = 0
 
 
 def set_sync_debug_mode(mode: int) -> None:
-    """What ``torch.cuda.set_sync_debug_mode`` calls."""
+    """Implement ``torch.cuda.set_sync_debug_mode``."""
     global sync_debug_mode
     sync_debug_mode = int(mode)
     if _debug in listeners:
@@ -64,8 +64,8 @@ def _debug(kind: str, operator: str, source: object, to: torch.device, nbytes: i
 
 
 Found = list[tuple[str, Tensor, Tensor]]
-"""An operator's tensors in order: the argument's name, the tensor, the CPU tensor that stands for
-it."""
+"""An operator's tensors in order: the argument's name, the tensor, and the CPU tensor that
+replaces it."""
 
 TAKEN_FROM_CPU = frozenset(
     ["cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"]
@@ -75,7 +75,7 @@ SAME = "Expected all tensors to be on the same device, but"
 
 
 def one_gpu(found: Found) -> VirtualGpu | None:
-    """The GPU that all the tensors are on, or None if they are not on one."""
+    """Return the GPU that all the tensors are on; None if they are not on one."""
     first = found[0][1].get_device()
     if first < 0:
         return None
@@ -86,7 +86,7 @@ def one_gpu(found: Found) -> VirtualGpu | None:
 
 
 def mixed(plan: Any, found: Found, args: Any) -> VirtualGpu:
-    """The GPU on which an operator with tensors on several devices runs, or CUDA's RuntimeError."""
+    """Return the GPU that runs an operator with tensors on several devices, or raise as CUDA."""
     __tracebackhide__ = True
     found = sorted(found, key=lambda each: each[0] not in plan.outs)
     gpu = GPUS[next(tensor for _, tensor, _ in found if tensor.is_cuda).get_device()]

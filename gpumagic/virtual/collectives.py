@@ -1,4 +1,4 @@
-"""Run collectives on virtual GPUs by the CPU's backend, on the bytes as they lie in its memory."""
+"""Run collectives on virtual GPUs by the CPU's backend, on the tensors' bytes without a copy."""
 
 import warnings
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def _on_the_cpu(operator: Any) -> Callable[..., Any]:
 
 
 class _Loan:
-    """The tensors of one collective, and what stands for them on the CPU."""
+    """Keep the tensors of one collective with the CPU tensors that replace them."""
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}
@@ -74,7 +74,7 @@ _Work: Any = getattr(torch.distributed, "Work", object)  # a build of torch may 
 
 
 class Lent(_Work):  # type: ignore[misc]
-    """A collective under way, whose future has the tensors that were given."""
+    """Represent a collective in flight; its future has the original tensors."""
 
     def __init__(self, work: Any, back: Callable[[Any], Any]) -> None:
         super().__init__()

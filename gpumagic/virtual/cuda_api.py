@@ -26,7 +26,7 @@ _init: Any = torch.autograd.profiler.profile.__init__
 
 
 class Nvtx:
-    """Marks for a profiler that is not there."""
+    """Accept marks for a profiler, and drop them."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -45,7 +45,7 @@ def on_the_cpu(
 
 
 def make(nbytes: int, device: torch.device) -> Any:
-    """A storage of `nbytes` on a virtual GPU, charged to it."""
+    """Make a storage of `nbytes` on a virtual GPU, charged to it."""
     return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
 
 
@@ -72,7 +72,7 @@ _REAL_ONLY = {
 
 
 def refusals() -> dict[str, Any]:
-    """What C++ has for the storages of real GPUs only, as methods that say so."""
+    """Return methods that refuse what C++ offers only for storages of real GPUs."""
     return {name: _refusal(getattr(torch.UntypedStorage, name), name) for name in _REAL_ONLY}
 
 
@@ -375,7 +375,7 @@ _NO_COMPILER = (
 
 
 def refuse_compiling(stack: ExitStack) -> None:
-    """Let torch's own backend raise for a graph that has to do with a GPU, until `stack` closes."""
+    """Have torch's own backend raise for a graph that uses a GPU, until `stack` closes."""
     backend: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
     if backend is None:  # renamed: then torch's own error stands
         return

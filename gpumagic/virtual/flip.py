@@ -41,7 +41,7 @@ _POINTER = _pointer_in_capsule()
 
 
 def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """The bytes of a dense tensor as a tensor on another device (`code`: a DLDevice).
+    """Return the bytes of a dense tensor as a tensor on another device (`code`: a DLDevice).
 
     NotImplementedError for the dtypes that DLPack does not have: the quantized ones.
     """
@@ -55,7 +55,7 @@ def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """The same of a tensor that may be a conjugate or negative view, which DLPack cannot tell."""
+    """Flip a tensor that may be a conjugate or negative view, which DLPack cannot express."""
     flipped = flip_plain(tensor, code)
     if tensor.is_conj():
         flipped = flipped.conj()
@@ -63,7 +63,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 2) -> Tensor:
-    """A fresh CPU tensor becomes a tensor of `gpu`, charged to it until its bytes are freed.
+    """Turn a new CPU tensor into one of `gpu`, charged to it until its bytes are freed.
 
     `depth`: how many calls above this one torch called.
     """
@@ -123,17 +123,17 @@ def in_parts(tensor: Tensor) -> bool:
 
 
 def flip_parts(tensor: Tensor) -> Tensor:
-    """The CPU tensor over the bytes of such a tensor of a virtual GPU."""
+    """Return the CPU tensor over the bytes of a sparse or nested tensor of a virtual GPU."""
     return _rebuild(tensor, flip, torch.device("cpu"))
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """A fresh sparse or nested CPU tensor becomes a tensor of `gpu`, its parts charged to it."""
+    """Turn a new sparse or nested CPU tensor into one of `gpu`, its parts charged to it."""
     return _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
 
 
 def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
-    """`old` takes over the parts of `new`: what an operator that writes in place needs."""
+    """Give the parts of `new` to `old`, as an operator that writes in place needs."""
     if old.layout is not torch.sparse_coo:
         raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
     replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)

@@ -150,7 +150,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """A function that gives a twin of the CPU's allocator, by which its storages are known."""
+    """Return a function that returns a twin of the CPU's allocator, which marks its storages."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
@@ -210,7 +210,7 @@ def check(*, force: bool = False) -> None:
 
 
 def refusal(*, force: bool = False) -> str | None:
-    """Why this machine or version shall not have them, or None."""
+    """Return why this machine or version may not have virtual GPUs, or None."""
     if torch.version.hip is not None:
         return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
     if _release() < OLDEST or not hasattr(C, "_ensureCUDADeviceGuardSet"):
@@ -227,7 +227,7 @@ def refusal(*, force: bool = False) -> str | None:
 
 
 def static_problem() -> str | None:
-    """What of this build's inside differs from what is relied upon, or None; changes nothing."""
+    """Return how this build differs inside from what is relied upon, or None; change nothing."""
     missing = [name for name in NEEDED if not hasattr(C, name)]
     try:
         c10, cpu = libraries()
@@ -249,7 +249,7 @@ def static_problem() -> str | None:
 
 
 def trial(cache: Path | None = None, command: list[str] | None = None) -> str | None:
-    """What went wrong in a child process that turned them on and used them, or None.
+    """Return what went wrong in a child process that turned them on and used them, or None.
 
     Builds that passed are kept in a file of the user's cache folder; what made one fail may be gone
     the next time. The command must print ``verdict: works``.
@@ -299,7 +299,7 @@ def _run(command: list[str]) -> str | None:
 
 
 def _build(command: list[str]) -> str:
-    """What a verdict holds for: this build of torch, this Python, this package."""
+    """Identify what a verdict is valid for: this build of torch, this Python, this package."""
     library, package = Path(torch.__file__).parent / "lib", Path(__file__).parent
     files = [*library.glob("libc10.*"), *library.glob("libtorch_cpu.*"), *package.glob("*.py")]
     stamps = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)

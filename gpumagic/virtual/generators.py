@@ -82,7 +82,7 @@ def _on_host(op: Any) -> Callable[..., Tensor]:
 
 @contextlib.contextmanager
 def cpu_draws_from(generator: Any) -> Iterator[None]:
-    """For CPU kernels that take no generator: the default one has `generator`'s state meanwhile."""
+    """Give `generator`'s state to the default one, for CPU kernels that take no generator."""
     cpu = torch.default_generator
     with _swapping:
         saved = cpu.get_state()

@@ -60,7 +60,7 @@ NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 
 
 class KernelPlan:
-    """What the kernel must know of an operator, read from its schema when it is first called."""
+    """Keep what the kernel needs of an operator's schema, read when it is first called."""
 
     def __init__(self, op: Any, dense: bool) -> None:
         self.op = op
@@ -97,7 +97,7 @@ class KernelPlan:
 
 
 def _makes_all_anew(op: Any) -> bool:
-    """Whether the CPU's kernel gives new dense tensors always: never an argument, nor its bytes."""
+    """Whether the CPU's kernel always returns new dense tensors, never an argument or its bytes."""
     name, returns = op._schema.name.removeprefix("aten::"), op._schema.returns
     if C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
         return False
@@ -114,7 +114,7 @@ def _kind(argument: Any) -> str | None:
 
 
 def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
-    """The kernel at `keys` as it is, for operators that do not touch bytes."""
+    """Return the kernel at `keys` unchanged, for operators that do not touch bytes."""
     return functools.partial(op._handle.redispatch_boxed, keys)
 
 
@@ -128,14 +128,14 @@ _OVERLAP = (
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """A function to register that runs `op` on the GPU of its tensors; `dense`: none in parts."""
+    """Return a kernel that runs `op` on the GPU of its tensors; `dense`: none is in parts."""
     if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
         return on_metadata(op, CPU)  # of a view: the CPU's kernel serves any device
     return functools.partial(_run, KernelPlan(op, dense))
 
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """`op` on the GPU that its tensors are on."""
+    """Run `op` on the GPU that its tensors are on."""
     __tracebackhide__ = True
     return kernel_of(op)(*args, **kwargs)
 
@@ -174,7 +174,7 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
-    """The GPU that all tensors of the usual arguments are on, or -1, and what the CPU takes."""
+    """Return the GPU of all tensors in usual arguments, or -1, and the CPU kernel's arguments."""
     low: list[Any] = []
     at = -1
     flip_ = plan.flip
@@ -201,13 +201,13 @@ def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
 
 
 def _with_scratch(plan: Any, args: Any, result: Any, gpu: VirtualGpu) -> Any:
-    """The result, after the operator has taken and freed what CUDA's kernels need beside it."""
+    """Return the result, once the temporary memory of CUDA's kernel was charged and freed."""
     gpu.account.pass_through(taken(plan.beside, gpu.index, args, result))
     return result
 
 
 def _adopt_new(result: Any, gpu: VirtualGpu) -> Any:
-    """The results of a kernel that makes them anew."""
+    """Return the results of a kernel that always makes new tensors, on the GPU."""
     if isinstance(result, Tensor):
         return adopt(result, gpu, 3)
     new = [r if r is None else adopt(r, gpu, 3) for r in result]
@@ -226,7 +226,7 @@ def _pairs(plan: KernelPlan, args: Any, low: list[Any]) -> Found:
 
 
 def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The same for any arguments."""
+    """Run an operator with any arguments."""
     __tracebackhide__ = True
     low: list[Any] = []
     found: Found = []
@@ -259,7 +259,7 @@ def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> VirtualGpu:
-    """The GPU on which an operator makes a tensor of none, once that is known to fit there."""
+    """Return the GPU for an operator that takes no tensor, once its result is known to fit."""
     __tracebackhide__ = True
     gpu = gpu_of(kwargs.get("device"))
     size = next((x for x in args if isinstance(x, (list, tuple))), None)
@@ -269,7 +269,7 @@ def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Virtu
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
-    """An argument as the CPU's kernel takes it."""
+    """Return an argument as the CPU's kernel takes it."""
     if isinstance(x, Tensor):
         low = x
         if x.is_cuda:
@@ -307,7 +307,7 @@ def _prepare(
     above: list[str],
     gpu: VirtualGpu,
 ) -> Callable[..., Any]:
-    """What is to be called with `low` and `low_kwargs`, which are changed for it."""
+    """Return the function to call with `low` and `low_kwargs`, which are changed for it."""
     if "device" in low_kwargs:
         low_kwargs["device"] = HOST
     if plan.generator_at is not None:
@@ -334,7 +334,7 @@ def _call_again(
     gpu: VirtualGpu,
     error: RuntimeError,
 ) -> Any:
-    """After `error`: in a wider type, or into new bytes where those written to are too few."""
+    """Call again after `error`: in a wider type, or into a larger output."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if lacks_type(error):
@@ -357,7 +357,7 @@ def _call_again(
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu, depth: int = 3) -> Any:
-    """A result of the CPU's kernel on `gpu`: the argument that it is, or a fresh tensor."""
+    """Return a result of the CPU's kernel on `gpu`: an argument, or a new tensor."""
     if not isinstance(result, Tensor):
         if isinstance(result, (list, tuple)):
             # No comprehension: in some versions of Python that is one call more.

@@ -1,4 +1,4 @@
-"""Count what lies on one virtual GPU: bytes, blocks, peaks, and its capacity.
+"""Count the memory of one virtual GPU: bytes, blocks, peaks, and its capacity.
 
 Guarantees: the numbers are right whichever threads allocate and free, also when a garbage
 collection frees during an allocation. Changes are noted in order and counted when somebody reads,
@@ -81,7 +81,7 @@ _HOST_REFUSES = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) 
 
 
 class Scratch:
-    """Memory that an operator of CUDA's takes beside its results, or a library's workspace."""
+    """Own temporary memory: of a CUDA operator beyond its results, or a library's workspace."""
 
     __slots__ = ("place", "requested")
     place: tuple[int, int]
@@ -91,7 +91,7 @@ class Scratch:
 
 
 class MemoryAccount:
-    """The memory of one virtual GPU; ``limit`` is how many bytes of its capacity may be allocated.
+    """Account for the memory of one virtual GPU, of which ``limit`` bytes may be allocated.
 
     The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.virtual_state`).
     """
@@ -183,7 +183,7 @@ class MemoryAccount:
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record(self, recording: Recording) -> None:
-        """Keep a ring of what happens from now on, or no longer."""
+        """Start a ring of events, or stop it."""
         with self._lock:
             self._count()
             for block in self._owned():

@@ -1,9 +1,9 @@
-"""Note where memory of virtual GPUs was taken, as torch's allocator does when it records.
+"""Record where memory of virtual GPUs was allocated, as torch's allocator does.
 
 The innermost line of the user's code is always kept, as a code object and an instruction, which is
-made into text when somebody reads it. All else is as on a GPU: whole stacks, and a ring of what was
-allocated and freed, only after ``torch.cuda.memory._record_memory_history``. When a tensor dies is
-seen later, so what freed it is not known.
+made into text when somebody reads it. As on a GPU, whole stacks and a ring of allocations and frees
+are kept only after ``torch.cuda.memory._record_memory_history``. A tensor's death is noticed later,
+so the code that freed it is not known.
 """
 
 import sys
@@ -36,7 +36,7 @@ OTHERS, USERS, TIMED = range(3)
 
 
 class _Owners(dict[str, int]):
-    """Whose a file is: the user's, of others, or what `%%time` runs, whose lines are looked up."""
+    """Cache whether a file is the user's, a library's, or code of `%%time` (lines are looked up)."""
 
     def __missing__(self, file: str) -> int:
         users = TIMED if file.startswith("<timed ") else USERS if is_users(file) else OTHERS
@@ -77,7 +77,7 @@ class Allocation(weakref.ref[Any]):
 
 @dataclass(frozen=True)
 class Recording:
-    """What ``_record_memory_history`` was asked for; by default nothing."""
+    """Keep the options given to ``_record_memory_history``; by default nothing is recorded."""
 
     enabled: bool = False
     max_entries: int = 0
@@ -91,7 +91,7 @@ class Recording:
 
 
 class MemoryHistory:
-    """What is recorded in this process; each GPU has a ring of its own."""
+    """Keep the options of this process's recording; each GPU has a ring of its own."""
 
     def __init__(self) -> None:
         self.forget()
@@ -112,7 +112,7 @@ _timed: tuple[CodeType, CodeType] | None = None
 
 
 def outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """The innermost line of the user's code above `frame`; its cell's, under `%%time`."""
+    """Return the innermost line of the user's code above `frame`; its cell's, under `%%time`."""
     while frame is not None:
         code = frame.f_code
         if owner := owner_of[code.co_filename]:
@@ -122,7 +122,7 @@ def outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
 
 
 def _in_cell(frame: FrameType) -> Line:
-    """A line of what `%%time` runs, as it stands in its cell: looked up once for each code."""
+    """Return the line in its cell of a line that `%%time` runs; looked up once for each code."""
     global _timed
     if _timed is None or _timed[0] is not frame.f_code:
         _timed = frame.f_code, in_cell(frame)[0]
@@ -142,7 +142,7 @@ _TOLD = {
 
 
 class Ring:
-    """The last things that happened on one GPU, at most as many as were asked for."""
+    """Keep the last events on one GPU, at most as many as requested."""
 
     def __init__(self, recording: Recording, before: "Ring | None" = None) -> None:
         kept = before._entries if before is not None else ()
@@ -165,7 +165,7 @@ class Ring:
         self.note("alloc", block.address, block.requested, block.size, made)
 
     def events(self) -> list[tuple[dict[str, Any], Stack]]:
-        """They as torch tells them, but for the frames; of these the stack."""
+        """Return the events in torch's format, with the stack instead of frames."""
         told: list[tuple[dict[str, Any], Stack]] = [
             (
                 {

@@ -1,4 +1,4 @@
-"""Answer what ``torch.cuda.memory`` asks about history and snapshots, in the layout of C++.
+"""Provide history and snapshots to ``torch.cuda.memory``, in the layout of C++.
 
 The host's allocator puts each block of a virtual GPU wherever it likes, so each is a segment of its
 own, at the address that its storage has; what is reserved beyond is one more, and inactive.
@@ -59,7 +59,7 @@ def functions(stack: ExitStack) -> dict[str, Any]:
 
 
 def snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
-    """What ``torch.cuda.memory._snapshot`` and ``memory_snapshot`` give."""
+    """Return what ``torch.cuda.memory._snapshot`` and ``memory_snapshot`` return."""
     traces = pool is None or len(pool) < 3 or pool[2]
     mine = pool is None or tuple(pool[:2]) == _POOL
     frames = _Frames()

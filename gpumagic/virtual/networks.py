@@ -20,7 +20,7 @@ _MOST_FLASH = 256  # numbers of a head, as of ATen/native/transformers/cuda/sdp_
 
 
 def network_kernels(overload: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
-    """By the operators' names. They stand above autograd, and below it for inference mode."""
+    """Return kernels by operator; registered above autograd, and below it for inference mode."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{cell}.{variant}": recurrent(overload(f"{cell}.{variant}"))
         for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -77,7 +77,7 @@ def _has_kernel(query: Tensor, mask: Tensor | None) -> bool:
 
 
 def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask as what is added to the weights: so C++ makes it before it chooses an algorithm."""
+    """Return a mask as a term added to the weights, as C++ does before it chooses an algorithm."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
@@ -99,7 +99,7 @@ def _rms_norm(input: Tensor, shape: Any, weight: Tensor | None, eps: float | Non
 
 
 def _check(op: Any, *args: Any) -> None:
-    """Raise what CUDA says of an operator that is decomposed here, if its arguments are spread."""
+    """Raise CUDA's error for a decomposed operator whose arguments are on several devices."""
     found = [
         (a.name, x, x)
         for a, x in zip(op._schema.arguments, args, strict=False)

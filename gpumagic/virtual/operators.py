@@ -75,7 +75,7 @@ def own_kernels() -> dict[str, Kernel]:
 
 
 def pinning_kernels() -> dict[str, Kernel]:
-    """Those of them that stand at the dispatch key CPU too."""
+    """Return the kernels that are registered at the dispatch key CPU too."""
     return {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
 
 
@@ -151,7 +151,7 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
-    """Bring indices and a single value to what is written to, and check the device of others."""
+    """Copy indices and a single value to the written tensor's device; check all others' devices."""
     home, accumulate = self.device, options[:1] == (True,)
     fills = values.numel() == 1 and not (values.is_cuda or accumulate)
     fills = fills and [i.device for i in indices if i is not None and i.dtype is torch.bool] == [

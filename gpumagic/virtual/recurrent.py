@@ -54,7 +54,7 @@ def _autocast(x: Any) -> Any:
 
 
 def _layers(op: Any, given: dict[str, Any]) -> Any:
-    """Layer by layer where there is dropout between them: a virtual GPU draws its own numbers."""
+    """Run layer by layer if there is dropout between: a virtual GPU draws its own numbers."""
     count, dropout = given["num_layers"], given["dropout"]
     if not (given["train"] and dropout):
         return _all_steps(op, given)
@@ -109,7 +109,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The gradients of what was given."""
+        """Return the gradients of the inputs."""
         (reserve,) = ctx.saved_tensors  # torch's own error where a second pass finds none
         gpu = gpu_of(reserve.device)
         low, found = ctx.graph["low"], ctx.graph["found"]
@@ -121,7 +121,7 @@ class _Fused(torch.autograd.Function):
 
 
 class _Shapes(torch.autograd.Function):
-    """The same for tensors without data, as a dry run has them: what it makes and keeps."""
+    """Do the same for a dry run's tensors without data: what it allocates and keeps."""
 
     @staticmethod
     def forward(ctx: Any, name: str, given: dict[str, Any], shape: Any, *leaves: Any) -> Any:

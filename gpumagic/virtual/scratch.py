@@ -67,7 +67,7 @@ def _buffers(
     kept = _merged([(shape[d], strides[d], of_output[d]) for d in every if d not in dims])
     if not reduced:
         return []
-    across = not kept or reduced[0][1] < kept[0][1]  # threads beside each other share an output
+    across = not kept or reduced[0][1] < kept[0][1]  # neighboring threads share an output
     width, height = (inputs, outputs) if across else (outputs, inputs)
     vector = 1 if across else _vector(offset, reduced, kept)
     if across and len(reduced) == reduced[0][1] == 1 and width > 128 and values >= _VECTOR:
@@ -77,7 +77,7 @@ def _buffers(
 
 
 def _vector(offset: int, reduced: list[tuple[int, ...]], kept: list[tuple[int, ...]]) -> int:
-    """How many outputs beside each other a thread has: as many as memory's alignment lets it."""
+    """Return how many adjacent outputs a thread computes: as many as the alignment allows."""
     if kept[0][1] != 1:
         return 1
     return gcd(_VECTOR, offset, kept[0][0], *(dim[1] for dim in reduced + kept[1:]))
@@ -92,7 +92,7 @@ def _shared(
     size: int,
     card: tuple[int, int],
 ) -> list[int]:
-    """The buffers where blocks of threads share outputs; none where they do not."""
+    """Return the buffers for blocks of threads that share outputs; empty if none do."""
     most = _THREADS // vector
     wide, high = min(_power(sides[0]), most), min(_power(sides[1]), most)
     block_x = min(wide, _WARP)
@@ -113,7 +113,7 @@ def _shared(
 
 
 def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The dims by stride, those as one that lie in memory as one (sizes first, then strides)."""
+    """Return the dims by stride (sizes first, then strides); contiguous ones are merged."""
     found: list[tuple[int, ...]] = []
     for size, *steps in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
         if found and [found[-1][0] * step for step in found[-1][1:]] == steps:
@@ -143,12 +143,12 @@ _SORTED_IN_A_BLOCK = 4096
 
 
 def beside(name: str) -> Rule | None:
-    """The rule of an operator, by its name without overload; None if it takes nothing."""
+    """Return the rule of an operator, by its name without overload; None if it takes nothing."""
     return _RULES.get(name)
 
 
 def taken(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """What a rule says for a GPU; nothing where it fails, which is kept for the doctor."""
+    """Return the bytes that a rule gives for a GPU; empty if it fails, which the doctor shows."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  of ours: the user's operator has succeeded
@@ -157,7 +157,7 @@ def taken(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[i
 
 
 def _over(args: tuple[Any, ...], at: int) -> tuple[int, ...]:
-    """The dims that an argument names; none where it names all."""
+    """Return the dims that an argument names; empty if it names all."""
     dims = args[at] if len(args) > at else None
     if dims is None or isinstance(dims, (bool, torch.dtype)):
         return ()
@@ -165,7 +165,7 @@ def _over(args: tuple[Any, ...], at: int) -> tuple[int, ...]:
 
 
 def _sum(at: int = 1) -> Rule:
-    """Of a sum, in at least single precision; of other types it takes a copy."""
+    """Rule of a sum, in at least single precision; other types take a copy."""
 
     def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         x, out = args[0], result.dtype
@@ -180,7 +180,7 @@ def _sum(at: int = 1) -> Rule:
 
 
 def _partial(size: int | None = None, values: int = 4, at: int = 1) -> Rule:
-    """Of a reduction with partial results of so many bytes, by default of one element."""
+    """Rule of a reduction with partial results of this many bytes, by default one element's."""
 
     def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         x = args[0]
@@ -200,7 +200,7 @@ def _logical(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _loss(in_place: bool = False) -> Rule:
-    """Of a loss; `in_place`: the mean of the losses is all that it takes beside them."""
+    """Rule of a loss; `in_place`: besides the losses it takes only their mean."""
 
     def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         x, target = args[0], args[1]
@@ -223,7 +223,7 @@ def _scan(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _scanned(count: int, size: int) -> int:
-    """What cub's scan of so many elements of `size` bytes takes: the state of each tile."""
+    """Return the bytes of cub's scan of elements of `size` bytes: the state of each tile."""
     tiles = 32 + -(-count // (128 * (7 if size == 8 else 15)))
     return _aligned(2 * size * tiles) + 511
 
@@ -233,7 +233,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def radix_sort(count: int, key: int, value: int, bits: int = 0) -> int:
-    """What cub's sort of so many keys takes, keys and values of so many bytes."""
+    """Return the bytes of cub's sort of keys and values, given their number and sizes."""
     if count <= _SORTED_IN_A_BLOCK:
         return 1
     tile, passes = 384 * (12 if key == 8 else 14), -(-(bits or 8 * key) // 8)

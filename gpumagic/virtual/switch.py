@@ -30,14 +30,14 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# Kernels of these move bytes between processes, or are made anew by torch itself.
+# Kernels of these move bytes between processes, or torch itself recreates them.
 _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
 
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
 """Composite operators whose results share an argument's bytes, which their schema does not tell."""
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Those, and those that copy, read a number, or choose an algorithm by the device."""
+"""The same, and composite operators that copy, read a number, or choose by the device."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""
@@ -64,7 +64,7 @@ def register(stack: ExitStack) -> None:
 
 
 def _register_dense(aten: Any) -> None:
-    """The dispatch key CUDA, and what C++ gives to the CPU's though it is meant for a GPU."""
+    """Register at the dispatch key CUDA, and at CPU's for calls that C++ sends there for a GPU."""
     kernels.update(own_kernels())
     # What C++ makes of other operators may ask for the device within, and find CUDA's own stubs:
     # it runs as a whole on the CPU.
@@ -88,7 +88,7 @@ def _register_dense(aten: Any) -> None:
 
 
 def _register_above(aten: Any) -> None:
-    """Operators that stand above autograd, and those that virtual GPUs refuse."""
+    """Register operators that run above autograd, and the ones that virtual GPUs refuse."""
     for name, kernel in network_kernels(overload).items():
         _put(aten, name, kernel, "AutogradCUDA")
         _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
@@ -97,7 +97,7 @@ def _register_above(aten: Any) -> None:
 
 
 def _register_parts(aten: Any) -> None:
-    """Sparse and nested tensors, which have dispatch keys of their own."""
+    """Register kernels for sparse and nested tensors, which have dispatch keys of their own."""
     makers = flip.makers()
     for key, of_cpu in flip.KEYS.items():
         as_it_is = C.DispatchKeySet(getattr(C.DispatchKey, of_cpu))
@@ -114,7 +114,7 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Operators of other libraries (torchvision's …), and of those that are loaded from now on."""
+    """Register operators of other libraries (torchvision's …), also of ones loaded later."""
     known: set[str] = set()
     libraries = stack.enter_context(ExitStack())  # open until off: `stack` itself is handed on
 
@@ -148,7 +148,7 @@ def _register_others(stack: ExitStack) -> None:
 
 
 def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:
-    python = isinstance(kernel, FunctionType)  # not one that leads to the generic kernel, or to C++
+    python = isinstance(kernel, FunctionType)  # neither the generic kernel nor one of C++
     owner.impl(name, unseen(kernel) if python else kernel, key, allow_override=True)
 
 
@@ -163,7 +163,7 @@ def _names(key: str) -> set[str]:
 
 @functools.cache
 def _is_whole(op: Any) -> bool:
-    """Whether a composite operator gives on the CPU what it gives on a GPU, but for the device.
+    """Whether a composite operator returns the same on the CPU as on a GPU, except the device.
 
     Not one that is about views or devices, or that draws and is given no generator.
     """
@@ -209,7 +209,7 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
 
 
 def install(number: int, capacity: int) -> None:
-    """The same without asking the gate: only for it, in its own child process."""
+    """Turn virtual GPUs on without asking the gate: only for its own child process."""
     global _on
     with ExitStack() as stack:
         stack.callback(GPUS.clear)

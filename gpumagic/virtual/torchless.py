@@ -24,13 +24,13 @@ def total() -> int:
 
 
 def part_of_the_host(number: int) -> int:
-    """What each of so many can hold at the same time: in whole GiB where it is one or more."""
+    """Return the capacity that all of them can hold at once; in whole GiB from 1 GiB on."""
     part = total() // number
     return min(LARGEST, part // _GIB * _GIB or part)
 
 
 def available() -> int:
-    """Bytes that it can have now beside those that it has."""
+    """Return the bytes that this process can still allocate."""
     limit = min(map(_limit, LIMITS), default=_NONE)
     return min(psutil.virtual_memory().available, limit - psutil.Process().memory_info().rss)
 

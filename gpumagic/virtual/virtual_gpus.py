@@ -49,7 +49,7 @@ class Properties:
 
 @dataclass
 class VirtualGpu:
-    """One device: its account, its random generator, and the stream that is current on it."""
+    """Hold one device: its account, its random generator, and its current stream."""
 
     index: int
     account: MemoryAccount
@@ -89,7 +89,7 @@ def in_bad_fork() -> bool:
 
 
 def keep_after_fork() -> None:
-    """Let such a child use the copies that it has of its parent's virtual GPUs."""
+    """Let the child of a fork use its copies of the parent's virtual GPUs."""
     for gpu in GPUS:
         gpu.account.refusal = ""
 
