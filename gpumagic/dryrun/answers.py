@@ -241,7 +241,7 @@ def install(
         (torch.overrides, "has_torch_function", _nothing),
     ]
     if virtual:
-        # Their kernels are the CPU's, whose temporary tensors differ from CUDA's.
+        # Virtual GPUs run the CPU's kernels, which make other temporary tensors than CUDA's.
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)

@@ -137,7 +137,7 @@ def _detach(keep: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
         descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
-    except OSError:  # not on Linux: at least the outputs
+    except OSError:  # not on Linux: at least the standard streams
         descriptors = {0, 1, 2}
     for descriptor in descriptors - {keep, nowhere}:
         _detach_descriptor(descriptor, nowhere)

@@ -226,7 +226,7 @@ def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
 
 
 def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
-    """Return the device that `on` names and no cards; or the first card's stand-in and all cards."""
+    """Return the device that `on` names, without cards; or all cards, with the first's stand-in."""
     if on is None:
         return None, ()
     chosen = cards_meant(on)

@@ -1,1 +1,1 @@
-"""Serve frameworks of arrays beside torch: JAX, TensorFlow, CuPy."""
+"""Support array frameworks besides torch: JAX, TensorFlow, CuPy."""

@@ -32,7 +32,7 @@ _CAPTURED = "a function has captured it: give it as an argument, or make it in t
 
 @dataclass
 class _Found:
-    """The arrays of one variable that are elsewhere, and where."""
+    """Keep the arrays of one variable that are on other devices, and these devices."""
 
     name: str
     arrays: list[Any] = field(default_factory=list)
@@ -40,12 +40,12 @@ class _Found:
 
 
 Originals = dict[int, tuple["weakref.ref[Any]", Any]]
-"""By a copy's id: the copy while it lives (another may have its id then), and of what it is."""
+"""The copy and its original, by the copy's id; the copy weakly, because its id may be reused."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a variable was before a cell brought it, and what it was."""
+    """Record the device and the class of a variable before a cell moved it."""
 
     device: str
     kind: type
@@ -60,9 +60,9 @@ def bring_all(
     origins: dict[str, Home] | None = None,
     originals: Originals | None = None,
 ) -> Moves:
-    """Bring the arrays of these variables to `device`, binding names of `namespace` anew.
+    """Copy the arrays of these variables to `device`, and rebind their names in `namespace`.
 
-    Where each was is put into `origins`, and what each copy was made of into `originals`.
+    `origins` receives each variable's former device, `originals` each copy's original.
     """
     start = time.perf_counter()
     there, copies, moved = str(device), dict[int, Any](), list[Moved]()
@@ -103,7 +103,7 @@ def _bind(
     copies: dict[int, Any],
     namespace: dict[str, Any],
 ) -> None:
-    """Have variables hold the copies."""
+    """Replace the arrays in the variables by their copies."""
     seen: dict[int, Any] = {}
     for name, value in variables:
         made = _replaced(value, framework, lambda a: copies.get(id(a), (a, a))[1], seen)
@@ -112,7 +112,7 @@ def _bind(
 
 
 def _look(name: str, value: Any, framework: Framework, there: str) -> _Found:
-    """Find the arrays of a variable that are elsewhere; nothing is changed."""
+    """Find the arrays of a variable that are on other devices; change nothing."""
     found = _Found(name)
 
     def note(array: Any) -> Any:
@@ -128,9 +128,9 @@ def _look(name: str, value: Any, framework: Framework, there: str) -> _Found:
 def _replaced(
     value: Any, framework: Framework, new: Callable[[Any], Any], seen: dict[int, Any]
 ) -> Any:
-    """`value` with `new` of each array in it: the same object, unless it cannot be changed.
+    """Replace each array in `value`, in place if possible; return `value` or its replacement.
 
-    `seen` has what became of each object, so that what was shared stays so, and circles end.
+    `seen` has each object's replacement, so that shared objects stay shared and cycles end.
     """
     if id(value) in seen:
         return seen[id(value)][1]
@@ -158,7 +158,7 @@ def _replaced(
 
 
 def _of_partial(call: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-    """As `Framework.parts`: what a `functools.partial` calls, and with what."""
+    """Split a `functools.partial` into its function and arguments, as `Framework.parts` does."""
     if type(call) is not partial:
         return None
 
@@ -188,11 +188,11 @@ def _tuple_of(kind: type, parts: list[Any]) -> Any:
 
 
 homes: dict[tuple[str, str], Home] = {}
-"""Of what cells brought for good: by the framework's name and the variable's."""
+"""Homes of variables that cells moved for good, by the framework's and the variable's name."""
 
 
 def remember(framework: Framework, origins: Mapping[str, Home]) -> None:
-    """Keep where a cell found what it brought, or where the one that brought it there did."""
+    """Keep the device of each variable from before the first cell that moved it."""
     for name, home in origins.items():
         first = homes.get((framework.name, name))
         if first is None or first.kind is not home.kind:
@@ -205,10 +205,9 @@ def bring_home(
     wanted: Mapping[str, Home],
     originals: Originals | None = None,
 ) -> Moves:
-    """Bring what these variables hold now, also what a cell has made of it, to where they were.
+    """Move the present values of these variables, also new ones, back to their former devices.
 
-    In place of a copy that is as it was the array that it was made of is put back, if it is among
-    the `originals`.
+    An unchanged copy is replaced by its original, if `originals` has it.
     """
     start = time.perf_counter()
     devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
@@ -239,13 +238,13 @@ def bring_home(
 
 
 def still_there(framework: Framework, namespace: Mapping[str, Any]) -> list[str]:
-    """The variables that are, or hold, arrays on a GPU."""
+    """Return the variables that are, or hold, arrays on a GPU."""
     variables = [(name, value) for name, value in namespace.items() if name[0] != "_"]
     return [name for name, value in variables if _look(name, value, framework, "cpu").arrays]
 
 
 def left_alone(names: Iterable[str], namespace: Mapping[str, Any], device: Device) -> list[Left]:
-    """Those of these variables that are on another GPU: ``a: CuPy, on cuda:0, 1.2 GiB``."""
+    """List the variables that stay on another GPU: ``a: CuPy, on cuda:0, 1.2 GiB``."""
     found = []
     for name in names:
         value = namespace.get(name)
@@ -261,10 +260,10 @@ def left_alone(names: Iterable[str], namespace: Mapping[str, Any], device: Devic
 
 
 def move(value: object, where: object) -> Moves:
-    """Bring `value` to a device in place: every object keeps its identity that can.
+    """Move `value` to a device in place: every object that can keeps its identity.
 
-    An array of JAX's, TensorFlow's or CuPy's cannot move: lists, dicts and objects then hold a
-    copy, and what stands for an array, a tuple or a pytree is ``.value``.
+    An array of JAX, TensorFlow or CuPy cannot move: lists, dicts and objects then hold a copy. The
+    replacement of an array, a tuple or a pytree is ``.value``.
 
     Parameters
     ----------
@@ -276,7 +275,7 @@ def move(value: object, where: object) -> Moves:
     Returns
     -------
     Moves
-        What moved, in bytes, what did not and why, the seconds it took, and the value.
+        The moved variables and bytes, the others with the reason, the seconds, and the value.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Serve CuPy: its device, arrays, memory pool and copies. It has real GPUs only.
+"""Support CuPy: its device, arrays, memory pool and copies. It has real GPUs only.
 
 CuPy never copies an operand silently. Arrays reach a GPU through `cupy._core.array` and the host
 through `cupy.ndarray.get`, which `cupy.asnumpy`, `x.item()`, `float(x)` and `print` use; both are
@@ -26,7 +26,7 @@ from gpumagic.usercode.lines import called, in_cell
 
 
 class CuPy(Framework):
-    """CuPy as it is in this process."""
+    """Adapt CuPy to the contract of a framework."""
 
     name = "CuPy"
 
@@ -60,11 +60,11 @@ class CuPy(Framework):
         return cupy.cuda.Device(device.ordinal)
 
     def make_virtual(self, count: int) -> None:
-        """Say that it has none."""
+        """Raise GpuError: it has no virtual GPUs."""
         raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
 
     def place(self, device: Device) -> AbstractContextManager[object]:
-        """While this holds, in its thread, what it makes is on `device`."""
+        """Make this thread's new arrays on `device`, within the context."""
         held: AbstractContextManager[object] = self.own(device)
         return held
 
@@ -81,12 +81,12 @@ class CuPy(Framework):
         return int(array.nbytes)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """A copy on another device; the array itself if it is there."""
+        """Return a copy on another device; the array itself if it is there."""
         with self.own(device):
             return cupy.asarray(array)
 
     def copy(self, array: Any, device: Device) -> Any:
-        """A copy of its own on a device, also where it is there."""
+        """Return a new copy on a device, even if the array is there."""
         with self.own(device):
             return cupy.array(array)
 
@@ -96,7 +96,7 @@ class CuPy(Framework):
             cupy.cuda.Device(ordinal).synchronize()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """The bytes that its memory pool has given out on a device; it keeps no peak."""
+        """Return the bytes that its memory pool has given out on a device; it keeps no peak."""
         with self.own(device):
             return int(cupy.get_default_memory_pool().used_bytes()), None
 
@@ -106,7 +106,7 @@ class CuPy(Framework):
         return [place] if place is not None else []
 
     def pool(self, device: Device) -> Pool | None:
-        """What its memory pool has of a GPU that was used."""
+        """Return the figures of its memory pool for a GPU that was used."""
         if device.ordinal not in self._used:
             return None
         with self.own(device):
@@ -126,7 +126,7 @@ _OFTEN = 16
 
 
 class CuPyCopies:
-    """Counts from `__enter__` to `__exit__`, on the thread that entered."""
+    """Count from `__enter__` to `__exit__`, on the thread that entered."""
 
     def __init__(self, tally: Tally, strict: bool) -> None:
         self._tally = tally
@@ -217,7 +217,7 @@ def _add(count: Count | None, nbytes: int, seconds: float) -> None:
 
 
 def _advise(entry: Entry) -> Advice | None:
-    """Advice for one entry; None where it is as it should be."""
+    """Advise on one entry; None if it is as it should be."""
     if entry.via == "display" or entry.calls <= entry.sites or entry.calls < _OFTEN:
         return None
     if entry.via == "print":

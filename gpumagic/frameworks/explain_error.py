@@ -15,7 +15,7 @@ from gpumagic.usercode.frames import errors, failed_frames
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Say what an error between devices is about, in the names of the code that raised it.
+    """Explain an error between devices, in the names of the code that raised it.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ _WHY = (
 
 
 def explain_tensorflow(error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-    """Say whose variables are elsewhere; None for any other error, and where none is in sight."""
+    """Explain which variables are on another device; None for any other error, or if none is."""
     framework: Any = next(one for one in imported() if one.name == "TensorFlow")
     for each in errors(error):
         said = _SAID.search(str(each))

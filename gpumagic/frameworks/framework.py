@@ -36,7 +36,7 @@ _NAMES = {
 
 
 class Place(NamedTuple):
-    """A piece of a device's memory."""
+    """Describe a piece of a device's memory."""
 
     device: str
     address: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool:
-    """What a framework's allocator has of one GPU; bytes, None where it does not tell."""
+    """Record the figures of a framework's allocator for one GPU, in bytes; None if unknown."""
 
     framework: str
     """As its people write it: ``"JAX"``."""
@@ -59,7 +59,7 @@ class Pool:
 
 
 def device_of(value: Any) -> str | None:
-    """``"cuda:1"``, ``"cuda"`` where only the driver knows which, ``"cpu"``; None of no array."""
+    """Return ``"cuda:1"``, ``"cuda"`` (only the driver knows which), ``"cpu"``; or None."""
     kind = type(value)
     if hasattr(kind, "__dlpack_device__"):
         try:
@@ -76,7 +76,7 @@ def device_of(value: Any) -> str | None:
 
 
 def _by_itself(device: Any) -> str:
-    """What an array's own `device` says, which is a number, has one, or spells it."""
+    """Return the device by an array's own `device`: a number, an object with one, or a name."""
     ordinal = getattr(device, "id", device)
     if isinstance(ordinal, int):
         return f"cuda:{ordinal}"
@@ -84,20 +84,20 @@ def _by_itself(device: Any) -> str:
 
 
 def address_of(value: Any) -> int:
-    """Where its data begin; where it does not tell, a number that no other array has."""
+    """Return the address of its data; if unknown, a number that no other array has."""
     if hasattr(type(value), "__cuda_array_interface__"):
         return int(value.__cuda_array_interface__["data"][0])
     return id(value)
 
 
 def nbytes_of(value: Any) -> int:
-    """The bytes of its data; 0 where it does not tell."""
+    """Return the bytes of its data; 0 if unknown."""
     nbytes = getattr(value, "nbytes", 0)
     return nbytes if isinstance(nbytes, int) else 0
 
 
 def place_of(value: Any) -> Place | None:
-    """The memory of an array that tells by a protocol; None where it tells no device or size."""
+    """Return an array's memory, by a protocol; None if its device or size is unknown."""
     device = device_of(value)
     if device is None or not (nbytes := nbytes_of(value)):
         return None
@@ -106,7 +106,7 @@ def place_of(value: Any) -> Place | None:
 
 
 def wholes(places: Iterable[Place]) -> dict[Place, Place]:
-    """By place the one that it is within: a view of another has the place of that."""
+    """Return the enclosing place of each place: a view has the place of its base."""
     found: dict[Place, Place] = {}
     whole: Place | None = None
     for place in sorted({*places}, key=lambda each: (each.device, each.address, -each.nbytes)):
@@ -120,7 +120,7 @@ def wholes(places: Iterable[Place]) -> dict[Place, Place]:
 
 
 def library_of(value: Any) -> str:
-    """The library of its class, as its people write it: ``"CuPy"``."""
+    """Return the library of its class, as its authors write it: ``"CuPy"``."""
     root = _root(type(value))
     return _NAMES.get(root, root)
 
@@ -130,87 +130,87 @@ def _root(kind: type) -> str:
 
 
 class Framework(Protocol):
-    """A framework that a kernel has imported; what a body answers is so where it has no other."""
+    """Define the contract of an imported framework; method bodies here are the defaults."""
 
     name: str
     """As its people write it: ``"JAX"``."""
 
     def started(self) -> bool:
-        """Whether it has found its devices: what is asked before may start it."""
+        """Whether it has found its devices; before that, other methods may start it."""
 
     def devices(self) -> list[Device]:
-        """The GPUs that it can use here, virtual ones too, by ordinal."""
+        """Return the GPUs that it can use here, virtual ones too, by ordinal."""
 
     def own(self, device: Device) -> Any:
-        """Its own object for a device, as its functions or `with` take it; or GpuError."""
+        """Return its own object for a device, as its functions or `with` take it; or GpuError."""
 
     def make_virtual(self, count: int) -> None:
-        """Have `count` virtual GPUs beside the CPU, 0 for none; GpuError where it is too late."""
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
 
     def place(self, device: Device) -> AbstractContextManager[object]:
-        """While this holds, what is made with no device named is made on `device`; or GpuError."""
+        """Make new arrays on `device` unless the code names one, within the context."""
 
     def is_array(self, value: object) -> bool:
-        """Whether it is an array of this framework's, which has bytes on a device."""
+        """Whether it is an array of this framework, with bytes on a device."""
 
     def where(self, array: Any) -> str:
-        """The device that an array is on, ``"cuda:1"``; several with ``" + "`` between them."""
+        """Return the device that an array is on, ``"cuda:1"``; several are joined by ``" + "``."""
 
     def nbytes(self, array: Any) -> int:
-        """The bytes of its data."""
+        """Return the bytes of its data."""
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """A copy on another device, or GpuError; an object that can move itself comes back.
+        """Return a copy on another device, or GpuError; an object that can move in place, itself.
 
-        Of JAX's arrays one that is not `committed` there may be moved by JAX itself.
+        JAX itself may move an array that is not `committed`.
         """
 
     def copy(self, array: Any, device: Device) -> Any:
-        """A copy of its own on a device, also where it is there: what is given away is not it."""
+        """Return a new copy on a device, even if the array is there: donating it is harmless."""
 
     def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-        """What a container of its own holds, and what makes such a one of other parts.
+        """Return the parts of its own container, and a function that rebuilds it from others.
 
-        None for all else: lists, dicts and the like are looked into without asking here.
+        None for everything else: lists, dicts and the like are walked without this method.
         """
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether it knows a class by its identity: a copy of the class is another to it."""
+        """Whether it knows a class by its identity, so that a copy of the class would not work."""
         return False
 
     def wait(self) -> None:
         """Wait until all its devices have finished what they were given."""
 
     def compile_seconds(self) -> float | None:
-        """How long it has compiled since this was first asked; None where it does not tell."""
+        """Return the seconds it has compiled since this was first called; None if unknown."""
         return None
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """The bytes of its arrays on a device now, and their peak where it is known."""
+        """Return the bytes of its arrays on a device now, and their peak if known."""
 
     def places(self, array: Any) -> list[Place]:
-        """The pieces of memory that an array has: one on each device where it has data."""
+        """Return the pieces of memory of an array: one on each device where it has data."""
 
     def live(self) -> list[Any]:
-        """All its arrays that live, where it can list them: those that no variable leads to, too.
+        """List all its live arrays, also unreachable ones; empty if it cannot.
 
         This starts nothing.
         """
         return []
 
     def pool(self, device: Device) -> Pool | None:
-        """What its allocator has of a GPU; None where it does not tell, or has not started."""
+        """Return its allocator's figures for a GPU; None if unknown, or if it has not started."""
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
-        """While this holds, count its copies between devices and its waits, by the user's line.
+        """Count its copies between devices and its waits by the user's line, within the context.
 
         With `strict`, an implicit one raises `ImplicitCopyError` at its line.
         """
 
 
 def too_late(framework: str, there: int, wanted: int) -> str:
-    """What to say where a framework has started with too few devices for virtual GPUs."""
+    """Return the error's text if a framework has started with too few devices for virtual GPUs."""
     devices = f"{there} CPU device{'s' * (there != 1)}"
     return (
         f"{framework} has started in this kernel with {devices}: restart the kernel, and type "

@@ -1,4 +1,4 @@
-"""Ask JAX's compiler what a call would need, by the shapes of what it is given.
+"""Ask JAX's compiler what a call would need, by the shapes of its arguments.
 
 Nothing is computed and no array is read; the Python of the function runs once, as for any `jit`.
 """
@@ -14,12 +14,12 @@ from jax.sharding import SingleDeviceSharding
 from jax.tree_util import register_static, tree_flatten, tree_leaves, tree_map
 
 Failed = jax.errors.ConcretizationTypeError
-"""What is raised where code asks for a value, which only the data could tell."""
+"""The errors of code that asks for a value, which depends on data."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A call that was compiled; bytes, on each device that it runs on."""
+    """Record a compiled call; bytes are those on each device that it runs on."""
 
     arguments: int
     outputs: int
@@ -41,14 +41,14 @@ def is_jitted(function: object) -> bool:
 
 
 def leaves(values: object) -> list[Any]:
-    """All arrays that are in pytrees, and shapes of such."""
+    """Return all arrays in pytrees, and all shapes of arrays."""
     return [leaf for leaf in tree_leaves(values) if _is_array(leaf)]
 
 
 @register_static
 @dataclass(frozen=True, eq=False)
 class _Plain:
-    """What a module of Equinox holds beside arrays, such as a function; to `jit` it has no data."""
+    """Wrap a part of an Equinox module that is no array, such as a function: `jit` sees no data."""
 
     value: Any
 
@@ -102,7 +102,7 @@ def _is_array(leaf: object) -> bool:
 
 
 def _shape(leaf: Any, own: Any) -> Any:
-    """An array without its data; anything else is itself."""
+    """Return an array's shape without its data; any other object itself."""
     if not _is_array(leaf):
         return leaf
     sharding = getattr(leaf, "sharding", None)

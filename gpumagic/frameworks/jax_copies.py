@@ -35,7 +35,7 @@ _OFTEN = 16
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Advice for one entry; None where it is as it should be."""
+    """Advise on one entry; None if it is as it should be."""
     if entry.via == "display" or entry.within or entry.calls <= entry.sites:
         return None
     if not entry.implicit and entry.calls < _OFTEN and not entry.repeats:
@@ -75,14 +75,14 @@ def _the_same(entry: Entry) -> Advice:
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:
-    """How what has these names is brought to a device, as its user would write it."""
+    """Return the code that copies the variables of these names to a device."""
     every = ", ".join(names)
     what = f"({every})" if len(names) > 1 else every or "…"
     return f"{every and f'{every} = '}jax.device_put({what}, {own(destination)})"
 
 
 def own(device: str) -> str:
-    """A device as its user would write it: ``jax.devices("gpu")[1]``."""
+    """Return a device as code: ``jax.devices("gpu")[1]``."""
     kind, _, number = device.partition(":")
     return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'
 
@@ -91,7 +91,7 @@ _MOST = 4096  # leaves of a variable that are looked at
 
 
 def name_of(array: Any, user: FrameType) -> str:
-    """The variable in the expression of a user's frame that is an array or holds it, or nothing."""
+    """Return the variable in a user's expression that is or holds an array; empty if none does."""
     return name_in(user, partial(_is, array)) or name_in(user, partial(_holds, array))
 
 
@@ -104,7 +104,7 @@ def _is(array: Any, value: Any) -> bool:
 
 
 def _holds(array: Any, value: Any) -> bool:
-    """Whether a variable is a pytree with an array in it, which a copy may stand for."""
+    """Whether a variable is a pytree with an array in it, which a copy may replace."""
     try:
         leaves = [] if changes(value) else jax.tree.leaves(value)
     except Exception:  # noqa: BLE001  of a class of the user's
@@ -139,7 +139,7 @@ ADVISERS["JAX"] = advise
 
 
 class JaxCopies:
-    """Counts from `__enter__` to `__exit__`, on all threads that no other of these counts."""
+    """Count from `__enter__` to `__exit__`, on all threads that no other instance counts."""
 
     def __init__(self, devices: JaxDevices, tally: Tally, strict: bool) -> None:
         self._devices = devices
@@ -157,7 +157,7 @@ class JaxCopies:
 
 
 class _Counting:
-    """The doorkeeper: all that count now."""
+    """Pass JAX's copies and waits to all counters in force."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -178,7 +178,7 @@ class _Counting:
             self._running = (*self._running, one)
 
     def remove(self, one: JaxCopies) -> None:
-        """End; the last one to end takes the doors away."""
+        """Stop counting; the last counter to stop removes the patches of JAX."""
         with self._lock:
             if one not in self._running:
                 return
@@ -188,17 +188,17 @@ class _Counting:
                 self._read.clear()
 
     def copying(self, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Before copies to devices."""
+        """Count copies to devices; called before them."""
         __tracebackhide__ = True
         return self._asked(self._copying(moves, sys._getframe(1)))
 
     def reading(self, array: Any, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Before an array is read by the host."""
+        """Count a read by the host; called before it."""
         __tracebackhide__ = True
         return self._asked(self._reading(array, moves, sys._getframe(1)))
 
     def waiting(self, arrays: Sequence[Any]) -> Callable[[float], None] | None:
-        """Before the host waits for arrays."""
+        """Count a wait of the host for arrays; called before it."""
         call = self._called_from(sys._getframe(1))
         if call is None:
             return None
@@ -208,7 +208,7 @@ class _Counting:
         return self._asked(self._found(False, "block_until_ready", call, moves))
 
     def _asked(self, found: Sequence[tuple[Count, Move]]) -> Callable[[float], None] | None:
-        """What counts them once they have been made; under strict, raises for an implicit one."""
+        """Return a function to count moves once made; under strict, raise if one is implicit."""
         __tracebackhide__ = True
         if any(one.strict for one in self._watching()):
             for count, _ in found:
@@ -250,7 +250,7 @@ class _Counting:
     def _found(
         self, copy: bool, operator: str, call: Call, moves: Sequence[Move]
     ) -> list[tuple[Count, Move]]:
-        """Where each is to be counted: in every tally that counts this thread."""
+        """Return the counts for each move: one in every tally that counts this thread."""
         found = []
         for move in moves:
             ends = (self._name(move.source), self._name(move.destination))

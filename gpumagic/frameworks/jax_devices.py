@@ -1,7 +1,7 @@
 """Name JAX's devices as gpumagic does, and find JAX's own by those names.
 
-Where GPUs are virtual, JAX has logical devices of the CPU: number 0 is the CPU, number k + 1 is
-virtual GPU k; what asks `jax.devices("gpu")` is then given those, as on a machine with GPUs.
+If GPUs are virtual, JAX has logical devices of the CPU: number 0 is the CPU, number k + 1 is
+virtual GPU k. `jax.devices("gpu")` then returns the virtual GPUs, as on a machine with GPUs.
 """
 
 import functools
@@ -21,7 +21,7 @@ _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_cou
 
 
 class JaxDevices:
-    """The devices of JAX in this process; JAX starts when one is asked for, not before."""
+    """Find JAX's devices in this process; JAX starts when one is asked for, not before."""
 
     def __init__(self) -> None:
         self.virtual = False
@@ -30,7 +30,7 @@ class JaxDevices:
         self._changed()
 
     def own(self, device: Device) -> Any:
-        """JAX's own object for a device, or GpuError."""
+        """Return JAX's own object for a device, or raise GpuError."""
         if device.kind == "cpu":
             return _cpus()[0]
         if device.kind != "cuda":
@@ -51,7 +51,7 @@ class JaxDevices:
             return {}
 
     def name(self, own: Any) -> str:
-        """A device of JAX's as gpumagic calls it, ``"cuda:1"``."""
+        """Return gpumagic's name of a JAX device, ``"cuda:1"``."""
         if own.platform in _GPU:
             return f"cuda:{own.local_hardware_id}"
         if own.platform != "cpu":
@@ -59,7 +59,7 @@ class JaxDevices:
         return f"cuda:{own.id - 1}" if self.virtual and own.id else "cpu"
 
     def names(self, sharding: Any) -> str:
-        """Where the data of a sharding are, with ``" + "`` between several."""
+        """Return the devices of a sharding; several are joined by ``" + "``."""
         on_host = (sharding.memory_kind or "").endswith("_host")
         own = sorted(sharding.device_set, key=lambda device: device.id)
         if on_host and own[0].platform != "cpu":
@@ -105,7 +105,7 @@ def started() -> bool:
 
 
 def make_virtual(count: int) -> None:
-    """Have `count` devices beside the CPU's; GpuError in one line where JAX has started."""
+    """Make `count` devices besides the CPU's; GpuError in one line if JAX has started."""
     try:
         # This is an error where JAX has started, and starts nothing.
         jax.config.update("jax_num_cpu_devices", count + 1)

@@ -1,8 +1,8 @@
-"""Stand at the doors through which JAX copies between devices and waits for them.
+"""Patch the functions through which JAX copies between devices and waits for them.
 
-A compiled program, and every function of `jax.numpy` is one, is called by C++ without Python: so
-while the doors stand, a call in which something moves is not kept in C++'s tables, and comes by
-here each time. Calls in which nothing moves go their usual way, and no program is compiled anew.
+A compiled program, and every function of `jax.numpy` is one, is called by C++ without Python. So
+while the patches hold, a call that moves something is not kept in C++'s tables, and passes through
+Python each time. Calls that move nothing go their usual way, and no program is compiled again.
 
 Private parts of JAX that are touched, as they are in 0.10; where one is missing, `stand` raises
 `GpuError` and has touched nothing:
@@ -35,7 +35,7 @@ _BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
 
 
 class Move(NamedTuple):
-    """What is to go from one device to another."""
+    """Describe a copy from one device to another."""
 
     source: Any  # JAX's device; None for the host
     destination: Any
@@ -45,16 +45,16 @@ class Move(NamedTuple):
 
 
 class Doorkeeper(Protocol):
-    """Who is asked before anything moves or waits, and gives what is called with its seconds."""
+    """Define callbacks before a move or wait; each returns a function to call with the seconds."""
 
     def copying(self, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Before copies to devices; may raise, and nothing is copied."""
+        """Handle copies to devices before they begin; may raise, and nothing is copied."""
 
     def reading(self, array: Any, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Before an array's first copy to the host."""
+        """Handle an array's first copy to the host before it begins."""
 
     def waiting(self, arrays: Sequence[Any]) -> Callable[[float], None] | None:
-        """Before the host waits for arrays."""
+        """Handle a wait of the host for arrays before it begins."""
 
 
 class _Parts(NamedTuple):
@@ -67,9 +67,9 @@ class _Parts(NamedTuple):
 
 
 def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> Callable[[], Any]:
-    """Ask `keeper` at every door until `stack` is closed; GpuError where JAX has other doors.
+    """Call `keeper` from every patch until `stack` is closed; GpuError if JAX differs inside.
 
-    Returns what tells whether `jax.device_put` or `jax.device_get` runs on this thread.
+    Returns a function that tells whether `jax.device_put` or `jax.device_get` runs on this thread.
     """
     try:
         parts = _parts()
@@ -173,7 +173,7 @@ def _put(keeper: Doorkeeper) -> Callable[..., Callable[[float], None] | None]:
 
 
 def _one(x: Any, device: Any) -> Iterator[Move]:
-    """How a whole array, or what is none yet, comes to a device."""
+    """Describe how a whole array, or a value that is none yet, gets to a device."""
     source = None
     if isinstance(x, jax.Array):
         if device in x.sharding.device_set:
@@ -197,7 +197,7 @@ def _copied(keeper: Doorkeeper) -> Callable[..., Callable[[float], None] | None]
 
 
 def _shards(array: Any) -> list[tuple[Any, int]]:
-    """The devices of an array, in its own order, each with the bytes of its part."""
+    """Return an array's devices, in its own order, each with the bytes of its part."""
     sharding, shape = array.sharding, array.shape
     part = array.dtype.itemsize
     for size in sharding.shard_shape(shape):
@@ -218,7 +218,7 @@ def _read(keeper: Doorkeeper) -> Callable[[Any], Callable[[float], None] | None]
 
 
 class _Gate:
-    """Keeps a call in C++'s tables only if nothing moves in it."""
+    """Keep a call in C++'s tables only if nothing moves in it."""
 
     def __init__(self, real: Callable[..., Any], data: Callable[..., Any]) -> None:
         self._real = real
@@ -227,7 +227,7 @@ class _Gate:
         self.refused = False  # whether any call was not kept
 
     def ask(self, executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
-        """In place of ``pjit._get_fastpath_data``: the entry for a table, or None."""
+        """Replace ``pjit._get_fastpath_data``: return the entry for a table, or None."""
         if executable is not None and _moves_any(executable, args):
             self.refused = True
             return None
@@ -238,7 +238,7 @@ class _Gate:
             self._here.still = False
 
     def data(self, *args: Any) -> Any:
-        """In place of the entry's class, which functions compiled ahead of time make themselves."""
+        """Replace the entry's class, which functions compiled ahead of time call themselves."""
         if getattr(self._here, "still", False):
             return self._data(*args)
         self.refused = True
@@ -246,7 +246,7 @@ class _Gate:
 
 
 def _moves_any(executable: Any, args: Sequence[Any]) -> bool:
-    """Whether an array of NumPy's, or one that is elsewhere, is among the operands."""
+    """Whether an operand is a NumPy array, or is on another device."""
     first = len(executable.in_avals) - len(args)  # before them are constants, if any are
     kept = executable._kept_var_idx
     if first > 0 or len(kept) != len(executable._in_shardings):

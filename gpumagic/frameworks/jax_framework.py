@@ -1,4 +1,4 @@
-"""Serve JAX: its devices, arrays, pytrees and memory, and Flax NNX's objects.
+"""Support JAX: its devices, arrays, pytrees and memory, and Flax NNX's objects.
 
 JAX returns before its devices are done. A device works in order, so a small computation is done
 once everything before it is; that is how waiting works here. Reading memory never starts JAX.
@@ -34,7 +34,7 @@ marks: dict[Any, Any] = {}
 
 
 class JaxBarrier:
-    """A small computation on each device, compiled at the first use."""
+    """Wait for devices by a small computation on each, compiled at the first use."""
 
     def __init__(self) -> None:
         self._bump = jax.jit(_bump)
@@ -42,7 +42,7 @@ class JaxBarrier:
     def wait(self) -> None:
         """Return when each device of this process has done what this thread gave it."""
         given = []
-        # It is no part of what is timed, and `jax.local_devices` takes ten times as long.
+        # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
         clients = xla_bridge.backends().values()
         for device in chain.from_iterable(client.local_devices() for client in clients):
             if device not in marks:
@@ -57,7 +57,7 @@ def _bump(mark: Any) -> Any:
 
 
 class CompileClock:
-    """Adds up the seconds that JAX compiles for, from its first reading on."""
+    """Add up the seconds that JAX compiles for, from its first reading on."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -66,7 +66,7 @@ class CompileClock:
         self._listens = False
 
     def seconds(self) -> float:
-        """How long it has compiled, on all threads."""
+        """Return how long it has compiled, on all threads."""
         if not self._listens:
             self._listens = True
             jax.monitoring.register_event_duration_secs_listener(self.note)
@@ -74,7 +74,7 @@ class CompileClock:
         return sum(end - start for start, end in every)
 
     def note(self, event: str, duration_secs: float, **about: Any) -> None:
-        """JAX tells of a stretch when it is over: what came within was told before."""
+        """Note a compilation once it is over; JAX has reported the nested ones before."""
         if not event.startswith(_COMPILING):
             return
         end = self._clock()
@@ -85,7 +85,7 @@ class CompileClock:
 
 
 def live() -> list[Any]:
-    """All arrays that live, those that JAX keeps for itself too, but none of gpumagic's."""
+    """List all live arrays, also JAX's own, but none of gpumagic's."""
     if not started():
         return []
     ours = {id(mark) for mark in marks.values()}
@@ -93,7 +93,7 @@ def live() -> list[Any]:
 
 
 def places(devices: JaxDevices, array: Any) -> list[Place]:
-    """The pieces of memory that an array has, one for each of its shards in this process."""
+    """Return the pieces of memory of an array, one for each of its shards in this process."""
     if array.is_deleted() or not has_data(array):
         return []
     # JAX makes an array of each shard, which the array then keeps, and lists it as one that lives.
@@ -107,9 +107,9 @@ def places(devices: JaxDevices, array: Any) -> list[Place]:
 
 
 def has_data(array: Any) -> bool:
-    """Whether an array has its data, once it is there: of one on the CPU that failed it has none.
+    """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
 
-    JAX ends the process when it is asked where those data are.
+    JAX ends the process if asked for the address of missing data.
     """
     if next(iter(array.sharding.device_set)).platform == "cpu":
         try:
@@ -120,13 +120,13 @@ def has_data(array: Any) -> bool:
 
 
 def allocated(devices: JaxDevices, device: Device) -> int:
-    """The bytes of all arrays on a device, of which several may share the same."""
+    """Return the bytes of all arrays on a device; shared memory counts once."""
     every = wholes(place for array in live() for place in places(devices, array))
     return sum(place.nbytes for place in {*every.values()} if place.device == str(device))
 
 
 def pool(devices: JaxDevices, device: Device) -> Pool | None:
-    """What JAX's allocator has of a GPU; None of a virtual one, and before JAX has started."""
+    """Return JAX's allocator's figures for a GPU; None for a virtual one, or before JAX started."""
     if device.virtual or not started():
         return None
     try:
@@ -144,7 +144,7 @@ _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 
 
 class Jax:
-    """JAX as it is in this process."""
+    """Adapt JAX to the contract of a framework."""
 
     name = "JAX"
 
@@ -155,29 +155,29 @@ class Jax:
         self.compile_seconds = CompileClock().seconds
 
     def started(self) -> bool:
-        """Whether its backends are there; to ask starts nothing."""
+        """Whether its backends are there; this starts nothing."""
         return jax_devices.started()
 
     def devices(self) -> list[Device]:
-        """The GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
+        """Return the GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
         there = self._devices.gpus()
         return [device for device in here(memory=False) if device.ordinal in there]
 
     def own(self, device: Device) -> Any:
-        """JAX's own object for a device, or GpuError."""
+        """Return JAX's own object for a device, or raise GpuError."""
         return self._devices.own(device)
 
     def default(self) -> str:
-        """The device on which an array is made where none is named."""
+        """Return the device of new arrays for which none is named."""
         own = jax.config.jax_default_device or jax.devices()[0]
         return own if isinstance(own, str) else self._devices.name(own)
 
     def make_virtual(self, count: int) -> None:
-        """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
+        """Make `count` virtual GPUs besides the CPU; GpuError in one line if it is too late."""
         jax_devices.make_virtual(count)
 
     def place(self, device: Device) -> AbstractContextManager[object]:
-        """While this holds, in its thread, what names no device is made on `device`."""
+        """Make this thread's arrays on `device` unless the code names one, within the context."""
         own = self._devices.own(device)
         # Where that is so, JAX looks nothing up at each call.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
@@ -192,20 +192,20 @@ class Jax:
         return not value.is_deleted()
 
     def where(self, array: Any) -> str:
-        """The device that an array is on; ``"cuda:0 + cuda:1"`` where it is sharded over two."""
+        """Return the device that an array is on; ``"cuda:0 + cuda:1"`` if sharded over two."""
         return self._devices.names(array.sharding)
 
     def name_of(self, device: Any) -> str:
-        """JAX's own object for a device as gpumagic calls it."""
+        """Return gpumagic's name of a JAX device."""
         return self._devices.name(device)
 
     def nbytes(self, array: Any) -> int:
-        """The bytes of its data; copies on several devices count once."""
+        """Return the bytes of its data; copies on several devices count once."""
         size: int = array.size * array.dtype.itemsize
         return size
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """A copy on another device, committed to it or not; the array itself if it is there."""
+        """Return a copy on another device, committed or not; the array itself if it is there."""
         if array.sharding.num_devices > 1:
             raise GpuError(
                 f"it is sharded over {self.where(array)}, and stays so; "
@@ -220,11 +220,11 @@ class Jax:
             return jax.numpy.asarray(jax.device_get(array))
 
     def copy(self, array: Any, device: Device) -> Any:
-        """A copy of its own on a device, committed to it: donating it leaves the array as it is."""
+        """Return a new copy committed to a device: donating it does not affect the array."""
         return jax.device_put(array, self._devices.own(device), may_alias=False)
 
     def parts(self, value: object) -> _Parts | None:
-        """What a registered pytree or an object of Flax NNX holds, and what makes it of others."""
+        """Return the parts of a registered pytree or Flax NNX object, and its builder."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
             return None
         nnx = sys.modules.get("flax.nnx")
@@ -247,9 +247,9 @@ class Jax:
             return True
 
     def wait(self) -> None:
-        """Wait until every array is there that was asked for, also those that nobody holds.
+        """Wait until every requested array is there, also unreferenced ones.
 
-        Raises the error of one that failed, once: it lives on.
+        Raises a failed array's error once, although the array lives on.
         """
         self._barrier.wait()
         error: Exception | None = None
@@ -265,7 +265,7 @@ class Jax:
             raise error
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """The bytes on a device now, and their peak where JAX keeps one (a GPU's)."""
+        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
         own = self._devices.own(device)
         if stats := own.memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
@@ -276,11 +276,11 @@ class Jax:
         return places(self._devices, array)
 
     def live(self) -> list[Any]:
-        """All its arrays that live, those that JAX keeps for itself too."""
+        """List all live arrays, also JAX's own."""
         return live()
 
     def pool(self, device: Device) -> Pool | None:
-        """What JAX has taken of a GPU; None of a virtual one, and before JAX has started."""
+        """Return what JAX has reserved on a GPU; None for a virtual one, or before JAX started."""
         return pool(self._devices, device)
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
@@ -302,7 +302,7 @@ def _of_variable(variable: Any) -> _Parts:
 
 
 def _of_object(thing: Any) -> _Parts:
-    """An object of Flax NNX is changed in place: who shares it sees the same one."""
+    """Split an object of Flax NNX, which is changed in place, so that its sharers agree."""
     held = {name: value for name, value in vars(thing).items() if not name.startswith("_pytree__")}
 
     def change(parts: Sequence[Any]) -> Any:

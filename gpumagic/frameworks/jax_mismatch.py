@@ -1,4 +1,4 @@
-"""Explain JAX's error between devices in the user's own names: which value is where, and a fix.
+"""Explain JAX's error between devices in the user's own names, with each value's device and a fix.
 
 Where what the frames show does not agree with what the error says, there is no explanation.
 """
@@ -32,13 +32,13 @@ _OWN_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.Generato
 
 @dataclass
 class _Part:
-    """An operand as it is written, and its committed arrays; none of what has gone."""
+    """Record an operand's text and committed arrays; arrays are empty if the value has gone."""
 
     node: ast.expr
     text: str
     arrays: list[Any]
     device: str
-    stays: bool = False  # device_put has no copy that could stand for it
+    stays: bool = False  # no copy by device_put could replace it
 
     @property
     def nbytes(self) -> int | None:
@@ -46,7 +46,7 @@ class _Part:
 
 
 def explain_jax(error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-    """Say what an error between JAX's devices is about; None for any other."""
+    """Explain an error between JAX's devices; None for any other."""
     for each in errors(error):
         if type(each) is ValueError and str(each).startswith(_SAID):
             framework = jax_here()
@@ -60,7 +60,7 @@ def explain_jax(error: BaseException, namespace: Mapping[str, Any]) -> Explanati
 
 
 def _said(message: str, framework: Jax) -> list[str]:
-    """The devices that the message names, each as gpumagic calls it."""
+    """Return the devices that the message names, each by gpumagic's name."""
     found = []
     for numbers, platform in _DEVICES.findall(message):
         devices = {device.id: device for device in jax.devices(platform.lower())}
@@ -84,7 +84,7 @@ def _explain(frame: FailedFrame, said: list[str], framework: Jax) -> Explanation
 
 
 def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]:
-    """The largest expressions in a node whose values are, or hold, committed arrays."""
+    """Yield the largest expressions in a node whose values are, or hold, committed arrays."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _OWN_SCOPES):
             yield from _captured(child, frame, framework)
@@ -118,7 +118,7 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
 
 
 def _captured(node: ast.expr, frame: FailedFrame, framework: Jax) -> Iterator[_Part]:
-    """What a lambda reads beside its arguments: it stays, for the others are at hand."""
+    """Yield the variables that a lambda captures; they stay, since its arguments can move."""
     if isinstance(node, ast.Lambda):
         own_names = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
         for name in ast.walk(node.body):
@@ -128,7 +128,7 @@ def _captured(node: ast.expr, frame: FailedFrame, framework: Jax) -> Iterator[_P
 
 
 def _concrete(leaf: Any) -> Any:
-    """What a tracer of `jax.grad` or `jax.vmap` stands for; of `jax.jit` it stands for nothing."""
+    """Return the array behind a tracer of `jax.grad` or `jax.vmap`; `jax.jit`'s have none."""
     while isinstance(leaf, jax.core.Tracer):
         leaf = getattr(leaf, "primal", getattr(leaf, "val", None))
     return leaf

@@ -1,4 +1,4 @@
-"""Find the frameworks and devices that a cell needs: those it imports, and those in use.
+"""Find the frameworks and devices that a cell needs: imported by it, or in use.
 
 torch is needed unless another framework is in use and torch is not imported.
 """
@@ -41,14 +41,14 @@ def when_imported(module: str, then: Callable[[], object]) -> None:
 
 
 def forget() -> None:
-    """Wait for no import any more."""
+    """Cancel all callbacks for imports."""
     _waiting.clear()
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
 
 
 class _Finder:
-    """Finds what is waited for as Python would, and has its loader call then."""
+    """Find awaited modules as Python would, and have their loaders call back."""
 
     def __init__(self) -> None:
         self._asking = False
@@ -95,15 +95,15 @@ _BLOCKS = {"body", "orelse", "finalbody", "handlers", "cases"}
 
 
 def imported() -> list[Framework]:
-    """The frameworks that this process has imported."""
+    """Return the frameworks that this process has imported."""
     return [_made(module) for module in _CLASSES if module in sys.modules]
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Those that a cell imports by these names, which is done now; and those that are in use.
+    """Return the frameworks that a cell imports by these names (imported now), or that are in use.
 
-    A library may import one for reasons of its own (tensorboard imports TensorFlow): to place what
-    nobody uses would start it, and JAX then takes most of each GPU's memory.
+    A library may import one for reasons of its own (tensorboard imports TensorFlow). Placing an
+    unused framework would start it, and JAX then takes most of each GPU's memory.
     """
     return [
         _made(module)
@@ -114,7 +114,7 @@ def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
 
 
 def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
-    """Whether a name stands for something of these packages, also in modules of the user's."""
+    """Whether a name refers to an object of these packages, also in the user's modules."""
     for value in list(namespace.values()):
         if type(value) is not ModuleType:
             named = of_function(value, "__module__") or defined_in(type(value))
@@ -129,13 +129,13 @@ def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool =
 
 
 def versions() -> dict[str, str]:
-    """Of those that this process has imported, by name: ``{"JAX": "0.10.2"}``."""
+    """Return the versions of imported frameworks by name: ``{"JAX": "0.10.2"}``."""
     there = [module for module in _CLASSES if module in sys.modules]
     return {_made(m).name: str(getattr(sys.modules[m], "__version__", "")) for m in there}
 
 
 def imports_of(tree: ast.AST | None) -> set[str]:
-    """The packages that code imports anywhere: ``{"jax"}`` of ``import jax.numpy as jnp``."""
+    """Return the packages that code imports: ``{"jax"}`` for ``import jax.numpy as jnp``."""
     found: set[str] = set()
     waiting = [] if tree is None else [tree]
     while waiting:  # an expression holds no statement: most of a tree is passed over
@@ -150,7 +150,7 @@ def imports_of(tree: ast.AST | None) -> set[str]:
 
 
 def _importable(module: str) -> bool:
-    """Import it; what that raises, the cell's own import is to raise."""
+    """Whether a module can be imported; the cell's own import then raises the error, if any."""
     try:
         importlib.import_module(module)
     except Exception:  # noqa: BLE001  the user's library, whose error the cell shows
@@ -170,7 +170,7 @@ def make_virtual(count: int) -> None:
 
 
 def forget_virtual() -> None:
-    """What is imported from now on has no virtual GPUs."""
+    """Remove the frameworks' virtual GPUs, and make none for later imports."""
     forget()
     for framework in imported():
         with suppress(GpuError):
@@ -178,7 +178,7 @@ def forget_virtual() -> None:
 
 
 def too_late() -> list[str]:
-    """What the frameworks say that started before virtual GPUs were there."""
+    """Return the messages of frameworks that started before there were virtual GPUs."""
     said = []
     for framework in imported():
         try:
@@ -189,12 +189,12 @@ def too_late() -> list[str]:
 
 
 def started() -> list[Framework]:
-    """The frameworks that have started: what they are asked starts nothing."""
+    """Return the frameworks that have started, so that calling them starts nothing."""
     return [framework for framework in imported() if framework.started()]
 
 
 def jax_here() -> Any:
-    """JAX, which this process has imported."""
+    """Return JAX, which this process has imported."""
     return _made("jax")
 
 
@@ -207,7 +207,7 @@ def _made(module: str) -> Framework:
 
 
 class Needed:
-    """What code is to be placed for: where it imports it, or once the notebook has it in use."""
+    """Find the frameworks to place code for: imported by it, or in use in the notebook."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         named = imports_of(tree)
@@ -215,18 +215,18 @@ class Needed:
         self.torch = torch_here() is not None or (
             ("torch" in named or not self.others) and find_spec("torch") is not None
         )
-        self.unusable = ""  # why torch is not placed beside others, though it is imported
+        self.unusable = ""  # why torch is not placed along with others, though it is imported
 
     @classmethod
     def by(cls, namespace: dict[str, Any], *codes: object) -> Needed:
-        """What the texts among these need, one after the other; no Python is refused elsewhere."""
+        """Return the needs of these codes' texts; invalid Python is reported elsewhere."""
         with suppress(SyntaxError, ValueError):
             text = "\n".join(code for code in codes if isinstance(code, str))
             return cls(ast.parse(text), namespace)
         return cls(None, namespace)
 
     def find(self, where: object) -> Device:
-        """The one device that `where` names. Raises `GpuError`."""
+        """Return the one device that `where` names, or raise `GpuError`."""
         memory = "free" in str(where)
         if not self.torch:
             return resolve_one(where, self.devices(memory))
@@ -235,7 +235,7 @@ class Needed:
         try:
             return find(where)
         except GpuError as error:
-            # A torch for the CPU beside a framework that has the GPU: that one is placed.
+            # torch is a CPU build, and another framework has the GPU: only that one is placed.
             if not self.others:
                 raise
             device = resolve_one(where, self._of_others(memory))
@@ -243,7 +243,7 @@ class Needed:
             return device
 
     def devices(self, memory: bool = False) -> list[Device]:
-        """The GPUs that they can use here, by ordinal."""
+        """Return the GPUs that they can use here, by ordinal."""
         if not self.torch:
             return self._of_others(memory)
         from gpumagic.placement import torch_devices
@@ -251,7 +251,7 @@ class Needed:
         return torch_devices.devices(memory=memory)
 
     def of_torch(self, device: Device) -> torch.device | None:
-        """The device as torch has it; None where code is not run with torch."""
+        """Return torch's object for the device; None if the code does not use torch."""
         if not self.torch:
             return None
         from gpumagic.placement import torch_devices

@@ -22,18 +22,18 @@ from gpumagic.usercode.files import unseen
 
 @dataclass(frozen=True)
 class Beside:
-    """One device, for each framework beside torch."""
+    """Use one device for each framework other than torch."""
 
     device: Device
     frameworks: tuple[Framework, ...] = ()
 
     def place(self, stack: ExitStack) -> None:
-        """Have this thread make new arrays on the device, until a stack is closed."""
+        """Make this thread's new arrays on the device, until a stack is closed."""
         for framework in self.frameworks:
             stack.enter_context(framework.place(self.device))
 
     def wait(self) -> None:
-        """Wait until all have finished what they were given."""
+        """Wait until all frameworks have finished their work."""
         for framework in self.frameworks:
             framework.wait()
 
@@ -42,14 +42,14 @@ class Beside:
         return any(framework.knows(kind) for framework in self.frameworks)
 
     def parts(self, value: object) -> Any:
-        """What a container of theirs holds, as `Framework.parts` says it; None of all else."""
+        """Return the parts of their own containers, as `Framework.parts` does; None for others."""
         for framework in self.frameworks:
             if (split := framework.parts(value)) is not None:
                 return split
         return None
 
     def of(self, value: object) -> Framework | None:
-        """The framework whose array a value is."""
+        """Return the framework whose array a value is."""
         return next((each for each in self.frameworks if each.is_array(value)), None)
 
 
@@ -58,7 +58,7 @@ R = TypeVar("R")
 
 
 class _Entered(NamedTuple):
-    """One entry of a `with`: its thread, torch's part of it, and what ends it."""
+    """Record one entry of a `with`: its thread, torch's placement, and what ends it."""
 
     thread: int
     place: Any
@@ -110,7 +110,7 @@ class on:
         return self.device
 
     def _enter(self, stack: ExitStack, namespace: dict[str, Any] | None) -> Any:
-        """Place, until a stack is closed; torch's placement where there is one."""
+        """Place until a stack is closed; return torch's placement, if there is one."""
         place = None
         if self._needed.torch:
             from gpumagic.placement import swap

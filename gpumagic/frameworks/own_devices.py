@@ -22,39 +22,39 @@ from gpumagic.usercode.values import bases_of, class_name, defined_in, members_o
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """The GPUs that the framework can use here, by ordinal; without `memory` no driver is asked."""
+    """Return the framework's GPUs here, by ordinal; without `memory` no driver is called."""
     return _callers("devices").devices(memory)
 
 
 def cpu() -> Any:
-    """The CPU: ``device(type='cpu')``, JAX's ``CpuDevice(id=0)``, ``tf.device("/CPU:0")``."""
+    """Return the CPU: ``device(type='cpu')``, ``CpuDevice(id=0)``, ``tf.device("/CPU:0")``."""
     return native(_callers("cpu"), CPU)
 
 
 def gpu(i: int = 0) -> Any:
-    """GPU `i`: ``device(type='cuda', index=i)``, whether or not it exists; of JAX one that does."""
+    """Return GPU `i`: ``device(type='cuda', index=i)``, which may not exist; JAX's must exist."""
     return native(_callers("gpu"), Device("cuda", i))
 
 
 def num_gpus() -> int:
-    """The number of GPUs that the framework can use."""
+    """Return the number of GPUs that the framework can use."""
     return len(_gpus(_callers("num_gpus")))
 
 
 def try_gpu(i: int = 0) -> Any:
-    """GPU `i` if it exists, else the CPU."""
+    """Return GPU `i` if it exists, else the CPU."""
     needed = _callers("try_gpu")
     return native(needed, dict(enumerate(_gpus(needed))).get(i, CPU))
 
 
 def try_all_gpus() -> list[Any]:
-    """All GPUs; an empty list where there is none."""
+    """Return all GPUs; an empty list if there are none."""
     needed = _callers("try_all_gpus")
     return [native(needed, device) for device in _gpus(needed)]
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
-    """The frameworks that code with these names is run with; GpuError where there is none."""
+    """Return the frameworks that code with these names uses; GpuError if there is none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
         needed.torch = False  # imported by something else: by virtual GPUs, for one
@@ -66,7 +66,7 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
 
 
 def native(needed: Needed, device: Device) -> Any:
-    """A device as the framework has it that code is run with."""
+    """Return the object for a device of the framework that the code uses."""
     return needed.of_torch(device) or needed.others[0].own(device)
 
 
@@ -78,31 +78,31 @@ def _gpus(needed: Needed) -> list[Device]:
     return needed.devices() if needed.torch else needed.others[0].devices()
 
 
-# What holds no data, and what leads to everything.
+# Objects without data, and objects from which everything is reachable.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CLOSED = (*_PLAIN, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-# Objects of these lead to threads, locks and the notebook itself; of these they do not.
+# Objects of these libraries refer to threads, locks and the notebook, except those of `_OPEN`.
 _NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 _OPEN = (UserDict, partial, types.SimpleNamespace)
 
 
 def where(value: object) -> str:
-    """Tell where the data of anything are: of an array, a module, a container of them.
+    """Return the device of an array, a module, or a container of them.
 
-    It asks torch's tensors, the arrays of JAX, TensorFlow and CuPy, and whatever else has DLPack's
-    or CUDA's array interface: MLX, Numba, cuDF. On virtual GPUs it is as on real ones.
+    It knows torch's tensors, the arrays of JAX, TensorFlow and CuPy, and every other object with
+    DLPack's or CUDA's array interface: MLX, Numba, cuDF. Virtual GPUs work as real ones.
 
     Parameters
     ----------
     value : object
-        An array, or what holds arrays: lists, dicts, modules, optimizers, dataclasses.
+        An array, or a container of arrays: a list, dict, module, optimizer or dataclass.
 
     Returns
     -------
     str
-        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` where only the driver knows which one. An
-        array that is spread over several has a ``+`` between them. Of what holds arrays on
-        several devices, all are named, the GPUs first.
+        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` if only the driver knows which one. The
+        devices of an array that is spread over several are joined by ``+``. For a container with
+        arrays on several devices, all are named, the GPUs first.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def _order(device: str) -> tuple[bool, str, int]:
 
 
 def _device(value: Any) -> str | None:
-    """Where one array is; None of anything else."""
+    """Return the device of one array; None for any other object."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and issubclass(type(value), tensor):
         return str(value.device)
@@ -149,7 +149,7 @@ def _device(value: Any) -> str | None:
 
 
 def _arrays(value: Any) -> Iterator[str]:
-    """Where all arrays within are, by following what containers and objects hold."""
+    """Yield the devices of all arrays within, following containers and objects."""
     seen: dict[int, Any] = {}  # keeps what it met alive, so that an id stays its own
     todo = deque([value])
     while todo:
@@ -165,7 +165,7 @@ def _arrays(value: Any) -> Iterator[str]:
 
 
 def _held(value: Any) -> Iterator[Any]:
-    """What a container or an object holds."""
+    """Return the values that a container or an object holds."""
     kind = type(value)
     for framework in known.imported():
         if (parts := framework.parts(value)) is not None:

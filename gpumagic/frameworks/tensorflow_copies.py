@@ -38,7 +38,7 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Advice for one entry; None where it is as it should be."""
+    """Advise on one entry; None if it is as it should be."""
     if entry.kind == "placement":
         return Advice(f"{fell(entry)}: {_SOFT}", 0, 0.0, "")
     if entry.via == "display" or entry.calls <= entry.sites:
@@ -89,7 +89,7 @@ def _put(entry: Entry) -> str:
 
 
 def own(device: str) -> str:
-    """A device as TensorFlow's people write it: ``"/GPU:1"``."""
+    """Return TensorFlow's name of a device: ``"/GPU:1"``."""
     kind, _, number = device.partition(":")
     return f"/GPU:{number}" if kind == "cuda" else "/CPU:0"
 
@@ -100,7 +100,7 @@ def is_function(operation: str) -> bool:
 
 
 def in_host_memory(operation: str, kind: str, attributes: Sequence[Any]) -> set[int]:
-    """The numbers of those operands, on a device of this kind (``"GPU"``): shapes, axes, paths."""
+    """Return the operands kept in host memory on a kind of device (``"GPU"``): shapes, axes, …"""
     given = dict(zip(attributes[::2], attributes[1::2], strict=True))
     kernel = next((k for k in _kernels(operation, kind) if _takes(k, given)), None)
     if kernel is None or not kernel.host_memory_arg:
@@ -119,7 +119,7 @@ def in_host_memory(operation: str, kind: str, attributes: Sequence[Any]) -> set[
 
 @lru_cache(maxsize=512)
 def _kernels(operation: str, kind: str) -> list[Any]:
-    """Those of a kind of device, the one that TensorFlow prefers first."""
+    """Return the kernels for a kind of device, the one that TensorFlow prefers first."""
     every = kernels.get_registered_kernels_for_op(operation).kernel
     usual = [k for k in every if k.device_type in (kind, "DEFAULT") and not k.label]
     return sorted(usual, key=lambda k: (k.device_type == "DEFAULT", -k.priority))
@@ -150,7 +150,7 @@ _copied: dict[tuple[int, str], "weakref.ref[Any]"] = {}
 
 
 class TensorFlowCopies:
-    """Counts from `__enter__` to `__exit__`, on the thread that entered."""
+    """Count from `__enter__` to `__exit__`, on the thread that entered."""
 
     def __init__(self, devices: TensorFlowDevices, tally: Tally, strict: bool) -> None:
         self._devices = devices
@@ -196,7 +196,7 @@ class TensorFlowCopies:
                 owner._numpy = real
 
     def _read_of(self, tensor: Any) -> Count | None:
-        """What a tensor's reading by the host counts as; None for one in the host's memory."""
+        """Return how a tensor's read by the host counts; None for one in the host's memory."""
         __tracebackhide__ = True
         count = None
         if threading.get_ident() == self._thread:
@@ -227,7 +227,7 @@ class TensorFlowCopies:
         op_name: Any = None,
         graph: Any = None,
     ) -> None:
-        """TensorFlow calls this after each operation, and for each that a function is made of."""
+        """Count an operation; TensorFlow calls this after each, also within functions."""
         __tracebackhide__ = True
         if graph is not None:
             return
@@ -266,7 +266,7 @@ class TensorFlowCopies:
         return dtype not in _NO_DATA and not (self._devices.virtual and dtype == tf.int32)
 
     def _operand(self, operation: str, operand: Any, to: str) -> Count | None:
-        """Count an operand that was copied, if it was: and not kept from an earlier copy."""
+        """Count an operand if it was copied now, not kept from an earlier copy."""
         source, destination = self._devices.name(operand.backing_device), self._devices.name(to)
         key = id(operand), destination
         known = _copied.get(key)
@@ -289,7 +289,7 @@ class TensorFlowCopies:
         return count
 
     def _soft(self, ran_on: str, results: Sequence[Any], operands: Sequence[Any]) -> Count | None:
-        """Count results that are elsewhere than the device that was asked for."""
+        """Count results that are on another device than requested."""
         asked = context.context().device_spec
         if asked is None or asked.device_type is None or asked.device_index is None:
             return None
@@ -328,7 +328,7 @@ class TensorFlowCopies:
         )
 
     def _refuse(self, count: Count) -> None:
-        """Under strict, raise for what is implicit."""
+        """Raise for an implicit copy or wait, under strict."""
         __tracebackhide__ = True
         if self._strict and count.implicit and count.how != DISPLAY and not count.within:
             raise ImplicitCopyError(_refusal(count))

@@ -1,8 +1,8 @@
-"""Name TensorFlow's devices as gpumagic does; have it answer for virtual GPUs while there are any.
+"""Name TensorFlow's devices as gpumagic does, and make it list virtual GPUs while there are any.
 
-Where GPUs are virtual, TensorFlow has logical devices of the CPU: number 0 is the CPU, number k + 1
-is virtual GPU k. `tf.device("/GPU:1")` and the lists of `tf.config` then give those, and are put
-back when virtual GPUs go. A name of a GPU that is not there is left to TensorFlow.
+If GPUs are virtual, TensorFlow has logical devices of the CPU: number 0 is the CPU, number k + 1 is
+virtual GPU k. `tf.device("/GPU:1")` and the lists of `tf.config` then return these, and are put
+back when virtual GPUs go. The name of a missing GPU is left to TensorFlow.
 """
 
 import functools
@@ -27,7 +27,7 @@ _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
 
 
 class TensorFlowDevices:
-    """The devices of TensorFlow in this process; it starts when one is placed on, not before."""
+    """Find TensorFlow's devices in this process; it starts when one is placed on, not before."""
 
     def __init__(self) -> None:
         self.virtual = 0
@@ -37,13 +37,13 @@ class TensorFlowDevices:
         self._changed()
 
     def count(self) -> int:
-        """How many GPUs TensorFlow has, virtual ones if there are any; starts nothing."""
+        """Return the number of TensorFlow's GPUs, virtual ones if there are any; start nothing."""
         if self.virtual:
             return min(self.virtual, _logical_cpus() - 1)
         return len(_physical_devices("GPU"))
 
     def own(self, device: Device) -> str:
-        """TensorFlow's name of a device, such as ``"/GPU:1"``; or GpuError."""
+        """Return TensorFlow's name of a device, such as ``"/GPU:1"``; or raise GpuError."""
         if device.kind == "cpu":
             return "/CPU:0"
         if device.kind != "cuda" or device.ordinal is None:
@@ -58,7 +58,7 @@ class TensorFlowDevices:
         )
 
     def name(self, own: str) -> str:
-        """A device by TensorFlow's full name, as gpumagic calls it: ``"cuda:1"``."""
+        """Return gpumagic's name, ``"cuda:1"``, for TensorFlow's full name of a device."""
         found = _DEVICE.search(own)
         if found is None:
             return own
@@ -68,7 +68,7 @@ class TensorFlowDevices:
         return f"cuda:{number - 1}" if self.virtual and number else "cpu"
 
     def _changed(self) -> None:
-        """Stand in front of TensorFlow's own functions while GPUs are virtual."""
+        """Replace TensorFlow's own functions while GPUs are virtual."""
         self.virtual = sum(device.virtual for device in here(memory=False))
         if self.virtual and not self._wrapped:
             for owner, name, wrap in self._stand_ins():
@@ -107,7 +107,7 @@ class TensorFlowDevices:
         return device
 
     def _translated(self, given: Any) -> Any:
-        """The logical device of the CPU that a name of a virtual GPU means; all else as it is."""
+        """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""
         name = given
         if isinstance(given, tf.config.LogicalDevice):
             name = given.name
@@ -122,7 +122,7 @@ class TensorFlowDevices:
         return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
 
     def _listing(self, kind: Any, named: str, is_own: Callable[[Any], bool]) -> _Wrap:
-        """What stands in for a list of devices: TensorFlow's own, and the virtual GPUs."""
+        """Return a function that lists TensorFlow's own devices and the virtual GPUs."""
 
         def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
             def devices(device_type: str | None = None) -> list[Any]:
@@ -145,7 +145,7 @@ class TensorFlowDevices:
 
 
 def make_virtual(count: int) -> None:
-    """Have `count` logical devices beside the CPU's; GpuError where TensorFlow has started."""
+    """Make `count` logical devices besides the CPU's; GpuError if TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     each = tf.config.LogicalDeviceConfiguration()
     try:

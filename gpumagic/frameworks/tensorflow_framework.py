@@ -1,4 +1,4 @@
-"""Serve TensorFlow: its devices, its tensors and variables, and Keras's models.
+"""Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
 Of TensorFlow's private parts, `context.context()` is touched for the device scope that holds
 between two hooks, where no `with` can stand.
@@ -32,7 +32,7 @@ _APART = 48
 
 
 class TensorFlow(Framework):
-    """TensorFlow as it is in this process, with Keras where that is imported."""
+    """Adapt TensorFlow, and Keras if imported, to the contract of a framework."""
 
     name = "TensorFlow"
 
@@ -41,7 +41,7 @@ class TensorFlow(Framework):
         self._tensor: type = tf.__internal__.EagerTensor
 
     def started(self) -> bool:
-        """Whether it has found its devices: what is asked before may start it."""
+        """Whether it has found its devices; before that, other methods may start it."""
         return bool(getattr(context.context(), "_initialized", True))
 
     def devices(self) -> list[Device]:
@@ -50,16 +50,16 @@ class TensorFlow(Framework):
         return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
 
     def own(self, device: Device) -> Any:
-        """What `with` takes: TensorFlow's scope of a device; or GpuError."""
+        """Return TensorFlow's scope of a device, for `with`; or raise GpuError."""
         return tf.device(self._devices.own(device))
 
     def make_virtual(self, count: int) -> None:
-        """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
+        """Make `count` virtual GPUs besides the CPU; GpuError in one line if it is too late."""
         tensorflow_devices.make_virtual(count)
 
     @contextmanager
     def place(self, device: Device) -> Iterator[None]:
-        """While this holds, in its thread, what names no device is made on `device`."""
+        """Make this thread's tensors on `device` unless the code names one, within the context."""
         name = self._devices.own(device)
         now = context.context()
         before = now.device_name, now.device_spec
@@ -71,29 +71,29 @@ class TensorFlow(Framework):
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:
-        """Whether it is a tensor with data, a variable, or what has variables: a layer, a model."""
+        """Whether it is a tensor with data, a variable, or has variables, as a layer or a model."""
         if isinstance(value, self._tensor):
             return value.dtype not in (tf.resource, tf.variant)  # type: ignore[attr-defined]
         return isinstance(value, tf.Variable) or bool(_variables(value))
 
     def where(self, array: Any) -> str:
-        """The device of the operation that made it; of a model, all that its variables are on.
+        """Return the device of the operation that made it; for a model, its variables' devices.
 
-        Small integers are a GPU's by this, as TensorFlow says, which keeps them in host memory.
+        Small integers count as a GPU's, as TensorFlow says, although it keeps them in host memory.
         """
         names = {self._devices.name(each.device) for each in _variables(array) or [array]}
         return " + ".join(sorted(names))
 
     def name_of(self, device: str) -> str:
-        """A device by TensorFlow's full name as gpumagic calls it."""
+        """Return gpumagic's name for TensorFlow's full name of a device."""
         return self._devices.name(device)
 
     def nbytes(self, array: Any) -> int:
-        """The bytes of its data; of strings none are known, and of what is on no device neither."""
+        """Return the bytes of its data; 0 for strings and for values on no device."""
         return sum(bytes_of(each) for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """A copy of a tensor on another device; GpuError for a variable, which is bound to its."""
+        """Return a copy of a tensor on another device; GpuError for a variable: it cannot move."""
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
@@ -102,7 +102,7 @@ class TensorFlow(Framework):
             return tf.identity(array)
 
     def copy(self, array: Any, device: Device) -> Any:
-        """A copy of its own on a device; of a model, one with its weights, compiled as it is."""
+        """Return a new copy on a device; a model's has its weights and is compiled the same way."""
         with self.place(device):
             if isinstance(array, self._tensor):
                 return tf.identity(array)
@@ -111,7 +111,7 @@ class TensorFlow(Framework):
             return _model_like(array)
 
     def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-        """The tensors of a ragged or sparse one."""
+        """Return the tensors that a ragged or sparse one consists of."""
         if not isinstance(value, tf.__internal__.CompositeTensor) or self.is_array(value):
             return None
         made = tf.nest.flatten(value, expand_composites=True)
@@ -122,7 +122,7 @@ class TensorFlow(Framework):
         tf.test.experimental.sync_devices()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """The bytes of its arrays on a device now, and their peak where it is known."""
+        """Return the bytes of its arrays on a device now, and their peak if known."""
         own = self._devices.own(device)
         if own.startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
@@ -131,7 +131,7 @@ class TensorFlow(Framework):
         return sum(place.nbytes for place in every if place.device == str(device)), None
 
     def places(self, array: Any) -> list[Place]:
-        """The pieces of memory that it has: of a model, its variables'.
+        """Return its pieces of memory; for a model, its variables'.
 
         TensorFlow tells no address: each tensor counts as memory of its own.
         """
@@ -143,14 +143,14 @@ class TensorFlow(Framework):
         ]
 
     def live(self) -> list[Any]:
-        """All tensors and variables that Python knows of."""
+        """List all tensors and variables that Python knows."""
         if not self.started():
             return []
         kinds = {self._tensor, *_subclasses(tf.Variable)}
         return [each for each in gc.get_objects() if type(each) in kinds]
 
     def pool(self, device: Device) -> Pool | None:
-        """What TensorFlow's allocator has given out of a GPU; None of a virtual one."""
+        """Return TensorFlow's bytes allocated on a GPU, and their peak; None for a virtual one."""
         if device.virtual or not self.started():
             return None
         used, peak = self.allocated(device)
@@ -175,13 +175,13 @@ def _memory_of(array: Any) -> str:
 
 
 def bytes_of(tensor: Any) -> int:
-    """The bytes of a tensor's data, 0 of a string's or a resource's, which no device holds."""
+    """Return the bytes of a tensor's data; 0 for a string or resource, which no device holds."""
     size: int = (tensor.shape.num_elements() or 0) * tensor.dtype.size
     return size
 
 
 def _variables(value: object) -> list[tf.Variable]:
-    """What a module of TensorFlow's, or a layer, model, optimizer or variable of Keras's has."""
+    """Return the variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(value, keras.Variable):
         return [value.value]

@@ -1,10 +1,10 @@
-"""Find the copies in a `tf.function` by what TensorFlow made of it: a part for each device.
+"""Find the copies in a `tf.function` by TensorFlow's partition of it, a graph for each device.
 
-Between the parts TensorFlow has put what sends and what receives. So the copies of each call are
-known once it is called with operands on these devices; a loop in it counts once, and of what has no
-shape before it runs the bytes are not known. TensorFlow's private parts: the graphs that
-`context().enable_graph_collection` keeps, for `tf.summary.trace_on` too: while that is on, only
-operands that are elsewhere are counted.
+TensorFlow puts send and receive operations between the graphs. So the copies of each call are known
+once it is called with operands on these devices. A loop in it counts once, and bytes are unknown if
+a shape is not known before it runs. TensorFlow's private parts: the graphs that
+`context().enable_graph_collection` keeps. `tf.summary.trace_on` uses them too: while that is on,
+only operands on another device are counted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from tensorflow.python.ops import summary_ops_v2
 
 
 class Sent(NamedTuple):
-    """One copy in each call, between devices by TensorFlow's names."""
+    """Record one copy in each call, between devices by TensorFlow's names."""
 
     source: str
     destination: str
@@ -27,26 +27,26 @@ class Sent(NamedTuple):
 
 
 class Graphs:
-    """What is known of the functions that were called, also in earlier cells."""
+    """Keep the copies of all called functions, also from earlier cells."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], list[Sent]] = {}
         self._collecting = 0
 
     def start(self) -> None:
-        """Have TensorFlow keep what it makes of functions."""
+        """Have TensorFlow keep the graphs of functions."""
         self._collecting += 1
         if not _traced():
             context.context().enable_graph_collection()
 
     def stop(self) -> None:
-        """Have it keep them no longer, unless the user's own tracing wants them."""
+        """Stop keeping them, unless the user's own tracing needs them."""
         self._collecting -= 1
         if not self._collecting and not _traced():
             context.context().disable_graph_collection()
 
     def copies(self, function: str, device: str, operands: Sequence[Any]) -> list[Sent]:
-        """The copies of one call, of a function that ran on `device`."""
+        """Return the copies of one call of a function that ran on `device`."""
         key = (function, device, *(operand.backing_device for operand in operands))
         if key not in self._known:
             parts = [] if _traced() else context.context().export_run_metadata().partition_graphs
@@ -100,7 +100,7 @@ def _memory(node: Any, end: str) -> str:
 def _shapes(
     function: str, nodes: dict[str, Any], operands: Sequence[Any]
 ) -> Callable[[str], tf.TensorShape]:
-    """What tells the shape of a result by its name in the function."""
+    """Return a function that gives the shape of a result by its name in the graph."""
     definition = context.context().get_function_def(function)
     graph = function_def_to_graph(definition, input_shapes=[each.shape for each in operands])
     made = {operation.name: operation.outputs for operation in graph.get_operations()}

@@ -19,7 +19,7 @@ from gpumagic.usercode.lines import in_cell, line_at
 
 @contextmanager
 def _counting(tally: Tally, strict: bool) -> Iterator[None]:
-    """Count what the frameworks do that this process has imported."""
+    """Count the copies and waits of all imported frameworks."""
     with ExitStack() as stack:
         others = imported()
         tally.virtual |= bool(others) and any(gpu.virtual for gpu in here(memory=False))
@@ -51,7 +51,7 @@ class Inside(dict[str, bool]):
 
 
 class Call(NamedTuple):
-    """Where a framework was called from."""
+    """Record where a framework was called from."""
 
     user: FrameType | None
     inner: FrameType | None  # the first frame that is not the framework's
@@ -60,13 +60,13 @@ class Call(NamedTuple):
     explicit: bool = False
 
     def at(self) -> list[tuple[int, int] | None]:
-        """Where both frames are."""
+        """Return the position of both frames."""
         return [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in self[:2]]
 
     def counting(
         self, copy: bool, operator: str, ends: tuple[str, str], implicit: bool, **about: Any
     ) -> Count:
-        """What counts here, of nothing yet."""
+        """Return a new count for this call."""
         code, at = (None, 0) if self.user is None else in_cell(self.user)
         # Without the code of both frames its address may come to be another's.
         kept = [None if frame is None else frame.f_code for frame in self[:2]]
@@ -80,10 +80,10 @@ def called_from(
     never: Collection[str] = (),
     threads: Collection[int] = (),
 ) -> Call | None:
-    """Who called a framework: None where gpumagic did, or a function of `never` did by itself.
+    """Return the caller of a framework; None if it is gpumagic, or a function of `never` alone.
 
-    `around` are functions that stand around the framework's others; where no user's frame led
-    here, one of the `threads` that wait did.
+    `around` are functions that wrap the framework's others. If no user's frame led here, one of
+    the waiting `threads` did.
     """
     function, printing = "", False
     while frame is not None and inside[frame.f_code.co_filename]:
@@ -102,6 +102,6 @@ def called_from(
 
 
 def refusal(count: Count, ask: str, said: str = "") -> str:
-    """What strict says of an implicit one, at its line."""
+    """Return strict's error for an implicit copy or wait, at its line."""
     line = "" if count.code is None else f"{line_at(count.code, count.at).place}: "
     return f"{line}{said or what(count)}, which strict does not allow; {ask}"

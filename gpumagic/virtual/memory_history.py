@@ -36,7 +36,7 @@ OTHERS, USERS, TIMED = range(3)
 
 
 class _Owners(dict[str, int]):
-    """Cache whether a file is the user's, a library's, or code of `%%time` (lines are looked up)."""
+    """Cache whether a file is the user's, a library's, or of `%%time` (its lines are looked up)."""
 
     def __missing__(self, file: str) -> int:
         users = TIMED if file.startswith("<timed ") else USERS if is_users(file) else OTHERS
