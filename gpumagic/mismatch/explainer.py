@@ -185,7 +185,7 @@ def _placed(frame: FailedFrame, choice: Choice) -> str | None:
     *earlier, now = [text.lstrip() for text in history]
     here = frame.at_top and label(frame.filename) == last_cell()
     gpu, _, number = choice.target.partition(":")
-    home = all(part.device == "cpu" for part in choice.odd)
+    home = all(part.device == "cpu" and part.value is not None for part in choice.odd)
     if not (here and home and gpu == "cuda" and not now.startswith("%%ongpu")):
         return None
     line = f"%%ongpu {number}"
