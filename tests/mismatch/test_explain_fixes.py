@@ -18,6 +18,17 @@ def test_three_devices_of_which_one_is_known_from_the_text_alone():
     assert run(explanation.fix.apply(code)) is None
 
 
+@pytest.mark.parametrize(
+    ("written", "fixed"), [("a.cpu() + b", "a + b"), ("b + a.cpu().abs()", "b + a.abs()")]
+)
+def test_a_transfer_that_took_an_operand_away_goes(written, fixed):
+    code = f"a, b = torch.ones(2).cuda(), torch.ones(2).cuda()\nc = {written}\n"
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.apply(code) == code.replace(written, fixed)
+    assert fix.nbytes == 0
+    assert run(fix.apply(code)) is None
+
+
 def test_lengths_that_are_not_on_the_host_and_no_other_tensor():
     code = (
         "s, lens = torch.ones(2, 3, 4).cuda(), torch.tensor([3, 2]).cuda()\n"
