@@ -1,9 +1,9 @@
 """Choose what moves and where to, or what is better made there.
 
-What is written to stays; otherwise all goes where most bytes are, a GPU before the CPU. What a
-function makes, or a loop adds to, is made on its device instead of moved each time. The rest of the
-code is followed by the same rules: moving `x` alone would bring the next error, at
-`loss(net(x), y)`.
+What is written to stays; data goes to a module's GPU; otherwise all goes where most bytes are, a
+GPU before the CPU. Where that is not certain, nothing is chosen. What a function makes, or a loop
+adds to, is made on its device instead of moved each time. The rest of the code is followed by the
+same rules: moving `x` alone would bring the next error, at `loss(net(x), y)`.
 """
 
 import ast
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Edit, Fix, total
 from gpumagic.mismatch.expressions import FACTORIES, Reader, is_torch, words
 from gpumagic.mismatch.operand import Part, flat, full
 from gpumagic.mismatch.operation import Conflict, Message, operation
 from gpumagic.mismatch.site import Site, moving, written_device
-from gpumagic.mismatch.syntax import function_of, parents, statement, uses
+from gpumagic.mismatch.syntax import function_of, loops_around, parents, statement, uses
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import of_function
+from gpumagic.usercode.values import of_function, own
 
 _OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*_OPERATIONS, ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor)
@@ -48,6 +48,24 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     return list(found.values())
 
 
+def result_clashes(outer: list[FailedFrame], odd: Iterable[Part], target: str) -> bool:
+    """Whether what a function returns, made on `target`, then meets what is where `odd` was.
+
+    In the code that called it: what moves within the function does not move there.
+    """
+    odd = list(odd)
+    for frame in outer:
+        node = frame.failed
+        if node is None:
+            return False
+        moved: dict[str, str | None] = {ast.unparse(node): target}
+        if any(clashing for _, clashing in _clashes(frame, node, odd, moved, target)):
+            return True
+        if not isinstance(statement(node), ast.Return):
+            break
+    return False
+
+
 def meets_others(frame: FailedFrame, node: ast.AST, part: Part, target: str) -> bool:
     """Whether a value, on `target` from `node` on, then meets what is where it was."""
     found = _clashes(frame, node, [part], {part.key: target}, target)
@@ -71,7 +89,8 @@ def _clashes(
             done = operation(step, reader)
             leaves = [p for p in flat(done.parts) if not p.scalar and p.device] if done else []
             if done is not None and any(p.device == target for p in leaves):
-                yield reader, [p for p in leaves if p.device in sources]
+                clashing = [p for p in leaves if p.device in sources and p is not done.fixed]
+                yield reader, clashing
 
 
 def wants_one_device(node: ast.AST, reader: Reader) -> bool:
@@ -142,27 +161,38 @@ class Choice:
 
 
 def choose(found: Conflict, message: Message) -> Choice | None:
-    """What moves; None if not certain."""
+    """What moves, by three rules; None if not certain."""
     leaves = found.leaves
-    if message.kind == "index":
+    spread = [part for part in leaves if len(part.devices) > 1]
+    if spread:
+        return _spread(spread, leaves)
+    if message.kind == "index" and not _is_left_behind(leaves[0], found):
         # An index may be on the CPU, wherever its table is.
         target = found.operation.parts[0].device
         odd = tuple(p for p in leaves[1:] if p.device not in (target, "cpu"))
     else:
-        target = _written_on(found) or _most(leaves)
+        target = _written_on(found) or _gpu_of_modules(found) or _most(leaves)
         odd = tuple(part for part in leaves if part.device != target)
     if target is None or not odd:
         return None
     return Choice(target, odd, _bytes(part for part in leaves if part not in odd))
 
 
+def _is_left_behind(part: Part, found: Conflict) -> bool:
+    """Whether it is a CPU tensor that a module keeps: that moves once, for good."""
+    node = part.node
+    owner = found.frame.scope.value(node.value) if isinstance(node, ast.Attribute) else None
+    return part.device == "cpu" and issubclass(type(owner), nn.Module)
+
+
 def _written_on(found: Conflict) -> str | None:
     """Where the tensor is that is written to, and so cannot be replaced by a moved one."""
     stmt, fixed = statement(found.operation.node), found.operation.fixed
     if isinstance(stmt, ast.AugAssign) and stmt is not found.operation.node:
-        fixed = found.reader.part(stmt.target)
+        part = found.reader.part(stmt.target)
+        fixed = part if part is not None and part.kind in ("tensor", "made") else fixed
     devices = {d for part in found.leaves for d in part.devices}
-    if fixed is None or fixed.device not in devices:
+    if fixed is None or fixed.device not in devices or _is_left_behind(fixed, found):
         return None
     on_gpu = [d for d in devices if d != "cpu"]
     if fixed.device == "cpu" and len(on_gpu) == 1:
@@ -171,6 +201,13 @@ def _written_on(found: Conflict) -> str | None:
         if alone and maker(fixed, found.frame, node, on_gpu[0], written=True):
             return None  # better made on the GPU than added to on the host
     return fixed.device
+
+
+def _gpu_of_modules(found: Conflict) -> str | None:
+    """The one GPU that has the modules or parameters of the expression."""
+    weights = [p for p in found.leaves if p.kind == "module" or type(p.value) is nn.Parameter]
+    devices = {d for part in weights for d in part.devices if d != "cpu"}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def _most(leaves: tuple[Part, ...]) -> str | None:
@@ -182,6 +219,18 @@ def _most(leaves: tuple[Part, ...]) -> str | None:
 
 def _bytes(parts: Iterable[Part]) -> int | None:
     return total({part.key: part.nbytes for part in parts}.values())
+
+
+def _spread(spread: list[Part], leaves: tuple[Part, ...]) -> Choice | None:
+    """A module whose own tensors are on several devices goes where the data is."""
+    data = {p.device for p in leaves if len(p.devices) == 1}
+    if len(spread) > 1 or len(data) > 1 or spread[0].value is None:
+        return None
+    if own(spread[0].value).get("hf_device_map"):
+        return None  # spread on purpose
+    (part,) = spread
+    device = next(iter(data)) if data and next(iter(data)) in part.devices else part.devices[0]
+    return Choice(device, (part,)) if device else None
 
 
 def make_there(site: Site, target: str) -> Fix | None:
@@ -211,8 +260,10 @@ def maker(
     call = reader.part(made[0].value) if len(made) == 1 else None
     if call is None or not call.factory:
         return None
+    deeper = len(loops_around(node)) > len(loops_around(made[0]))
+    adds = written or (deeper and statement(node) in stmts)
     host = any(_goes_to_numpy(use) for use in uses(scope, part.text))
-    if host or (frame.at_top and not written):
+    if host or (frame.at_top and not adds):
         return None
     starts = ((call.node, replace(call, devices=part.devices)), (node, part))
     return None if any(meets_others(frame, *start, target) for start in starts) else made[0]

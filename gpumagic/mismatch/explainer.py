@@ -14,15 +14,16 @@ from torch import nn
 
 from gpumagic import faults
 from gpumagic.mismatch import operation
-from gpumagic.mismatch.choose import Choice, also_needed, choose, make_there
+from gpumagic.mismatch.choose import Choice, also_needed, choose, make_there, result_clashes
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
 from gpumagic.mismatch.moves import move_modules, move_tensors
 from gpumagic.mismatch.operand import Part, full, tensors_of
-from gpumagic.mismatch.operation import Conflict, conflict, listed, named, row
+from gpumagic.mismatch.operation import Conflict, conflict, inside, listed, named, row
 from gpumagic.mismatch.site import Site, climb
 from gpumagic.mismatch.special_fixes import (
     for_generator,
     for_host,
+    for_load,
     for_optimizer,
     for_worker,
 )
@@ -105,6 +106,8 @@ def _plain_list(part: Part, frame: FailedFrame) -> str | None:
 def _made_here(part: Part) -> str | None:
     if part.factory and part.device == "cpu":
         return "it is made without device=, and so on the CPU"
+    if part.kind == "module" and part.value is None:
+        return "a module is made on the CPU; make it once in __init__, and it moves with the rest"
     return None
 
 
@@ -139,8 +142,8 @@ def _explain(
         return for_generator(frame, outer)
     if message.kind == "worker":
         return for_worker(found)
-    if optimizer := for_optimizer(frame):
-        return optimizer
+    if special := for_load(frame) if message.kind == "load" else for_optimizer(frame, message):
+        return special
     clash = conflict(frame, message)
     for at in range(len(outer), 0, -1):
         if call := _module_call(found[at], found[at - 1], message):
@@ -202,14 +205,19 @@ def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: s
         fix = move_modules(above, choice)
     else:
         fix = make_there(site, choice.target) or _fix(site, above, choice)
+    frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
+    if fix is not None and result_clashes(frames, odd, choice.target):
+        fix = None
     why = reason(clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
 def _fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     """The code to paste, as far out as the operands have names; None where none is right."""
-    target, other = choice.target, choice.other_nbytes
-    fix = move_tensors(above, target, other) if above is not site else None
+    target, other, fix = choice.target, choice.other_nbytes, None
+    if above is not site:
+        more = also_needed(above.frame, above.node, [*above.odd, *above.extra], target)
+        fix = move_tensors(replace(above, extra=[*above.extra, *more]), target, other)
     return fix or move_tensors(site, target, other)
 
 
@@ -219,8 +227,10 @@ def _rows(
     """The operands, and what meets the result further on; `names` has those of the caller."""
     rows: list[Operand] = []
     for part, odd in listed([(part, part in choice.odd) for part in clash.leaves]):
-        for shown, is_odd in named(part, clash.reader, odd):
+        spread = inside(part, choice.target)
+        for shown, is_odd in named(part, clash.reader, odd and not spread):
             rows.append(replace(row(shown, is_odd), also=names.get(part.key)))
+        rows += spread
     known = {operand.name for operand in rows}
     for part in site.extra:
         if part.text not in known:

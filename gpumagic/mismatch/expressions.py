@@ -64,6 +64,8 @@ class Reader:
         if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp)):
             operands = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
             return self._together(node, text, operands)
+        if isinstance(node, ast.IfExp):
+            return self._together(node, text, [node.body, node.orelse])
         if isinstance(node, ast.Call):
             return self._call(node, text)
         return Part(node, text, "unknown")
@@ -147,6 +149,9 @@ class Reader:
             return MISSING
         if name in _NO_TENSOR:
             return None
+        if name.startswith("new_"):
+            target = self.device(_argument(node, "device", None), owner.device or "")
+            return Part(node, text, "made", (target,) if target else (), factory=True)
         return Part(node, text, "made", owner.devices, scalar=owner.scalar)
 
     def _moved(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
@@ -175,6 +180,9 @@ class Reader:
             return without
         if issubclass(type(value), Tensor):
             return full(value.device)
+        if isinstance(node, ast.Attribute) and node.attr == "device":
+            part = self.part(node.value)
+            return part.device if part else None
         device = device_of(value)
         return full(device) if device is not None else None
 
@@ -207,3 +215,9 @@ def is_torch(function: Any) -> bool:
     """Whether a function is torch's own."""
     module = of_function(function, "__module__")
     return isinstance(module, str) and module.split(".")[0] in ("torch", "torchvision")
+
+
+def loads_as_saved(node: ast.Call, function: Any) -> bool:
+    """Whether it is a `torch.load` that is not told where to."""
+    told = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
+    return is_torch(function) and of_function(function, "__name__") == "load" and not told

@@ -5,7 +5,7 @@ from collections import UserDict
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gpumagic.mismatch.choose import Choice, told, wants_one_device
 from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
@@ -28,9 +28,9 @@ _NEAR = 12  # lines
 
 
 def move_modules(site: Site, choice: Choice) -> Fix | None:
-    """The fix for operands that are all modules."""
+    """The fix for operands that are all modules; None where one is used on both devices."""
     stmt = statement(site.node)
-    if stmt is None:
+    if stmt is None or any(_used_before(part.text, stmt) for part in site.odd):
         return None
     loops = loops_around(stmt)
     names = {root(part.text) for part in site.odd}
@@ -49,6 +49,15 @@ def move_modules(site: Site, choice: Choice) -> Fix | None:
     return edit.fix(None if edit.replaced else nbytes, choice.other_nbytes, once=True)
 
 
+def _used_before(text: str, stmt: ast.stmt) -> bool:
+    """Whether a loop uses the module earlier in its turn, where it must be as it is now."""
+    return any(
+        use.lineno < stmt.lineno and isinstance(getattr(use, "parent", None), ast.Call)
+        for loop in loops_around(stmt)
+        for use in uses(loop, text)
+    )
+
+
 def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | None:
     """The fix for the odd operands and what moves along; None if none is right.
 
@@ -56,7 +65,10 @@ def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | Non
     """
     stmt = statement(site.node)
     fixed = [p for p in site.odd if p.kind == "object" and not hasattr(type(p.value), "to")]
-    if stmt is None or fixed:
+    given = site.frame.parameters
+    # In a Function's forward it would not do: gradients must be where the inputs were.
+    inputs = [p for p in site.odd if p.text in given] if given[:1] == ("ctx",) else []
+    if stmt is None or fixed or inputs:
         return None
     moves = _Moves(site, Edit(site.frame, stmt), target)
     if not all(moves.add(part) for part in [*site.odd, *site.extra]):
@@ -74,6 +86,7 @@ class _Moves:
         self.may_precede = can_precede(site.frame, edit.stmt)
         self.once = not site.extra and not any(_used_again(p, site.node) for p in site.odd)
         self.names: dict[str, None] = {}
+        self.lines: dict[str, None] = {}
         self.nbytes: dict[str, int | None] = {}
 
     def add(self, part: Part) -> bool:
@@ -84,6 +97,10 @@ class _Moves:
             if not may_stand:
                 return False
             self._where_it_stands(part)
+        elif how == "data":
+            data = f"{part.text}.data"
+            self.lines[f"{data} = {moving(data, self.before)}"] = None
+            self.nbytes[part.key] = part.nbytes
         else:
             self.names[part.text] = None
             self.nbytes[part.key] = part.nbytes
@@ -95,6 +112,7 @@ class _Moves:
         if self.names:
             moved = ", ".join(moving(name, self.before) for name in self.names)
             edit.before.append(f"{', '.join(self.names)} = {moved}")
+        edit.before += self.lines
         nbytes = total(self.nbytes.values())
         return edit.fix(nbytes, other_nbytes) if edit.before or edit.replaced else None
 
@@ -132,7 +150,7 @@ class _Moves:
         return False
 
     def _how(self, part: Part) -> str:
-        """``"before"`` for good, or ``"within"``."""
+        """``"before"`` for good, its ``"data"``, or ``"within"``."""
         node, frame = part.node, self.site.frame
         if not self.may_precede or part.kind not in ("tensor", "object") or in_own_scope(node):
             return "within"
@@ -140,6 +158,8 @@ class _Moves:
         leaf = tracked and part.value.is_leaf
         if isinstance(node, ast.Attribute) and part.text.endswith(node.attr):
             owner = frame.scope.value(node.value)
+            if node.attr in own(owner).get("_parameters", {}):
+                return "data"
             return "within" if leaf or not _is_set(owner, node.attr) else "before"
         if leaf:
             return "within"
@@ -193,9 +213,13 @@ def _contents(owner: Any) -> list[Any]:
 
 def _each(container: str, owner: Any, device: str) -> str:
     """A container's text with each of its tensors moved."""
+    if type(owner) not in (dict, list, tuple) and hasattr(type(owner), "to"):
+        return moving(container, device)
     mapping = issubclass(type(owner), (dict, UserDict))
     name = "v" if mapping else "t"
     moved = moving(name, device)
+    if any(not issubclass(type(held), Tensor) for held in _contents(owner)):
+        moved = f'{moved} if hasattr({name}, "to") else {name}'
     if mapping:
         return f"{{k: {moved} for k, v in {container}.items()}}"
     inner = f"{moved} for t in {container}"

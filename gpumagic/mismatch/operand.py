@@ -96,6 +96,8 @@ def _tensor(value: Tensor, node: ast.expr, text: str) -> Part:
     where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
     shape = tuple(int(n) for n in value.shape)
     about = f"{dtype}[{', '.join(map(str, shape))}]"
+    if torch._C._functorch.is_batchedtensor(value):
+        about += ", one of a batch by vmap"
     scalar, nbytes = not shape and where == "cpu", bytes_of(value)
     return Part(node, text, "tensor", (where,), nbytes, dtype, shape, about, scalar, value=value)
 

@@ -6,7 +6,7 @@ to blame is never taken from them.
 
 import ast
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpumagic.mismatch.explanation import Operand
 from gpumagic.mismatch.expressions import Reader, arguments
-from gpumagic.mismatch.operand import Part, flat, held_by
+from gpumagic.mismatch.operand import Part, describe, flat, held_by, tensors_of
 from gpumagic.mismatch.syntax import parents
 from gpumagic.usercode.frames import FailedFrame
 
@@ -23,11 +23,12 @@ from gpumagic.usercode.frames import FailedFrame
 class Message:
     """What the text of an error tells."""
 
-    # mixed, index, numpy, generator, host (an argument that must be on the CPU) or worker (of a
-    # loader, whose dataset is on a GPU)
+    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), steps (an
+    # optimizer's counters) or worker (of a loader, whose dataset is on a GPU)
     kind: str
     # "cuda:0", "cpu", or "cuda" where it has no number
     devices: frozenset[str] = frozenset()
+    text: str = field(default="", repr=False)
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b|\bcpu(?::0)\b")
@@ -36,8 +37,10 @@ _KINDS = (
     ("numpy", r"can't convert \S+ device type tensor to numpy"),
     ("index", r"indices should be either on .{1,20} or on the same device as the indexed tensor"),
     ("generator", r"Expected an? '\S+' (?:device type for generator|generator device) but found"),
+    ("load", r"Attempting to deserialize object on (?:a )?CUDA device"),
     ("host", r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"),
     ("host", r"legacy constructor expects device type: cpu but device type: \w+ was passed"),
+    ("steps", r"state_steps should not be CUDA tensors"),
     ("mixed", r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"),
     ("mixed", r"\w+ must be a CUDA tensor"),  # torchvision's
     ("mixed", r"found two different devices|\bon different devices\b|on a different device"),
@@ -78,7 +81,7 @@ def read(error: BaseException) -> Message | None:
         if found := pattern.search(text):
             # "either on cpu or …" speaks of no tensor.
             told = text[found.end() :] if kind == "index" else text
-            return Message(kind, frozenset(_DEVICE.findall(told)))
+            return Message(kind, frozenset(_DEVICE.findall(told)), text)
     return None
 
 
@@ -104,6 +107,7 @@ class Operation:
     parts: tuple[Part, ...]  # its operands; groups not taken apart
     fixed: Part | None = None  # what is written to, and so stays where it is
     calls_module: bool = False  # or a method of one
+    indices: tuple[Part, ...] = ()  # operands that index another, which may be on the CPU
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
@@ -118,6 +122,13 @@ def operation(node: ast.AST, reader: Reader) -> Operation | None:
         return _call(node, reader)
     if isinstance(node, ast.Subscript):
         return _subscript(node, reader)
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        return _assignment(node, node.targets[0], reader)
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        parent = next(parents(node), None)
+        if isinstance(node.ctx, ast.Store) and isinstance(parent, ast.Assign):
+            return _assignment(parent, node, reader)
+        return _of(node, reader, [node])  # `for x in loader`: what is iterated
     return None
 
 
@@ -129,6 +140,14 @@ def _of(
     return Operation(node, found, parts[0] if writes else None) if found else None
 
 
+def _assignment(node: ast.Assign, target: ast.expr, reader: Reader) -> Operation | None:
+    if isinstance(target, ast.Subscript):
+        return _subscript(target, reader)
+    if isinstance(target, ast.Attribute):
+        return _of(node, reader, [target.value, node.value], writes=True)
+    return None
+
+
 def _subscript(node: ast.Subscript, reader: Reader) -> Operation | None:
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     index = [element for element in index if not isinstance(element, ast.Slice)]
@@ -136,7 +155,10 @@ def _subscript(node: ast.Subscript, reader: Reader) -> Operation | None:
     parent = next(parents(node), None)
     if isinstance(node.ctx, ast.Store) and isinstance(parent, (ast.Assign, ast.AugAssign)):
         operands.append(parent.value)
-    return _of(node, reader, operands, writes=True)
+    done = _of(node, reader, operands, writes=True)
+    within = {id(element) for element in index}
+    found = tuple(p for p in done.parts if id(p.node) in within) if done else ()
+    return replace(done, indices=found) if done else None
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
@@ -199,7 +221,7 @@ def _evidence(
 
     `within` has what a library's failing function sees: what it moved or made itself is not blamed.
     """
-    leaves = _leaves(done)
+    leaves = _leaves(done, message)
     located = [part for part in leaves if part.kind in _WITH_DEVICE and part.devices]
     if not direct and not done.calls_module:
         seen = [{_storage(t) for _, t in held_by(p.value)} - {None} for p in located]
@@ -209,6 +231,8 @@ def _evidence(
         return tuple(located)
     unknown = [part for part in leaves if not part.devices and part.value is None]
     unknown = [part for part in unknown if part.kind in ("unknown", "made", "module")]
+    if any(part.factory for part in unknown):  # beside `nn.MSELoss()`, which has no tensors yet
+        unknown = [part for part in unknown if part.kind != "module"]
     if len(known) < 1 or len(unknown) != 1 or not direct:
         return ()
     # The one that has gone is where the text says that one must be.
@@ -221,12 +245,14 @@ def _evidence(
     return tuple(there if p is part else p for p in leaves if p is part or p in located)
 
 
-def _leaves(done: Operation) -> list[Part]:
+def _leaves(done: Operation, message: Message) -> list[Part]:
     """The operands that must be on one device, groups taken apart."""
-    leaves = flat(done.parts)
+    leaves = [p for p in flat(done.parts) if "meta" not in p.devices]  # has no data, moves nowhere
+    if message.kind == "mixed":
+        leaves = [p for p in leaves if p not in done.indices or p.device != "cpu"]
     meeting = [part for part in leaves if not part.scalar or part is done.fixed]
     # Scalars of the CPU may meet a GPU's tensors in arithmetic, but not in stack().
-    if len({d for part in meeting for d in part.devices}) > 1:
+    if len({d for part in meeting for d in part.devices}) > 1 or "found at" in message.text:
         return meeting
     return leaves
 
@@ -281,3 +307,12 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
         return False
     owner = reader.part(node.func.value)
     return owner is not None and owner.kind in ("tensor", "made")
+
+
+def inside(part: Part, target: str) -> list[Operand]:
+    """The first tensors of a module on several devices that are not where the others are."""
+    if part.kind != "module" or part.value is None or len(part.devices) < 2:
+        return []
+    tensors = tensors_of(part.value)
+    parts = [describe(tensor, part.node, f"{part.text}.{path}") for path, tensor in tensors]
+    return [row(p, True) for p in parts if p is not None and p.device != target][:_SHOWN]

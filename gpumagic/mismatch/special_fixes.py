@@ -7,6 +7,7 @@ offered only in the statement that made it.
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +24,17 @@ from gpumagic.mismatch.explanation import (
     expression,
     total,
 )
-from gpumagic.mismatch.expressions import Reader, arguments
+from gpumagic.mismatch.expressions import Reader, arguments, is_torch, loads_as_saved
 from gpumagic.mismatch.operand import Part, bytes_of, flat, full, held_by
 from gpumagic.mismatch.operation import Message, agree, named, operation, row
 from gpumagic.mismatch.site import Site, can_precede, climb
 from gpumagic.mismatch.syntax import (
     function_of,
     in_own_scope,
+    loops_around,
+    root,
     statement,
+    stored,
 )
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label
@@ -39,10 +43,12 @@ from gpumagic.usercode.lines import source_of
 
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
+_COUNTERS = "an optimizer keeps its step counters on the CPU"
 _STATE = (
     "the optimizer took its state on before the model moved; move the model first, then make "
     "the optimizer or load its state"
 )
+_FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 
 
 def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> Explanation | None:
@@ -99,30 +105,37 @@ def _copied(part: Part, frame: FailedFrame) -> str:
     return f"{text}.detach().cpu()" if tracked else f"{text}.cpu()"
 
 
-def for_optimizer(frame: FailedFrame) -> Explanation | None:
-    """The line that brings an optimizer's state to its parameters."""
+def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
+    """The line that brings the state to the parameters, or the counters back to the CPU."""
     node = frame.failed
-    stmt = statement(node) if node is not None else None
-    if not isinstance(node, ast.Call) or stmt is None:
+    if not isinstance(node, ast.Call):
         return None
     owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
     values = {frame.text(n): frame.scope.value(n) for n in [*owner, *arguments(node)]}
     found = [(text, v) for text, v in values.items() if issubclass(type(v), Optimizer)]
-    if len(found) != 1 or not can_precede(frame, stmt):
+    stmt = statement(node)
+    if len(found) != 1 or stmt is None:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
-    away = [
-        held
-        for parameter in parameters
-        for key, held in dict(optimizer.state.get(parameter, {})).items()
-        if key != "step" and issubclass(type(held), Tensor) and held.device != parameter.device
-    ]
+    steps = message.kind == "steps"
+    away = _away(optimizer, parameters, steps)
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
-    if len(devices) != 1 or len(homes) != 1:
+    alone = can_precede(frame, stmt)
+    beside = not steps and isinstance(stmt, ast.Expr)  # `loss.backward(); o.step()`
+    if len(devices) != 1 or len(homes) != 1 or not (alone or beside):
         return None
-    # It brings each state to its parameter, whatever the optimizer.
-    edit = Edit(frame, stmt, [f"{text}.load_state_dict({text}.state_dict())"])
+    if steps:
+        loop = f"for state in {text}.state.values():"
+        edit = Edit(frame, stmt, [f'{loop} state["step"] = state["step"].cpu()'])
+    else:
+        loops = loops_around(stmt)
+        once = loops and can_precede(frame, loops[-1]) and root(text) not in stored(loops[-1])
+        # It brings each state to its parameter, whatever the optimizer.
+        line = f"{text}.load_state_dict({text}.state_dict())"
+        edit = Edit(frame, loops[-1] if once else stmt, [line])
+        if not alone and not once:
+            edit = Edit(frame, stmt, replaced=[(stmt, f"{line}; {frame.text(stmt)}")])
     nbytes = total(bytes_of(t) for t in away)
     weights = total(bytes_of(p) for p in parameters)
     about = f"{len(parameters)} parameters", f"{len(away)} tensors"
@@ -130,7 +143,19 @@ def for_optimizer(frame: FailedFrame) -> Explanation | None:
         Operand(f"{text}.param_groups", tuple(homes), weights, None, None, about[0]),
         Operand(f"{text}.state", tuple(devices), nbytes, None, None, about[1], odd=True),
     )
-    return Explanation(*expression(frame, node), rows, edit.fix(nbytes), _STATE)
+    why = _COUNTERS if steps else _STATE
+    return Explanation(*expression(frame, node), rows, edit.fix(nbytes), why)
+
+
+def _away(optimizer: Any, parameters: list[Tensor], steps: bool) -> list[Tensor]:
+    """The counters that are on a GPU, or the rest of the state that is not with its parameter."""
+    found = []
+    for parameter in parameters:
+        for key, held in dict(optimizer.state.get(parameter, {})).items():
+            if issubclass(type(held), Tensor) and (key == "step") == steps:
+                wrong = held.is_cuda if steps else held.device != parameter.device
+                found += [held] if wrong else []
+    return found
 
 
 def for_worker(frames: list[FailedFrame]) -> Explanation:
@@ -166,6 +191,19 @@ def _loaders(frame: FailedFrame) -> Iterator[tuple[str, list[Tensor]]]:
                 yield frame.text(node), [*tensors.values()]
 
 
+def for_load(frame: FailedFrame) -> Explanation | None:
+    """`torch.load` of a file from a machine with other GPUs."""
+    node = frame.failed
+    stmt = statement(node) if node is not None else None
+    if not isinstance(node, ast.Call) or stmt is None:
+        return None
+    if not loads_as_saved(node, frame.scope.value(node.func)):
+        return None
+    text = frame.text(node)[:-1].rstrip().rstrip(",")
+    edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
+    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
+
+
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
     """A generator on another device than the numbers that it is to draw."""
     node, reader = frame.failed, Reader(frame)
@@ -181,7 +219,10 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
     if target is None or target == part.device:
         return None
     frames = [frame, *outer]
-    fix = _made_there(part, target, frames) if part.value is not None else None
+    if part.value is None:
+        fix = _made(part.node, frame, target)
+    else:
+        fix = _made_there(part, node, target, frames)
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [row(shown, False) for p in drawn for shown, _ in named(p, reader, False)]
     why = f"numbers for {target} are drawn by a generator on {target}"
@@ -201,25 +242,48 @@ def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
     return "cpu" if part.device != "cpu" else None
 
 
-def _made_there(part: Part, target: str, frames: list[FailedFrame]) -> Fix | None:
-    """Return the device in the one statement that made the generator."""
+def _made(node: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
+    """The device in the call that makes it, where nothing but that and its seeding is written."""
+    made, stmt = node, statement(node)
+    while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and stmt is not None:
+        if ast.unparse(made.func) == "torch.Generator":
+            return Edit(frame, stmt, replaced=[(made, f'torch.Generator("{target}")')]).fix(0)
+        if made.func.attr != "manual_seed":
+            return None
+        made = made.func.value
+    return None
+
+
+def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFrame]) -> Fix | None:
+    """The device in the one statement that made it, where all that it draws is on `target`."""
     for frame in frames:
-        scope = function_of(frame.candidates[0]) if frame.candidates else None
+        tree, scope = frame.tree, function_of(frame.candidates[0]) if frame.candidates else None
         found = []
-        for stmt in ast.walk(frame.tree) if frame.tree is not None else ():
+        for stmt in ast.walk(tree) if tree is not None else ():
             if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1:
                 (name,) = stmt.targets
                 here = function_of(stmt) is scope or not isinstance(name, ast.Name)
                 if here and frame.scope.value(name) is part.value:
                     found.append(stmt)
-        if len(found) != 1:
-            continue
-        made = found[0].value
-        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
-            if ast.unparse(made.func) == "torch.Generator":
-                edit = Edit(frame, found[0], replaced=[(made, f'torch.Generator("{target}")')])
-                return edit.fix(0)
-            if made.func.attr != "manual_seed":
-                break
-            made = made.func.value
+        if len(found) == 1 and tree is not None:
+            text = ast.unparse(found[0].targets[0])
+            fix = _made(found[0].value, frame, target)
+            if fix and not _draws_elsewhere(text, tree, node, target, part, frame):
+                return fix
     return None
+
+
+def _draws_elsewhere(
+    text: str, tree: ast.AST, node: ast.Call, target: str, part: Part, frame: FailedFrame
+) -> bool:
+    """Whether torch draws from it anywhere else than on `target`, or that is not certain."""
+    reader = Reader(frame)
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or call.lineno == node.lineno:
+            continue
+        by_name = any(k.arg == "generator" for k in call.keywords)
+        draws = by_name or is_torch(frame.scope.value(call.func))
+        given = draws and text in [ast.unparse(a) for a in arguments(call)]
+        if given and _drawn_on(call, reader, part) != target:
+            return True
+    return False

@@ -1,11 +1,63 @@
 """`gpumagic.explain`: fixes for what fails next too."""
 
 import pytest
-from snippets import run
+import torch
+from snippets import names_told, run
+from torch import nn
 
 import gpumagic
 
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
+
+
+def test_what_is_fixed_on_the_optimizers_counters():
+    net = nn.Linear(2, 1).cuda()
+    code = (
+        "net(torch.ones(1, 2).cuda()).sum().backward()\nopt.step()\n"
+        "for s in opt.state.values():\n    s['step'] = s['step'].cuda()\nopt.step()\n"
+    )
+    opt = torch.optim.Adam(net.parameters(), foreach=False)
+    error = run(code, namespace={"net": net, "opt": opt})
+    if error is not None:  # the assertion of a real GPU; virtual ones may let it pass
+        fix = gpumagic.explain(error).fix
+        assert run(fix.apply(code), namespace={"net": net, "opt": opt}) is None
+
+
+def test_the_state_of_an_optimizer_that_steps_behind_a_semicolon():
+    code = (
+        "net = nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)\n"
+        "net(torch.ones(1, 2)).sum().backward(); opt.step()\nnet.cuda(); opt.zero_grad()\n"
+        'x = torch.ones(1, 2, device="cuda")\nnet(x).sum().backward(); opt.step()\n'
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code.endswith(".backward(); opt.load_state_dict(opt.state_dict()); opt.step()")
+    assert run(fix.apply(code)) is None
+
+
+def test_a_loss_that_is_made_where_it_is_called():
+    code = 'x = torch.ones(3, device="cuda")\nnn.MSELoss()(x * 2, torch.zeros(3))\n'
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "nn.MSELoss()(x * 2, torch.zeros(3, device=x.device))"
+    assert run(fix.apply(code)) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "fixed"),
+    [
+        ("a.cpu() + b", "a + b"),
+        ("(a + 1).cpu().exp() * b", "(a + 1).exp() * b"),
+        ("F.mse_loss(torch.relu(a).to('cpu'), b)", "F.mse_loss(torch.relu(a), b)"),
+        ("torch.stack([a.cuda(1), b])", "torch.stack([a, b])"),
+        ("torch.ones(2).cuda(1) * b", "torch.ones(2).to(b.device) * b"),
+        # It does more than to transfer.
+        ('a.to("cpu", torch.double) + b', 'a.to("cpu", torch.double).to(a.device) + b'),
+    ],
+)
+def test_a_transfer_to_the_wrong_device_is_removed_rather_than_undone(code, fixed):
+    code = f'a = torch.ones(2, device="cuda:0")\nb = a + 1\n{code}\n'
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == fixed
+    assert run(fix.apply(code)) is None
 
 
 def test_three_devices_of_which_one_is_known_from_the_text_alone():
@@ -42,6 +94,24 @@ def test_lengths_that_are_not_on_the_host_and_no_other_tensor():
     assert gpumagic.explain(made) is None
 
 
+NEXT = """
+def f(x):
+    s = torch.ones(3)
+    return x * s
+def g(x):
+    return f(x) + {other}
+other = torch.ones(3)
+y = g(torch.ones(3, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(("other", "sure"), [("other", False), ("other.cuda()", True)])
+def test_no_fix_is_proposed_that_surely_brings_the_next_error(other, sure):
+    explanation = gpumagic.explain(run(NEXT.replace("{other}", other)))
+    assert names_told(explanation)["s"].devices == ("cpu",)
+    assert (explanation.fix is not None) is sure
+
+
 def test_what_is_made_later_and_fails_next_is_explained_in_its_turn():
     code = (
         'a = torch.ones(2, device="cuda")\nm = torch.zeros(2).bool()\nb = a.masked_fill(m, 0)\n'
@@ -60,6 +130,16 @@ def test_what_exists_and_fails_next_moves_along():
     assert run(gpumagic.explain(run(code)).fix.apply(code)) is None
 
 
+def test_a_module_that_a_loop_needs_on_both_devices_is_not_moved():
+    code = (
+        "enc = nn.Linear(2, 2)\nfor step in range(2):\n    a = enc(torch.ones(1, 2)).sum()\n"
+        '    b = enc(torch.ones(1, 2, device="cuda"))\n'
+    )
+    explanation = gpumagic.explain(run(code))
+    assert names_told(explanation)["enc"].odd
+    assert explanation.fix is None
+
+
 def test_functions_that_call_each_other_do_not_keep_it_busy():
     calls = " + ".join(["f(x)"] * 12)
     code = f"def f(x):\n    return {calls}\na = torch.ones(2)\nb = a.cuda()\nc = a + b\nf(c)\n"
@@ -68,11 +148,24 @@ def test_functions_that_call_each_other_do_not_keep_it_busy():
     assert gpumagic.explain(run(code)).fix is not None
 
 
+def test_a_file_of_another_machine_is_loaded_to_the_cpu_with_what_else_was_asked_for():
+    said = "Attempting to deserialize object on CUDA device 2 but torch.cuda.device_count() is 1"
+    error = run("data = torch.load('missing.pt', weights_only=True)\n")
+    assert isinstance(error, FileNotFoundError)
+    fix = gpumagic.explain(RuntimeError(said).with_traceback(error.__traceback__)).fix
+    assert fix.code == "data = torch.load('missing.pt', weights_only=True, map_location=\"cpu\")"
+
+
 MADE = [
     (
         "total = torch.zeros(3)\nfor _ in range(3):\n    loss = torch.rand(3, device='cuda')\n"
         "    total += loss\n",
         'total = torch.zeros(3, device="cuda:0")',
+    ),
+    (
+        "device, total = 'cuda:0', 0\nhits = torch.zeros(1)\nfor _ in range(3):\n"
+        "    hits = hits + torch.ones(1, device=device)\n",
+        "hits = torch.zeros(1, device=device)",
     ),
     (
         "def noisy(x):\n    noise = torch.randn(x.shape)\n    return x + 0.1 * noise\n"
@@ -106,3 +199,29 @@ def test_an_accumulator_that_the_host_reads_stays():
     fix = gpumagic.explain(run(code)).fix
     assert fix.line == 3
     assert run(fix.apply(code)) is None
+
+
+FUNCTION = """
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, grad * x
+w = torch.ones(3, requires_grad=True)
+x = torch.ones(3, device="cuda", requires_grad=True)
+{call}.sum().backward()
+"""
+
+
+def test_within_a_functions_own_forward_nothing_is_moved():
+    code = FUNCTION.replace("{call}", "Scale.apply(x, w)")
+    fix = gpumagic.explain(run(code)).fix
+    assert "Scale.apply(x, w.to(x.device))" in fix.code
+    assert run(fix.apply(code)) is None
+    explanation = gpumagic.explain(run(FUNCTION.replace("{call}", "Scale.apply(*[x, w * 1])")))
+    assert names_told(explanation)["w"].odd
+    assert explanation.fix is None

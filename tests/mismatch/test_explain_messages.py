@@ -48,9 +48,14 @@ TEXTS = {
     "host memory first.": "numpy",
     "Expected a 'cuda' device type for generator but found 'cpu'": "generator",
     "Expected a 'cuda:1' generator device but found 'cuda:0'": "generator",
+    "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False": (
+        "load"
+    ),
+    "Attempting to deserialize object on CUDA device 2 but torch.cuda.device_count() is 1": "load",
     "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor": "host",
     "legacy constructor expects device type: cpu but device type: cuda was passed": "host",
     "invalid gradient at index 0 - expected device cuda:0 but got cpu": "mixed",
+    "If capturable=False, state_steps should not be CUDA tensors.": "steps",
 }
 OTHERS = [
     # A `backward` of the user's own made it: the operands that can be seen are not to blame.
