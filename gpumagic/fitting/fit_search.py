@@ -23,7 +23,7 @@ _SLOW = 4  # estimates that may leave more than half of the bracket; from then o
 
 @dataclass
 class Fitting:
-    """A search in progress; whatever happens, `found`, `tried` and `stopped` say what is known."""
+    """Run a search; whatever happens, `found`, `tried` and `stopped` have the results so far."""
 
     asked: Asked
     tell: Callable[[str], object]
@@ -63,7 +63,7 @@ class Fitting:
 
     # -- the search
     def run(self) -> None:
-        """Foretell, and then confirm; what dry runs cannot follow is run from the start."""
+        """Predict, then confirm; code that dry runs cannot follow is run from the start."""
         predict = self.predicting
         self._leave_out_first(predict.raises)
         if math.isinf(predict(self._values[0])):
@@ -119,7 +119,7 @@ class Fitting:
         return True
 
     def _say_what_is_open(self) -> None:
-        """That a value could not be told, where all that is smaller fits."""
+        """Note a value whose need is unknown, if all smaller ones fit."""
         for found in self.found():
             ended = [v for v in self.predicting.ended if found.value and v > found.value]
             known = [t.value for t in self.tried() if found.value and t.value > found.value]
@@ -129,7 +129,7 @@ class Fitting:
                 self.stopped = f"{self.asked.name} = {value} {what} {self.predicting.ended[value]}"
 
     def _confirm(self) -> None:
-        """Run the predicted value, and go up or down by what that measures."""
+        """Run the predicted value, and go up or down by the measured bytes."""
         ((free, room),) = self._rooms.values()
         run, values = self._confirming, self._values
         beside = min(room, free - run.beside)  # the copies are there too
@@ -152,7 +152,7 @@ class Fitting:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """What a value needs by all that is known; infinite from the one on that did not run."""
+        """Estimate a value's need from all results; infinite from the first that did not run."""
         measured = self._confirming.measured
         if value in measured:
             return measured[value]
@@ -173,7 +173,7 @@ class Fitting:
         )
 
     def tried(self) -> tuple[Tried, ...]:
-        """All values that were asked about."""
+        """Return all values that were tried."""
         known = {**self.predicting.needed, **self._confirming.measured}
         return tuple(self._tried(value) for value in sorted(known))
 
@@ -195,7 +195,7 @@ class Fitting:
 def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
-    """The largest of ascending `values`, all above 0, that needs no more than `limit`, or None.
+    """Return the largest of ascending `values`, all above 0, that needs at most `limit`, or None.
 
     What is needed never falls as the value grows, and may be infinite. The answer was asked about.
     So was the next value, which needs more; or, where six questions do not tell it, one that is

@@ -28,7 +28,7 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class FoundTensor:
-    """A tensor, its path from a variable, and a device that it must be on whatever is asked for."""
+    """Record a tensor, its path from a variable, and the device that it must stay on, if any."""
 
     tensor: Tensor
     steps: Path
@@ -36,12 +36,12 @@ class FoundTensor:
 
     @property
     def root(self) -> str:
-        """The variable through which it was found."""
+        """Return the variable through which it was found."""
         return str(self.steps[0])
 
     @property
     def path(self) -> str:
-        """How a person would write it: ``net.layer.weight``, ``batch['x']``."""
+        """Return its path as code: ``net.layer.weight``, ``batch['x']``."""
         return written(self.steps)
 
     def must_move(self, device: torch.device) -> bool:
