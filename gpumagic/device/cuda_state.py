@@ -119,7 +119,7 @@ def look(where: str = "", error: BaseException | None = None) -> Death | None:
 
 
 def _asked(cuda: Any) -> str:
-    """Return CUDA's own error for its GPUs; None while all is well."""
+    """Return CUDA's own error for its GPUs; empty while all is well."""
     try:
         if not cuda.is_current_stream_capturing():  # which the next call would end
             with warnings.catch_warnings():

@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def where(self) -> str:
-        """What to call the place."""
+        """The name of the place."""
         return self.cards[0].name if self.cards else str(self.device or "")
 
     @property
@@ -276,7 +276,7 @@ class _Variables:
         self._before = {name: (id(v), _reference(v)) for name, v in namespace.items()}
 
     def assigned(self) -> Iterator[tuple[str, Any]]:
-        """The names that refer to something else since, and to what."""
+        """Return the names that were rebound since, with their new values."""
         for name, value in self._namespace.items():
             number, reference = self._before.get(name, (None, None))
             same = number == id(value) and (reference is None or reference() is value)

@@ -184,7 +184,7 @@ def _answer(fit: Fit, found: Largest) -> str:
 
 
 def _far_above(fit: Fit, value: float) -> float | None:
-    """The smallest value known not to fit, if it is not the next one; infinite if none is known."""
+    """Return the least value known not to fit, unless it is the next; infinite if none is known."""
     above = next((t.value for t in fit.tried if t.value > value), math.inf)
     if fit.stopped:
         return math.inf

@@ -76,7 +76,7 @@ class Fitting:
         self._say_what_is_open()
 
     def _leave_out_first(self, raises: dict[float, str]) -> None:
-        """The first value where the code fails at it alone, as BatchNorm does at 1."""
+        """Skip the first value if the code fails at it alone, as BatchNorm does at 1."""
         first, *rest = self._values[:2]
         self.predicting(first)
         if first in raises and rest and math.isfinite(self.predicting(rest[0])):
@@ -178,7 +178,7 @@ class Fitting:
         return tuple(self._tried(value) for value in sorted(known))
 
     def found(self) -> tuple[Largest, ...]:
-        """The largest value known to fit, for each place."""
+        """Return the largest value known to fit, for each device."""
         virtual = self.asked.device.virtual and not self.asked.cards
         return tuple(
             Largest(where, free, room, *self._largest(room), virtual)
@@ -186,7 +186,7 @@ class Fitting:
         )
 
     def _largest(self, room: int) -> tuple[float | None, bool]:
-        """That value, and whether it ran."""
+        """Return the largest value within the limit, and whether it ran."""
         tried = self.tried()
         best = max((t.value for t in tried if self._estimate(t.value) <= room), default=None)
         return best, any(t.value == best and t.ran for t in tried)
@@ -228,7 +228,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Two places, the first of them within the limit: the second is not, or it is the last one."""
+    """Return two positions: one within the limit, and one above it, or the last one."""
     low = 0
     while low < len(values) - 1:
         high = max(bisect_right(values, 2 * values[low]) - 1, low + 1)
@@ -239,7 +239,7 @@ def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, in
 
 
 def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
-    """The value between two that would need the limit, if the need grew by one power of it."""
+    """Interpolate the value that needs exactly the limit, if the need grows by a power law."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):

@@ -146,7 +146,7 @@ def _concrete(leaf: Any) -> Any:
 def _with_gone(
     node: ast.AST, frame: FailedFrame, parts: list[_Part], said: list[str]
 ) -> list[_Part]:
-    """With the result of a call that was made there and has gone, where it can be one only."""
+    """Add the lost result of a call on that device, if only one call can have made it."""
     known = {part.device for part in parts}
     where = [device for device in said if device not in known]
     if isinstance(node, ast.BinOp):
