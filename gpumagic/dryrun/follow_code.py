@@ -183,12 +183,12 @@ class _Following:
         return (OnRank(self._subject.rank.number, peak, self._collectives.found()),)
 
     def _fullest(self) -> str:
-        """Return the GPU that held most: its own, or another if the code itself says `cuda:0`."""
+        """Return the GPU that held most: its own, or `cuda:0` if the code names that itself."""
         gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
         return max(gpus, key=lambda device: gpus[device], default=str(self._target))
 
     def _leave_gpus(self) -> None:
-        """Nothing is on the card yet, whatever was on the GPUs here."""
+        """Empty the card: nothing is on it yet, whatever was on the GPUs here."""
         self._crossings.silent = True
         space = self._subject.namespace
         every = [*self._subject.reads, *space.items()]

@@ -123,7 +123,7 @@ class Fit(Shown):
 
     @property
     def title(self) -> str:
-        """The first line of the code."""
+        """Return the first line of the code."""
         return next((line.strip() for line in self.code.splitlines() if line.strip()), "no code")
 
     def at(self, value: float) -> Tried | None:

@@ -164,8 +164,8 @@ def _with_gone(
 
 
 def _target(node: ast.AST, parts: list[_Part]) -> str:
-    """Where all is to be: where what is assigned to, stays or is spread is, or else where
-    most bytes are."""
+    """Return the device for all operands: of one that is assigned to, stays or is spread; else the
+    device with most bytes."""
     nbytes: dict[str, int] = {}
     for part in parts:
         target = isinstance(node, ast.AugAssign) and part.node is node.target

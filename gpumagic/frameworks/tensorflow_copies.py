@@ -338,7 +338,7 @@ _BY_ITSELF = {"numpy", *(name.strip("_") for name in _READING)}
 
 
 def _library(call: Call) -> str:
-    """Return the library's module that read by itself; TensorFlow for code outside its API."""
+    """Return the library's module that read by itself; empty for one of TensorFlow's own reads."""
     file = "" if call.inner is None else call.inner.f_code.co_filename
     if call.how == LIBRARY and kinds[file] != USER:
         return module_of(file)

@@ -231,7 +231,7 @@ def allocations() -> "tuple[Allocator | None, MadeIn | None]":
 
 
 def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
-    """Return a storage with only the paths from these variables."""
+    """Return a storage with the ways from these variables first."""
     ways = sorted(storage.ways, key=lambda way: way.root not in names)
     return storage._replace(ways=tuple(ways))
 

@@ -137,7 +137,7 @@ def of_token(token: Token[Any]) -> list[Edge]:
 
 
 def ndarray() -> Any:
-    """Return NumPy's array class; empty if NumPy is not imported."""
+    """Return NumPy's array class; an empty tuple if NumPy is not imported."""
     return getattr(sys.modules.get("numpy"), "ndarray", ())
 
 

@@ -86,7 +86,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Return the names in the error's frames: each of the user's, the others together."""
+        """Yield the names in the error's frames: each of the user's, the others together."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)

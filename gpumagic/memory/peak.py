@@ -164,7 +164,7 @@ class Replay:
         ]
 
     def last(self) -> Piece | None:
-        """Return the last piece that was allocated before the peak."""
+        """Return the piece whose allocation reached the peak."""
         return next((piece for piece in self.pieces if piece.born == self.at >= 0), None)
 
     def curve(self, start_us: int) -> Iterator[Moment]:
