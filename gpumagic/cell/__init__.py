@@ -1,4 +1,4 @@
-"""Run one `%%ongpu` cell: bring what it reads, place what it makes, measure, report."""
+"""Run one `%%ongpu` cell: move the variables it reads, place new tensors, measure, report."""
 
 from gpumagic.display import table
 

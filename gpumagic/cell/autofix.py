@@ -22,7 +22,7 @@ from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
 
 
 class AutoFix(RetryMode):
-    """While it is started, brings the operands of a call together where their devices differ."""
+    """Bring a call's operands together if their devices differ, from `start` to `stop`."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class AutoFix(RetryMode):
 
     @property
     def done(self) -> tuple[Fixed, ...]:
-        """What was brought, each once."""
+        """Return the operands that were brought, each once."""
         return tuple(self._done.values())
 
     def together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

@@ -34,7 +34,7 @@ from gpumagic.usercode.variables import variables_read
 
 
 class ArrayRun:
-    """A cell in progress. `start` it, run the cell, then `finish` it, whatever happened."""
+    """Run a cell for one framework: `start`, run the cell, then always `finish`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ArrayRun:
         self.left_out = 0.0  # seconds that are none of the cell's
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
-        """Bring, and place; or raise `GpuError`, and nothing was moved."""
+        """Move and place; or raise `GpuError`, with nothing moved."""
         with ExitStack() as stack:
             stack.enter_context(self.framework.place(self.device))
             if self._move:
@@ -104,7 +104,7 @@ class ArrayRun:
         return [value for value in values if self.framework.is_array(value)]
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """Undo the placement and say what happened; None when `start` did not succeed."""
+        """Undo the placement and report what happened; None if `start` did not succeed."""
         if self._stack is None:
             return None
         stack, self._stack = self._stack, None
@@ -144,7 +144,7 @@ class ArrayRun:
         return report
 
     def _returned(self) -> Moves:
-        """For `--back`: what was brought is where it was before."""
+        """Move everything back to where it was before, for `--back`."""
         originals, self._originals = self._originals, {}
         return bring_home(self.framework, self._namespace, self._origins, originals)
 
@@ -155,19 +155,19 @@ class ArrayRun:
         return (Memory(str(self.device), peak, allocated, self._allocated[0]),)
 
     def _places(self) -> dict[str, None]:
-        """Where the arrays are that the cell has made."""
+        """Return the devices of the arrays that the cell has made."""
         made = [a for a in self._arrays() if self._before.get(id(a), lambda: None)() is not a]
         return dict.fromkeys(self.framework.where(array) for array in made)
 
     def _elsewhere(self, places: dict[str, None]) -> str:
-        """What to say where none of those places is the cell's device."""
+        """Return a sentence if none of those places is the cell's device; else empty."""
         if not places or any(str(self.device) in place.split(" + ") for place in places):
             return ""
         return f"all that it made is on {', '.join(places)}"
 
 
 class OneRun(Protocol):
-    """A cell in progress for one framework."""
+    """Define the run of a cell for one framework."""
 
     device: Device
     left_out: float
@@ -178,7 +178,7 @@ class OneRun(Protocol):
 
 
 class Runs:
-    """The runs of one cell; each is as good as the only one."""
+    """Combine the runs of one cell, one for each framework."""
 
     def __init__(self, runs: Sequence[OneRun]) -> None:
         self._runs = list(runs)
@@ -195,7 +195,7 @@ class Runs:
             run.left_out = seconds
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
-        """Start all, or raise what one raised, and none runs."""
+        """Start all runs; if one raises, none runs."""
         for n, run in enumerate(self._runs):
             try:
                 run.start(line)
@@ -205,7 +205,7 @@ class Runs:
                 raise
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """Finish all, in the opposite order, and say what happened in one report."""
+        """Finish all runs in the opposite order, and return one report."""
         reports = [report for run in reversed(self._runs) if (report := run.finish(error))]
         if not reports:
             return None
@@ -215,7 +215,7 @@ class Runs:
 
 
 def in_one(reports: Sequence[Report]) -> Report:
-    """One report of what several say of the same cell."""
+    """Merge several reports on the same cell into one."""
     first = reports[0]
     if len(reports) == 1:
         return first
@@ -241,14 +241,14 @@ def in_one(reports: Sequence[Report]) -> Report:
 
 
 class CellNeeds(Needed):
-    """What a cell is to be placed for, and its run."""
+    """Find the frameworks and the device of a cell, and make its run."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         super().__init__(tree, namespace)
         self._namespace = namespace
 
     def find(self, where: object) -> Device:
-        """The device that a WHERE names. Raises `GpuError`, also where there is no framework."""
+        """Return the device of a WHERE, or raise `GpuError`, also if there is no framework."""
         if not self.torch and not self.others:
             with torch_needed("a placed cell (of none of JAX, TensorFlow, CuPy)"):
                 import_module("torch")
@@ -263,7 +263,7 @@ class CellNeeds(Needed):
         recorder: Callable[[], Any] | None = None,
         **options: Any,
     ) -> OneRun:
-        """The run of a cell that reads `names`, with the options of its line.
+        """Return the run of a cell that reads `names`, with the options of its line.
 
         `recorder` makes what records the peak of torch's memory.
         """
@@ -295,7 +295,7 @@ def _is_foreign(kind: type) -> bool:
 
 
 def bring_all_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
-    """Bring home what cells brought to a device; and the names of what was made on one."""
+    """Move back everything that cells moved; return that, and the names of variables on a GPU."""
     cuda_state.check()
     found: list[Moves] = []
     made: list[str] = []

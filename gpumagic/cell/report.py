@@ -15,7 +15,7 @@ from gpumagic.moving.moved import Left, Moved, Moves
 
 @dataclass(frozen=True)
 class Fixed:
-    """One operand that was brought where the others are."""
+    """Record an operand that was brought to the other operands' device."""
 
     name: str  # the variable, or the expression that it is part of
     nbytes: int  # of all times together
@@ -27,7 +27,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of `DataLoader`s that were brought to the device: how many, and bytes copied."""
+    """Count the batches of `DataLoader`s that were copied to the device, and their bytes."""
 
     count: int = 0
     nbytes: int = 0
@@ -35,7 +35,7 @@ class Batches:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """One cell on one device.
+    """Record what happened to one cell on one device.
 
     Attributes
     ----------
@@ -46,27 +46,27 @@ class Report(Shown):
     waited : bool
         False when the wait was cut short (an interrupt, an error of the device).
     moved, left : tuple
-        The variables brought to the device (`Moved`: name, bytes, sources), and those that were not
-        (`Left`: name, reason).
+        The variables moved to the device (`Moved`: name, bytes, sources), and the others (`Left`:
+        name, reason).
     move_seconds : float
         The time the moves took, apart from `seconds`.
     returned : Moves or None
-        What `--back` brought home after the cell; None without it.
+        What `--back` moved back after the cell; None without it.
     results : tuple of str
-        The new variables that stay on the device although `--back` brought home what was moved.
+        The new variables that stay on the device although `--back` moved the others back.
     stays : bool
-        Nothing was moved for good before in this notebook: what this moved is told to stay.
+        Whether this is the notebook's first cell whose moves stay; the report then says so.
     batches : Batches
-        What loaders brought while the cell ran.
+        What loaders copied to the device while the cell ran.
     memory : tuple of Memory
         Every CUDA device on which the cell allocated; bytes.
     peak : MemoryPeak or None
-        What the peak of its device was made of, with `--memory`.
+        The composition of its device's peak, with `--memory`.
     ledger : Ledger
-        Every copy between devices and every wait while the cell ran. The batches are among them,
-        what moved before it ran is not.
+        Every copy between devices and every wait while the cell ran: with the batches, without the
+        moves before it ran.
     ledger_complete : bool
-        False where a fault of gpumagic itself kept copies or waits from being counted.
+        False if a fault of gpumagic itself kept copies or waits from being counted.
     fixed : tuple of Fixed
         The operands that `--fix` brought together.
     table : bool
@@ -110,7 +110,7 @@ class Report(Shown):
 
     @property
     def touched(self) -> bool:
-        """Whether the cell had anything to do with a device: moved, copied, loaded or allocated."""
+        """Whether the cell used a device: moved, copied, loaded or allocated anything."""
         copied = self.batches.count or self.ledger.entries
         return bool(self.moved or self.left or copied or self.memory or self.made)
 
@@ -119,12 +119,12 @@ _last: list[Report] = []
 
 
 def keep_last(report: Report) -> None:
-    """Have `last_report` give this one."""
+    """Make this the result of `last_report`."""
     _last[:] = [report]
 
 
 def last_report() -> Report | None:
-    """The report of the last cell that ran on a device; None before the first.
+    """Return the report of the last cell that ran on a device; None before the first.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """What to do where it ran elsewhere; and about the ledger, if its table does not say it."""
+    """Return advice if it ran elsewhere, and about the ledger, if its table does not give it."""
     told = report.table or not report.ledger.entries
     itself = [_ITSELF.format(report.device.label)] if "cuda" in report.elsewhere else []
     return itself + ([] if told else watch.hints(report.ledger))
@@ -205,7 +205,7 @@ def _parts(report: Report) -> list[str]:
 
 
 def _ran(report: Report) -> list[str]:
-    """How long it ran, and how it ended."""
+    """Return how long it ran, and how it ended."""
     took = duration(report.seconds)
     if report.error:
         took = f"{report.error} after {took}"

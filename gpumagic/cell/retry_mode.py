@@ -1,4 +1,4 @@
-"""Try a call of torch again, once its tensors, which were on several devices, are on one.
+"""Retry a call of torch whose tensors were on several devices, once they are on one.
 
 The ledger looks through this file: what reads through it is the user's own doing.
 """
@@ -21,18 +21,18 @@ _MISMATCH = re.compile(
 
 
 class RetryMode(TorchFunctionMode):
-    """Catches the error of mixed devices, has the operands brought together, and tries again."""
+    """Catch the error of mixed devices, bring the operands together, and try again."""
 
     def together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """The arguments of a call on one device; None where they were on one."""
+        """Return the arguments of a call on one device; None if they were on one already."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Come into force on this thread."""
+        """Enter the mode on this thread."""
         _push_mode(self)
 
     def stop(self) -> None:
-        """End, whatever other modes were entered since and not left."""
+        """Leave the mode, whatever other modes were entered since and not left."""
         if self not in _get_current_function_mode_stack():
             return
         above = []

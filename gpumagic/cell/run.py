@@ -1,4 +1,4 @@
-"""Run one cell on a device: bring what it reads, place what it makes, measure, report.
+"""Run one cell on a device: move the variables it reads, place new tensors, measure, report.
 
 Whatever happens in between, the placement is undone, and a report says what happened.
 """
@@ -39,7 +39,7 @@ from gpumagic.usercode.variables import variables_read
 
 
 class Recorder(Protocol):
-    """What records something more of a cell, which its report then has."""
+    """Define a recorder of one more fact about a cell, for its report."""
 
     def start(self) -> None: ...
 
@@ -47,7 +47,7 @@ class Recorder(Protocol):
 
 
 class Run:
-    """A cell in progress. `start` it, run the cell, then `finish` it, whatever happened."""
+    """Run a cell: `start`, run the cell, then always `finish`."""
 
     def __init__(
         self,
@@ -90,10 +90,10 @@ class Run:
         self._left = left
         self.left_out = 0.0  # seconds that are none of the cell's
         self._ledger_complete = True
-        self._before: set[int] = set()  # ids of what the variables were
+        self._before: set[int] = set()  # ids of the variables' values before the cell
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
-        """Move, and place; or raise `GpuError`, and nothing was moved. A long move has a `line`."""
+        """Move and place; or raise `GpuError`, with nothing moved. A long move has a `line`."""
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             if read:
@@ -134,7 +134,7 @@ class Run:
         self._started = self._clock()
 
     def _remember(self) -> None:
-        """Note for `%ongpu home` where things were that are on the cell's device now."""
+        """Note the origins of the moved objects, for `%ongpu home`."""
         if self._origins:
             where = innermost()
             remember(self._origins, where.label if where else "")
@@ -148,7 +148,7 @@ class Run:
             self._ledger_complete = False
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """Undo the placement and say what happened; None when `start` did not succeed.
+        """Undo the placement and report what happened; None if `start` did not succeed.
 
         Ctrl-C meanwhile leaves nothing in force: the rest is undone before it goes on.
         """
@@ -164,7 +164,7 @@ class Run:
             raise
         placement, memory, fault = self._placement, self._memory, self._fault
         if error is not None and cuda_state.death() is not None:
-            fault = None  # it is told under the error
+            fault = None  # it is reported under the error
         ledger = None
         if fault is None:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
@@ -218,7 +218,7 @@ class Run:
         leave(self._placement)
 
     def _bring_back(self) -> Moves:
-        """Bring what `--back` moved to where it was before; what cannot go home is remembered."""
+        """Move variables back for `--back`; remember the origin of each that cannot go."""
         try:
             moves = bring_home(self._namespace, self._origins)
             self._origins.clear()
@@ -229,13 +229,13 @@ class Run:
             return Moves(left=(Left(names, first_line(error)),))
 
     def _new_there(self) -> Iterator[str]:
-        """The variables that the cell made on its device."""
+        """Return the variables that the cell made on its device."""
         for name, tensor in tensors_in(self._namespace):
             if id(tensor) not in self._before and tensor.device == self._target:
                 yield name
 
     def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
-        """Where most of the cell's work was, as far as can be seen, if not on its device."""
+        """Return where most of the cell's work was, as far as known, if not on its device."""
         if self.device.kind != "cuda":
             return ""
         made = {m.device: m.allocations for m in memory.values()}

@@ -37,7 +37,7 @@ _SHARED_KINDS = frozenset(
         contextvars.ContextVar,
     )
 )
-# Shared types: immutable ones, and those that belong to the process.
+# Shared types: immutable ones, and types that belong to the process.
 _SHARED_ROOMS = (
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
     *("builtins.range", "builtins.slice"),
@@ -220,7 +220,7 @@ class Memo:
     ) -> None:
         self.namespace = namespace
         self._stays = stays  # whether a class of the notebook is shared
-        # The visited variables by name: the requested ones, and those that functions read.
+        # The visited variables by name: the requested ones, and the ones that functions read.
         self.met: dict[str, Any] = {}
         self.notes: dict[str, None] = {}  # notes for the user, in order
         self.later: list[Callable[[], Any]] = []  # to run when all copies exist

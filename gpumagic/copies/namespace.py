@@ -119,10 +119,10 @@ _FUNCTION = "(function)"
 
 
 class CopiedVariables:
-    """Copies, on one device, of the variables that a piece of code reads.
+    """Make copies, on one device, of the variables that a piece of code reads.
 
-    `names` are those in the code; functions of the notebook are followed. Tensors are copied to
-    `device`, arrays of other frameworks (`beside`) to theirs. With `in_place` nothing is copied:
+    `names` are the code's; functions of the notebook are followed. Tensors are copied to `device`,
+    arrays of other frameworks to the device that `beside` has. With `in_place` nothing is copied:
     the variables are moved to the device, until `close`. `stays` decides what else is shared.
     Raises GpuError for a variable that cannot be copied, with what to type instead, and
     torch.OutOfMemoryError; then nothing is left behind.

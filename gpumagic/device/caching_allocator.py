@@ -19,12 +19,12 @@ _ROUND = 2 * 2**20
 
 
 def in_blocks(nbytes: int) -> int:
-    """What so many bytes take at least."""
+    """Return the bytes that an allocation takes at least."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
 def segment_for(size: int) -> int:
-    """The bytes that the allocator asks the driver for where it has no block for `size`."""
+    """Return the bytes that the allocator asks the driver for if it has no block for `size`."""
     if size <= _SMALL:
         return _SMALL_SEGMENT
     return _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _ROUND) * _ROUND
@@ -32,7 +32,7 @@ def segment_for(size: int) -> int:
 
 @dataclass
 class MemoryStat:
-    """Something counted the way ``torch.cuda.memory_stats`` reports it."""
+    """Count a statistic as ``torch.cuda.memory_stats`` reports it."""
 
     current: int = 0
     peak: int = 0
@@ -41,7 +41,7 @@ class MemoryStat:
 
 
 class CachingAllocator:
-    """The blocks of one device. A block is its address and its size; addresses begin at 0."""
+    """Model the blocks of one device. A block is an address and a size; addresses begin at 0."""
 
     def __init__(self) -> None:
         self.bytes, self.blocks, self.requested = MemoryStat(), MemoryStat(), MemoryStat()
@@ -110,7 +110,7 @@ class CachingAllocator:
         return address, size
 
     def give(self, address: int, size: int, nbytes: int) -> None:
-        """Free a block; it becomes one with free ones beside it in its segment."""
+        """Free a block, and merge it with adjacent free blocks of its segment."""
         free = self._free[size > _SMALL]
         start, end = address, address + size
         before = after = -1
@@ -144,7 +144,7 @@ class CachingAllocator:
         blocks.freed += 1
 
     def needs(self, nbytes: int) -> int:
-        """The bytes that allocating so many would reserve now."""
+        """Return the bytes that an allocation would reserve now."""
         size = in_blocks(nbytes)
         free = self._free[size > _SMALL]
         return 0 if free and free[-1][0] >= size else segment_for(size)
@@ -166,7 +166,7 @@ class CachingAllocator:
         return [(at, size) for at, size in self._segments.items() if self._sizes.get(at) == size]
 
     def _hole(self, size: int) -> int:
-        """The lowest address at which a segment has room."""
+        """Return the lowest address at which a segment has room."""
         lowest = 0
         for address in sorted(self._segments):
             if address - lowest >= size:

@@ -1,4 +1,4 @@
-"""Tell whether CUDA in this process still works, and what to do where it does not.
+"""Check whether CUDA in this process still works, and what to do if it does not.
 
 Some of CUDA's errors stay: each later call fails with the same one, and only a new process can use
 the GPUs again. CUDA itself is asked: the text of an error may be another process's.
@@ -47,12 +47,12 @@ _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
 class CudaDead(GpuError):
-    """CUDA in this process is dead: what needed it was not begun."""
+    """Refuse work that needs CUDA, because CUDA in this process is dead."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """The end of CUDA in this process."""
+    """Record the end of CUDA in this process."""
 
     what: str  # "device-side assert"
     where: str  # the code that ran when it was noticed: "In [7], line 3"; or nothing
@@ -80,19 +80,19 @@ _death: Death | None = None
 
 
 def death() -> Death | None:
-    """The death of CUDA as far as it is known; CUDA is not asked."""
+    """Return the known death of CUDA, or None; CUDA is not asked."""
     return _death
 
 
 def working() -> Any:
-    """``torch.cuda`` from its first use of a GPU until CUDA dies; nothing is imported for that."""
+    """Return ``torch.cuda`` from its first use until CUDA dies, else None; import nothing."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     started = getattr(cuda, "is_initialized", bool)()
     return cuda if started and _death is None else None
 
 
 def started() -> list[int]:
-    """The ordinals that have a context: to ask for another would make one, of 0.5 GiB."""
+    """Return the ordinals that have a context; asking another would make one, of 0.5 GiB."""
     if (cuda := working()) is None:
         return []
     # torch's own test for it; a CPU build with virtual GPUs has none, and all are there.
@@ -102,7 +102,7 @@ def started() -> list[int]:
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """The death of CUDA, which is looked for now; None while it works, or has not started.
+    """Check for the death of CUDA now; None while it works, or has not started.
 
     `where` is the code that has run, `error` what it has raised. This waits for nothing.
     """
@@ -119,7 +119,7 @@ def look(where: str = "", error: BaseException | None = None) -> Death | None:
 
 
 def _asked(cuda: Any) -> str:
-    """What CUDA itself says of its GPUs: nothing while all is well."""
+    """Return CUDA's own error for its GPUs; empty while all is well."""
     try:
         if not cuda.is_current_stream_capturing():  # which the next call would end
             with warnings.catch_warnings():
@@ -132,7 +132,7 @@ def _asked(cuda: Any) -> str:
 
 
 def check() -> None:
-    """Raise `CudaDead` where CUDA is known to be dead."""
+    """Raise `CudaDead` if CUDA is known to be dead."""
     if _death is not None:
         raise CudaDead(str(_death))
 
@@ -145,7 +145,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException) -> str:
-    """What to do about an error of CUDA's that does not stay; nothing about any other."""
+    """Return what to do about a temporary error of CUDA; empty for any other error."""
     return _WHERE_BUSY if _said(error) == _BUSY else ""
 
 
@@ -166,7 +166,7 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
-    """An event of a GPU that can be timed; `give_events` takes it back for the next one.
+    """Return a GPU's event for timing; `give_events` takes it back for the next caller.
 
     It is never destroyed: what an error's traceback holds is destroyed whenever Python likes.
     """
@@ -185,13 +185,13 @@ def give_events(ordinal: int, *events: Any) -> None:
 
 
 def forget() -> None:
-    """Ask CUDA anew from now on: the extension is about to go."""
+    """Forget a death of CUDA, so that CUDA is asked again: the extension is unloading."""
     global _death
     _death = None
 
 
 def _said(error: BaseException | None) -> str:
-    """CUDA's own text in an error."""
+    """Return CUDA's own text in an error."""
     found = _SAID.search(faults.in_words(error)) if isinstance(error, RuntimeError) else None
     return found[1].strip() if found else ""
 
@@ -204,5 +204,5 @@ def _lost() -> bool:
     return bool(door.lost)
 
 
-# That CUDA is dead is told once, and is no failure of ours wherever it is met.
+# CUDA's death is reported once. Further errors of a dead CUDA are no faults of ours.
 faults.not_ours.append(is_death)

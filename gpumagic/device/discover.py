@@ -1,4 +1,4 @@
-"""List the devices of this process: virtual ones, or those that CUDA, HIP or Level Zero show.
+"""List the devices of this process: virtual ones, or the ones that CUDA, HIP or Level Zero show.
 
 The UUID is the key, ordinal and index are labels. The rules for what CUDA shows are CUDA's as torch
 reads them (``torch.cuda._parse_visible_devices``), so that ``cuda:1`` here is torch's ``cuda:1``:
@@ -225,7 +225,7 @@ def here(*, memory: bool = True) -> list[Device]:
     """Return torch's GPUs in this process, by ordinal; empty without any. Never raises.
 
     With `memory` they have free memory, one driver call per GPU. The build of torch decides: AMD's
-    for ROCm, Intel's for XPU, else those that CUDA would show.
+    for ROCm, Intel's for XPU, else the GPUs that CUDA would show.
     """
     if _virtual is not None:
         return list(_virtual())

@@ -74,7 +74,7 @@ class Composites:
         return kernel
 
     def replaced(self, func: Any, name: str, args: Any, age: Callable[[Any], int]) -> Replaced:
-        """What `func`, which is about to run, would write into, and whether that is certain."""
+        """Return the storage that `func` would write into, and whether that is certain."""
         node = C._current_autograd_node()
         # Not the node itself, which would keep what it saved.
         number = None if node is None else (node.name(), node._sequence_nr())
@@ -108,7 +108,7 @@ class Composites:
         return None
 
     def taken_apart(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
-        """What runs for a composite operator, which comes whole in inference mode."""
+        """Return a function that runs the parts of a composite operator; None for other operators."""
         if func in self._simple:
             return None
         if name in IN_PARTS:  # to call a kernel that is not there would end the process

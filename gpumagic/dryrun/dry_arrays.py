@@ -178,7 +178,7 @@ def _places_of(leaf: Any) -> list[str]:
 
 
 def _where(call: DryCall) -> str:
-    """Where a call runs that names no device: where what it is given is, or JAX's default."""
+    """Return the device of a call that names none: its arguments' device, or JAX's default."""
     places = [place for leaf in _arrays(call) for place in _places_of(leaf)]
     gpus = [place for place in places if place != "cpu"]
     return next(iter([*gpus, *places]), "") or jax_here().default()
@@ -189,7 +189,7 @@ def _is_virtual(name: str) -> bool:
 
 
 def _room(name: str) -> tuple[int, int | None]:
-    """The bytes of arrays on a device now, and what there is for others."""
+    """Return the bytes of arrays on a device now, and the bytes available for others."""
     if name == "cpu":
         return 0, int(psutil.virtual_memory().available)
     found = next((device for device in here() if str(device) == name), None)

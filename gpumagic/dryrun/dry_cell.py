@@ -115,7 +115,7 @@ def leave_out_magics(
     transform: Callable[[str], str],
     flags: int = 0,
 ) -> Callable[[ast.Module], Any]:
-    """In a forked child: let `get_ipython()` name magics only. The value runs statements there."""
+    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements."""
 
     def execute(part: ast.Module) -> Any:
         return _execute(compile_cell(part, file, flags), namespace)

@@ -61,7 +61,7 @@ def can_join(reads: list[tuple[str, Any]]) -> None:
 
 
 def join(rank: Rank, namespace: dict[str, Any], note: Callable[[str], object]) -> None:
-    """In a forked child, before the code in `namespace` runs: be that rank until the end."""
+    """Become that rank until the end, in a forked child, before the code in `namespace` runs."""
     environment = {
         "RANK": rank.number,
         "WORLD_SIZE": rank.world,

@@ -91,7 +91,7 @@ def _attention(
 
 
 def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
-    """A reduced one keeps the memory of all the losses."""
+    """Count a reduced loss with the memory of all the losses, which it keeps."""
     losses = torch.empty(
         torch.broadcast_shapes(self.shape, target.shape),
         dtype=torch.result_type(self, target),
@@ -101,7 +101,7 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
 
 
 def _col2im(**given: Any) -> Tensor:
-    """It keeps the memory that it made for as much as it sums up."""
+    """Count col2im with the memory of its summands, which it keeps."""
     out: Tensor = aten.col2im.default(**given)
     kept = out.new_empty(max(out.numel(), given["self"].numel()))
     return kept.as_strided(out.shape, out.stride())
@@ -155,7 +155,7 @@ def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
 
 
 def _group_norm(input: Tensor, **given: Any) -> tuple[Tensor, ...]:
-    """The CPU's keeps its input's order of channels, and CUDA's does not."""
+    """Return group_norm's result: the CPU keeps its input's order of channels, CUDA does not."""
     out, *rest = aten.native_group_norm.default(input, **given)
     if _on_host(input):
         out = torch.empty_like(input, memory_format=suggest_memory_format(input))
@@ -323,7 +323,7 @@ def _mismatch(text: str) -> str:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """What would call the operator in a real run, where no mode stands in between."""
+    """Return the frame that would call the operator in a real run, without the modes' own."""
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
         frame = frame.f_back
     return frame

@@ -118,7 +118,7 @@ class Fakes(FakeTensorMode):
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Real tensors within: for what belongs to the process and not to the run."""
+    """Allow real tensors within, for objects of the process rather than the run."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -148,7 +148,7 @@ def _parts(tensor: Any) -> list[Tensor]:
 
 
 def _is_a_number(tensor: Tensor) -> bool:
-    """One that is there already, on the host, is known: a step count, a flag."""
+    """Whether a tensor is one number on the host, whose value is known: a step count, a flag."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == "cpu"

@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def where(self) -> str:
-        """What to call the place."""
+        """The name of the place."""
         return self.cards[0].name if self.cards else str(self.device or "")
 
     @property
@@ -183,12 +183,12 @@ class _Following:
         return (OnRank(self._subject.rank.number, peak, self._collectives.found()),)
 
     def _fullest(self) -> str:
-        """Return the GPU that held most: its own, or another if the code itself says `cuda:0`."""
+        """Return the GPU that held most: its own, or `cuda:0` if the code names that itself."""
         gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
         return max(gpus, key=lambda device: gpus[device], default=str(self._target))
 
     def _leave_gpus(self) -> None:
-        """Nothing is on the card yet, whatever was on the GPUs here."""
+        """Empty the card: nothing is on it yet, whatever was on the GPUs here."""
         self._crossings.silent = True
         space = self._subject.namespace
         every = [*self._subject.reads, *space.items()]
@@ -276,7 +276,7 @@ class _Variables:
         self._before = {name: (id(v), _reference(v)) for name, v in namespace.items()}
 
     def assigned(self) -> Iterator[tuple[str, Any]]:
-        """The names that refer to something else since, and to what."""
+        """Return the names that were rebound since, with their new values."""
         for name, value in self._namespace.items():
             number, reference = self._before.get(name, (None, None))
             same = number == id(value) and (reference is None or reference() is value)

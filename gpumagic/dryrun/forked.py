@@ -35,7 +35,7 @@ _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0 
 
 
 class OverLimit(TimeoutError):
-    """The limit of a call of `run_forked`, and not one that somebody else has set."""
+    """Signal that a call of `run_forked` exceeded its own limit, not somebody else's."""
 
 
 def run_forked(
@@ -218,14 +218,14 @@ def _read(start: int, size: int) -> bytes:
 
 
 def set_by_fork(before: bytes) -> list[int]:
-    """In the child, before it calls anything of torch's, which sets others: where they became 1."""
+    """Return the flags that fork set to 1; call it in the child before torch sets others."""
     start, _ = _variables()
     after = _read(start, len(before))
     return [start + m.start() for m in re.finditer(b"\1", after) if before[m.start()] == 0]
 
 
 def let_backward_run(flags: list[int]) -> None:
-    """In the child: let backward passes run here, if one of the flags keeps them from it."""
+    """Let backward passes run in the child, if one of the flags prevents them."""
     # Else the engine's threads would all make torch's pool of threads at once, and one would fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
@@ -249,7 +249,7 @@ def _works() -> bool:
 
 @lru_cache(maxsize=1)
 def _variables() -> tuple[int, int]:
-    """The anonymous memory right behind what is mapped of that library: address and bytes."""
+    """Return the anonymous memory right after the library's mapping: address and bytes."""
     for before, after in itertools.pairwise(_mappings()):
         follows = before.start + before.size == after.start and not after.path
         if before.path.endswith(_LIBRARY) and follows and after.access.startswith("rw"):

@@ -54,12 +54,12 @@ class HeldMemory:
         self._leaving: int | None = None  # the storage that a result takes the place of
 
     def age(self, tensor: Any) -> int:
-        """How many storages were made when this one was."""
+        """Return how many storages had been made before this one."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         return self.made if known is None else known.order
 
     def begin(self) -> None:
-        """What is there by now is the start; the peak counts from here."""
+        """Begin to count: present memory is the start, and the peak counts from here."""
         self.start, self._begun = dict(self.now), True
         self.reset_peak()
 
@@ -172,7 +172,7 @@ class HeldMemory:
 
 
 def _parts(tensor: Any) -> list[Any]:
-    """What a sparse tensor is made of; nothing of other kinds."""
+    """Return the parts of a sparse tensor; empty for other tensors."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -184,7 +184,7 @@ def _parts(tensor: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Before:
-    """What there is before the code, measured where the devices may be used."""
+    """Record the state before the code, measured in the parent, which may use the devices."""
 
     time: float  # seconds, by a clock that only grows
     memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device

@@ -250,7 +250,7 @@ def html(run: DryRun) -> str:
 
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    """What it assigns and what is brought before it, each under its title."""
+    """Return the tables of assigned and of moved variables, each under its title."""
     card = run.device if run.cards else CARD_STANDS_AS
     assigned = [(a.name, a.kind, a.device.replace(CARD_STANDS_AS, card)) for a in run.assigned]
     to = f" → {run.device}"
@@ -334,7 +334,7 @@ def _on_card(on: OnCard) -> str:
 
 
 def shown_peaks(run: DryRun) -> list[Peak]:
-    """Of GPUs; of the CPU where the code is to run there. Of a card it is said in other words."""
+    """Return the GPUs' peaks, or the CPU's if the code runs there; cards have their own line."""
     if run.cards:
         return []
     if run.ranks:
@@ -358,7 +358,7 @@ def _at(peak: Peak) -> str:
 
 
 def unknowns(run: DryRun) -> Iterator[str]:
-    """What could not be known, the end last."""
+    """Return the lines on unknown values; the one that ended the dry run is last."""
     for unknown in sorted(run.unknown, key=lambda u: u.ended):
         yield f"ended at {_said(unknown)}" if unknown.ended else _said(unknown)
 

@@ -63,7 +63,7 @@ _HOSTS: tuple[tuple[str, float | None], ...] = (
 
 
 def host_value(frame: FrameType | None) -> float | None:
-    """For library code on the host, whose numbers only count or scale: any will do."""
+    """Return a number that library code on the host only counts or scales with; None for others."""
     name = str(frame.f_globals.get("__name__")) if frame is not None else ""
     return next((value for start, value in _HOSTS if name.startswith(start)), None)
 

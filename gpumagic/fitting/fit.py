@@ -2,7 +2,7 @@
 
 Dry runs predict what each value needs, then runs on copies confirm it. Guarantees: the user's
 variables, random state and settings are afterwards as they were, and so is the memory; Ctrl-C
-keeps what is known, and so does what fails. Files that the code writes are written.
+or an error keeps the results so far. Files that the code writes are written.
 """
 
 import inspect
@@ -50,19 +50,19 @@ def fit(
     Parameters
     ----------
     code : str or callable
-        What is to fit. A function is called with the variable if it has a parameter of that name.
+        The code to fit. A function is called with the variable if it has a parameter of that name.
     on : object, optional
         The GPU, by any of its names; the current one if None. Or cards that are not here, as of
         `dry_run`: ``"H100 80GB"``, ``["RTX 4090", "24GiB"]``; then nothing is run.
     margin : float
-        The part of what is free that is left free. Where six dry runs do not tell the largest
+        The part of the free memory that is left free. If six dry runs do not find the largest
         value, the result is less than the part `margin` / 2 below it, and says so.
     target : int, optional
-        The batch that is wanted in all: the result says in how many steps.
+        The whole batch that is wanted: the result says in how many steps it fits.
     dry : bool
-        Foretell, and run nothing.
+        Only predict, and run nothing.
     namespace : dict, optional
-        Where the code finds its names; if None, those of a function, or the caller's.
+        The variables of the code; if None, a function's globals, or the caller's variables.
     progress : callable, optional
         Called with a line for each step.
     filename, text : str, optional
@@ -135,7 +135,7 @@ def fit(
 
 
 def _values(given: dict[str, Sequence[float]], hint: str) -> tuple[str, Sequence[float]]:
-    """The variable and its values, ascending."""
+    """Return the variable and its values, ascending."""
     if len(given) != 1:
         several = f"not {', '.join(given)}" if given else "and none is given"
         raise GpuError(f"fit is over one variable, {several}; {hint}")

@@ -1,4 +1,4 @@
-"""Keep and show what a fit found: the answer first, then the curve of what each value needs."""
+"""Record and show what a fit found: the answer first, then the memory needed by each value."""
 
 import math
 from bisect import bisect_left
@@ -18,7 +18,7 @@ _LIMIT = plot.Look("#7d8590", "7 3", "circle")
 
 @dataclass(frozen=True)
 class Tried:
-    """One value that was tried; bytes beside what was allocated before."""
+    """Record one tried value; the bytes come on top of the memory allocated before."""
 
     value: float
     predicted: int | None = None  # by a dry run
@@ -27,17 +27,17 @@ class Tried:
 
     @property
     def needed(self) -> int | None:
-        """What it needs, as far as is known."""
+        """Return the bytes it needs: measured, else predicted; None if unknown."""
         return self.predicted if self.measured is None else self.measured
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest value that fits on one GPU or card."""
+    """Record the largest value that fits on one GPU or card."""
 
     where: str
     free: int  # bytes that tensors could have
-    room: int  # of them, those that the margin leaves
+    room: int  # the free bytes without the margin
     value: float | None  # None where no value fits
     confirmed: bool = False  # by a run
     virtual: bool = False
@@ -45,7 +45,7 @@ class Largest:
 
 @dataclass(frozen=True)
 class Steps:
-    """How a batch that is too large is worked through: in `count` steps of `size`."""
+    """Split a batch that is too large into `count` steps of `size`."""
 
     target: int
     count: int
@@ -55,7 +55,7 @@ class Steps:
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
-    """The largest value of a variable with which code fits into memory.
+    """Record the largest value of a variable with which code fits into memory.
 
     Attributes
     ----------
@@ -65,19 +65,19 @@ class Fit(Shown):
     largest : tuple of Largest
         For the GPU, or for each card that was named.
     tried : tuple of Tried
-        What each value needs that was tried, in ascending order.
+        The bytes that each tried value needs, in ascending order of values.
     trains : bool or None
-        Whether a backward pass ran; None where no dry run could tell.
+        Whether a backward pass ran; None if no dry run could tell.
     margin : float
         The part of the free memory that is left free.
     target : int or None
-        The batch that is wanted in all.
+        The whole batch that is wanted.
     notes : tuple of str
         What the user should know of how it was found, a line each.
     interrupted : bool
-        Whether Ctrl-C ended it: what was known by then is here.
+        Whether Ctrl-C ended it: the results so far are here.
     stopped : str
-        Why larger values may fit too: at which value it stopped, and what ended it there.
+        Why larger values may fit too: the value at which it stopped, and the reason.
     values : sequence of numbers
         The values that were named, in ascending order.
     seconds : float
@@ -101,7 +101,7 @@ class Fit(Shown):
 
     @property
     def value(self) -> float | None:
-        """The largest value on the GPU, or on the first card; None where none fits."""
+        """Return the largest value on the GPU, or on the first card; None if none fits."""
         return self.largest[0].value
 
     @property
@@ -111,23 +111,23 @@ class Fit(Shown):
 
     @property
     def steps(self) -> Steps | None:
-        """How to accumulate gradients up to the target; None without one, or where none fits."""
+        """Return how to accumulate gradients to the target; None without one, or if none fits."""
         value = self.value
         if self.target is None or value is None or value < 1:
             return None
         count = math.ceil(self.target / int(value))
         size = math.ceil(self.target / count)
-        if self.values:  # one of those that were named
+        if self.values:  # a value that the user named
             size = int(self.values[bisect_left(self.values, size)])
         return Steps(self.target, count, size, self.target - (count - 1) * size)
 
     @property
     def title(self) -> str:
-        """The first line of the code."""
+        """Return the first line of the code."""
         return next((line.strip() for line in self.code.splitlines() if line.strip()), "no code")
 
     def at(self, value: float) -> Tried | None:
-        """What is known of one value; None if it was not tried."""
+        """Return the result for one value; None if it was not tried."""
         return next((tried for tried in self.tried if tried.value == value), None)
 
 
@@ -184,7 +184,7 @@ def _answer(fit: Fit, found: Largest) -> str:
 
 
 def _far_above(fit: Fit, value: float) -> float | None:
-    """The smallest value known not to fit, if it is not the next one; infinite if none is known."""
+    """Return the least value known not to fit, unless it is the next; infinite if none is known."""
     above = next((t.value for t in fit.tried if t.value > value), math.inf)
     if fit.stopped:
         return math.inf
@@ -260,7 +260,7 @@ def _many(count: int, word: str) -> str:
 
 
 def curve(fit: Fit) -> str:
-    """What each value needs, over the values, in SVG; nothing where fewer than two are known."""
+    """Plot the bytes needed by each value, in SVG; empty if fewer than two are known."""
     # Far above what there is, nothing is to be seen but a longer line.
     top = 2 * max(found.room for found in fit.largest)
     known = [t for t in fit.tried if t.needed and t.needed <= top]

@@ -23,7 +23,7 @@ _SLOW = 4  # estimates that may leave more than half of the bracket; from then o
 
 @dataclass
 class Fitting:
-    """A search in progress; whatever happens, `found`, `tried` and `stopped` say what is known."""
+    """Run a search; whatever happens, `found`, `tried` and `stopped` have the results so far."""
 
     asked: Asked
     tell: Callable[[str], object]
@@ -63,7 +63,7 @@ class Fitting:
 
     # -- the search
     def run(self) -> None:
-        """Foretell, and then confirm; what dry runs cannot follow is run from the start."""
+        """Predict, then confirm; code that dry runs cannot follow is run from the start."""
         predict = self.predicting
         self._leave_out_first(predict.raises)
         if math.isinf(predict(self._values[0])):
@@ -76,7 +76,7 @@ class Fitting:
         self._say_what_is_open()
 
     def _leave_out_first(self, raises: dict[float, str]) -> None:
-        """The first value where the code fails at it alone, as BatchNorm does at 1."""
+        """Skip the first value if the code fails at it alone, as BatchNorm does at 1."""
         first, *rest = self._values[:2]
         self.predicting(first)
         if first in raises and rest and math.isfinite(self.predicting(rest[0])):
@@ -119,7 +119,7 @@ class Fitting:
         return True
 
     def _say_what_is_open(self) -> None:
-        """That a value could not be told, where all that is smaller fits."""
+        """Note a value whose need is unknown, if all smaller ones fit."""
         for found in self.found():
             ended = [v for v in self.predicting.ended if found.value and v > found.value]
             known = [t.value for t in self.tried() if found.value and t.value > found.value]
@@ -129,7 +129,7 @@ class Fitting:
                 self.stopped = f"{self.asked.name} = {value} {what} {self.predicting.ended[value]}"
 
     def _confirm(self) -> None:
-        """Run the predicted value, and go up or down by what that measures."""
+        """Run the predicted value, and go up or down by the measured bytes."""
         ((free, room),) = self._rooms.values()
         run, values = self._confirming, self._values
         beside = min(room, free - run.beside)  # the copies are there too
@@ -152,7 +152,7 @@ class Fitting:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """What a value needs by all that is known; infinite from the one on that did not run."""
+        """Estimate a value's need from all results; infinite from the first that did not run."""
         measured = self._confirming.measured
         if value in measured:
             return measured[value]
@@ -173,12 +173,12 @@ class Fitting:
         )
 
     def tried(self) -> tuple[Tried, ...]:
-        """All values that were asked about."""
+        """Return all values that were tried."""
         known = {**self.predicting.needed, **self._confirming.measured}
         return tuple(self._tried(value) for value in sorted(known))
 
     def found(self) -> tuple[Largest, ...]:
-        """The largest value known to fit, for each place."""
+        """Return the largest value known to fit, for each device."""
         virtual = self.asked.device.virtual and not self.asked.cards
         return tuple(
             Largest(where, free, room, *self._largest(room), virtual)
@@ -186,7 +186,7 @@ class Fitting:
         )
 
     def _largest(self, room: int) -> tuple[float | None, bool]:
-        """That value, and whether it ran."""
+        """Return the largest value within the limit, and whether it ran."""
         tried = self.tried()
         best = max((t.value for t in tried if self._estimate(t.value) <= room), default=None)
         return best, any(t.value == best and t.ran for t in tried)
@@ -195,7 +195,7 @@ class Fitting:
 def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
-    """The largest of ascending `values`, all above 0, that needs no more than `limit`, or None.
+    """Return the largest of ascending `values`, all above 0, that needs at most `limit`, or None.
 
     What is needed never falls as the value grows, and may be infinite. The answer was asked about.
     So was the next value, which needs more; or, where six questions do not tell it, one that is
@@ -228,7 +228,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Two places, the first of them within the limit: the second is not, or it is the last one."""
+    """Return two positions: one within the limit, and one above it, or the last one."""
     low = 0
     while low < len(values) - 1:
         high = max(bisect_right(values, 2 * values[low]) - 1, low + 1)
@@ -239,7 +239,7 @@ def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, in
 
 
 def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
-    """The value between two that would need the limit, if the need grew by one power of it."""
+    """Interpolate the value that needs exactly the limit, if the need grows by a power law."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):

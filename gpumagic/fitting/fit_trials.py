@@ -1,4 +1,4 @@
-"""Ask what code needs with one value of a variable: by a dry run, or by a run on copies."""
+"""Find the memory that code needs with one value: by a dry run, or by a run on copies."""
 
 import contextvars
 import inspect
@@ -32,7 +32,7 @@ _FAR_S = 20.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What a fit is of."""
+    """Describe the code, the variable and the device of a fit."""
 
     program: Program
     space: dict[str, Any]
@@ -45,7 +45,7 @@ class Asked:
 
 
 class Predicting:
-    """What dry runs say that each value needs; each is asked once."""
+    """Predict by dry runs what each value needs; each is asked once."""
 
     def __init__(self, asked: Asked, told: Callable[[float, str], object]) -> None:
         self._asked, self._told = asked, told
@@ -58,7 +58,7 @@ class Predicting:
         self._limit = LIMIT_S
 
     def __call__(self, value: float) -> float:
-        """Bytes beside what is allocated now; infinite where the dry run ended early."""
+        """Return the bytes needed on top of allocated ones; infinite if the dry run ended early."""
         if value in self.ended:
             return math.inf
         if value not in self.needed:
@@ -109,7 +109,7 @@ class Predicting:
 
 
 class Confirming:
-    """What runs on copies measure; out of memory is infinite."""
+    """Measure by runs on copies what each value needs; infinite if out of memory."""
 
     def __init__(self, asked: Asked, told: Callable[[float, str], object]) -> None:
         self._asked, self._told = asked, told
@@ -117,11 +117,11 @@ class Confirming:
         self._quiet = Quiet()
         self.measured: dict[float, float] = {}
         self.error: Exception | None = None  # of the code
-        # What lies there already has a copy beside it while the code runs.
+        # Variables already on the device have copies there too while the code runs.
         self.beside = nbytes_held(_read(asked), str(self._target))
 
     def __call__(self, value: float) -> float:
-        """Bytes beside what is allocated now, without the copies of what lies there already."""
+        """Return the bytes needed on top of allocated ones, without copies of variables there."""
         if value not in self.measured:
             self._told(value, "run")
             self.measured[value] = contextvars.copy_context().run(self._run, value)
@@ -146,7 +146,7 @@ class Confirming:
         return math.inf
 
     def _once(self, value: float) -> int:
-        """The peak of one run."""
+        """Return the peak of one run."""
         with ExitStack() as stack:
             asked, clock = self._asked, time.perf_counter
             values = {asked.name: value}
@@ -166,7 +166,7 @@ class Confirming:
 
 
 def _read(asked: Asked) -> list[tuple[str, Any]]:
-    """The variables that the code leads to, without the one whose value is sought."""
+    """Return the variables that the code reads, also by functions, without the sought one."""
     program, space = asked.program, asked.space
     names, module = [*program.reads], str(space.get("__name__") or "__main__")
     if program.function is not None:

@@ -137,7 +137,7 @@ def _concrete(leaf: Any) -> Any:
 def _with_gone(
     node: ast.AST, frame: FailedFrame, parts: list[_Part], said: list[str]
 ) -> list[_Part]:
-    """With the result of a call that was made there and has gone, where it can be one only."""
+    """Add the lost result of a call on that device, if only one call can have made it."""
     known = {part.device for part in parts}
     where = [device for device in said if device not in known]
     if isinstance(node, ast.BinOp):
@@ -155,8 +155,8 @@ def _with_gone(
 
 
 def _target(node: ast.AST, parts: list[_Part]) -> str:
-    """Where all is to be: where what is assigned to, stays or is spread is, or else where
-    most bytes are."""
+    """Return the device for all operands: of one that is assigned to, stays or is spread; else the
+    device with most bytes."""
     nbytes: dict[str, int] = {}
     for part in parts:
         target = isinstance(node, ast.AugAssign) and part.node is node.target

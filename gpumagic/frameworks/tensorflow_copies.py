@@ -338,7 +338,7 @@ _BY_ITSELF = {"numpy", *(name.strip("_") for name in _READING)}
 
 
 def _library(call: Call) -> str:
-    """The library's module that read by itself; TensorFlow does in what is none of its reads."""
+    """Return the library's module that read by itself; empty for one of TensorFlow's own reads."""
     file = "" if call.inner is None else call.inner.f_code.co_filename
     if call.how == LIBRARY and kinds[file] != USER:
         return module_of(file)
@@ -354,7 +354,7 @@ def _expected(operation: str, ran_on: str, attributes: Sequence[Any], number: in
 
 
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
-    """The device of an operation, by TensorFlow's name; its variable's where it has no result."""
+    """Return TensorFlow's name of an operation's device; its variable's if it has no result."""
     if results:
         return str(results[0].device)
     bound = next((each for each in operands if each.dtype == tf.resource), None)

@@ -31,7 +31,7 @@ _LONG = 40  # characters of an expression that a sentence still bears
 
 @lru_cache(maxsize=256)
 def keep(code: str, line: str, framework: str = "") -> str:
-    """What to write instead, for the expression `code` in a `line` of the source."""
+    """Return what to write instead of the expression `code` in a `line` of the source."""
     read = _tree(code, "eval")
     value = _value(read.body) if isinstance(read, ast.Expression) else None
     name = "x" if value is None or len(ast.unparse(value)) > _LONG else ast.unparse(value)
@@ -63,7 +63,7 @@ def _tree(text: str, mode: str) -> ast.AST | None:
 
 
 def _value(read: ast.expr) -> ast.expr | None:
-    """The tensor that is read: ``loss`` of ``loss.item()`` and of ``float(loss)``."""
+    """Return the tensor that is read: ``loss`` for ``loss.item()`` and ``float(loss)``."""
     if not isinstance(read, ast.Call):
         return None
     if isinstance(read.func, ast.Attribute) and read.func.attr in _READS and not read.args:
@@ -74,7 +74,7 @@ def _value(read: ast.expr) -> ast.expr | None:
 
 
 def _collected(line: str, read: ast.AST | None) -> tuple[str, str]:
-    """The names of a list that it is appended to, and of a sum that it is added to."""
+    """Return the names of the list that it is appended to, and of the sum that it is added to."""
     every = summed = ""
     wanted = _about(read.body) if isinstance(read, ast.Expression) else None
     for node in ast.walk(_tree(line, "exec") or ast.Pass()):
@@ -87,7 +87,7 @@ def _collected(line: str, read: ast.AST | None) -> tuple[str, str]:
 
 
 def _about(node: ast.expr) -> str:
-    """The tensor that is read, or else the expression itself."""
+    """Return the tensor that is read, or else the expression itself."""
     return ast.unparse(_value(node) or node)
 
 
@@ -118,14 +118,14 @@ _OFTEN = 16
 # that is read value by value.
 _EXPLICIT = 100
 SILENT = ("index", "operand", "tf.function")
-"""What is copied in silence each time: the second time is one too many."""
+"""Operators that copy silently each time: the second time is one too many."""
 ADVISERS: dict[str, Callable[[Entry], Any]] = {}
-"""Who advises about the arrays of another framework, by `Entry.framework`."""
+"""Functions that advise about another framework's arrays, by `Entry.framework`."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, how many calls that saves, and which part of the time, in words too."""
+    """Record what to do, how many calls that saves, and which part of the time, in words too."""
 
     text: str
     saved: int
@@ -134,7 +134,7 @@ class Advice:
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Advice for one entry; None where it is as it should be."""
+    """Advise on one entry; None if it is as it should be."""
     if entry.framework:
         adviser = ADVISERS.get(entry.framework)
         return adviser(entry) if adviser else None
@@ -153,7 +153,7 @@ def advise(entry: Entry) -> Advice | None:
 
 
 def is_crawl(entry: Entry) -> bool:
-    """Whether it is more than its line in the ledger should say: what `Alarm` warns of."""
+    """Whether it deserves a warning by `Alarm`, not only its line in the ledger."""
     if entry.kind == "placement":
         return True
     if entry.within or entry.via in ("backward", "display", "fix", "loader"):
@@ -220,7 +220,7 @@ def _all(entry: Entry, text: str) -> Advice:
 
 
 def all_but_one(entry: Entry, text: str) -> Advice:
-    """Advice that leaves one call of many at each place."""
+    """Advise to make one call instead of many at each place."""
     calls = max(entry.calls // max(entry.sites, 1), 1)
     saved = entry.count - round(entry.count / calls)
     return Advice(text, saved, 1 - 1 / calls, f"the time of all but one of {calls:,}")
@@ -228,7 +228,7 @@ def all_but_one(entry: Entry, text: str) -> Advice:
 
 @dataclass(eq=False)
 class Alarm:
-    """The alarms of one watch: at most one for each line."""
+    """Raise the alarms of one watch: at most one for each line."""
 
     strict: bool = False  # raise at the first that is implicit
     _lines: set[tuple[str, int]] = field(default_factory=set)
@@ -276,7 +276,7 @@ def _is_time(count: Count) -> bool:
 
 
 def what(count: Count) -> str:
-    """What a count's next call would do, in words."""
+    """Describe a count's next call in words."""
     code = count.entry().code
     where = f"`{code}` " if code else ""
     if count.copy:

@@ -30,7 +30,7 @@ from gpumagic.usercode.lines import in_cell
 
 _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1
-"""What `Tensor.get_device` says of the CPU."""
+"""The result of `Tensor.get_device` for the CPU."""
 What = tuple[bool, str, int, int, bool]
 """Whether it is a copy; the operator; from which GPU (or `HOST`), and to which; non_blocking."""
 # A tensor's own methods, which are the user's doing.
@@ -39,7 +39,7 @@ _METHODS = ("torch._tensor", "torch.functional")
 
 @dataclass(eq=False)
 class ActiveWatch:
-    """What a running watch is to the operators: where to count, and what to do at an alarm."""
+    """Tell operators about a running watch: where to count, and what to do at an alarm."""
 
     tally: Tally
     # Called before each call that may be worth a warning; may raise `ImplicitCopyError`.
@@ -53,7 +53,7 @@ class ActiveWatch:
 current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
 _current = current.get
 running: tuple[ActiveWatch, ...] = ()
-"""All that run, in any thread. Replaced, never changed."""
+"""All running watches, in any thread. Replaced, never changed."""
 
 
 class _Here(threading.local):
@@ -69,7 +69,7 @@ serials = itertools.count(1)
 
 
 def watches() -> tuple[ActiveWatch, ...]:
-    """The watches that count what this thread does now."""
+    """Return the watches that count this thread's calls now."""
     watch, found = current.get(), []
     while watch is not None:
         if watch.live:
@@ -83,7 +83,7 @@ def watches() -> tuple[ActiveWatch, ...]:
 
 
 def counts(what: What, tensor: Any) -> Sequence[Count]:
-    """Where a call is to be counted, after every alarm was given: one that is an error raises."""
+    """Return the counts for a call, after every alarm was given; an alarm may raise."""
     __tracebackhide__ = True
     watch = _current()
     # The usual case first, spelled out: it is the cost of each copy and wait.
@@ -130,7 +130,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
 def _led_to(
     inner: FrameType | None, watching: Sequence[ActiveWatch]
 ) -> tuple[FrameType | None, int]:
-    """The user's frame that led to a library's, or to a thread where no Python runs."""
+    """Return the user's frame that called a library, or a thread where no Python runs."""
     user, how = locate(inner)
     if user is None:
         user = next(filter(None, (of_thread(watch.thread) for watch in watching)), None)
@@ -157,7 +157,7 @@ def count_for(
     user: FrameType | None,
     inner: FrameType | None,
 ) -> Count:
-    """A count of nothing yet, for an operator that the innermost frame `inner` calls."""
+    """Return a new count for an operator that the innermost frame `inner` calls."""
     code, at = (None, 0) if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
     place = (code, at) if inner is user else called_in

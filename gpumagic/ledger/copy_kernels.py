@@ -64,7 +64,7 @@ class CopyTimer:
                 self._waiting.popleft()  # it stays untimed
 
     def read_all(self) -> None:
-        """Read every pair, waiting for those that have not passed."""
+        """Read every pair of events, waiting until each has passed."""
         with self._lock:
             while self._waiting and cuda_state.working():
                 self._waiting[0][2].synchronize()
@@ -98,7 +98,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def crossing(target: Any, source: Any, non_blocking: bool) -> int:
-    """Bytes that `target.copy_(source)` sends from one device to another."""
+    """Return the bytes that `target.copy_(source)` sends from one device to another."""
     nbytes: int = target.nbytes
     if target.dtype is source.dtype:
         return nbytes
@@ -110,7 +110,7 @@ def crossing(target: Any, source: Any, non_blocking: bool) -> int:
 
 
 def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: Any) -> list[int]:
-    """The bytes of each read for which the host waits; empty if it does not wait."""
+    """Return the bytes of each read for which the host waits; empty if it does not wait."""
     if operator in INDEXING:
         return _reads_of_masks(operator, *args)
     if operator == "equal":
@@ -126,7 +126,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def brought(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
-    """What an indexed GPU is sent: the tensor, the operator, the bytes, whether the host waits."""
+    """List what is sent to an indexed GPU: tensor, operator, bytes, whether the host waits."""
     # Composite operators leave what is on several devices to one within, which sends it.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []
@@ -167,7 +167,7 @@ def _known_equal(self: Any, other: Any) -> bool:
 
 Kernel = Callable[..., Any]
 After = Callable[[float], None]
-"""Counts a call that has succeeded and took so many seconds."""
+"""A function that counts a call that has succeeded, with its seconds."""
 
 _DOING = "counting a copy or a wait"
 _BOOL = torch.bool
@@ -185,7 +185,7 @@ idle: Callable[[], None] = lambda: None  # noqa: E731  set by those who put the 
 def counted(
     base: Kernel, before: Callable[..., After | None], tensors: int = 0, *, within: str = ""
 ) -> Kernel:
-    """What stands in front of `base`: it runs that, and counts the call where something watches."""
+    """Return a wrapper of `base` that runs it, and counts the call if a watch is running."""
     # `before` is given the same arguments and may raise `ImplicitCopyError`; what it returns is
     # called afterwards. With `within`, waits of operators that `base` calls are under that name.
     asked = _asked(before, tensors)
@@ -226,7 +226,7 @@ def counted(
 def _asked(
     before: Callable[..., After | None], tensors: int
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], After | None]:
-    """`before`, of which no failure reaches the user."""
+    """Call `before`; no failure of it reaches the user."""
 
     # It looks at the first `tensors` arguments: where those are plain, nobody's overrides can be
     # asked by that.
@@ -257,7 +257,7 @@ def _take_out() -> None:
 
 
 def as_tensor(value: Any) -> Any:
-    """C++ hands a "wrapped number" tensor to Python as a number: the same as a tensor again."""
+    """Return a tensor for a number: C++ passes a "wrapped number" tensor to Python as a number."""
     if isinstance(value, torch.Tensor):
         return value
     dtype = torch.float64 if type(value) is float else None  # as a wrapped number is
@@ -266,7 +266,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def copying(base: Kernel, virtual: bool) -> Kernel:
-    """The kernel of `copy_` that stands in front of `base`."""
+    """Return the kernel of `copy_` that wraps `base`."""
 
     def before(self: Any, src: Any, non_blocking: bool = False) -> After | None:
         __tracebackhide__ = True
@@ -296,7 +296,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
 
 def _on_real(found: Sequence[Count], after: After, index: int) -> After:
-    """What is to be called after a copy by GPU `index`, which its own stream times."""
+    """Return what to call after a copy by GPU `index`, which its own stream times."""
     begun, copies = _begin(found, index), here.copies
 
     def after_on_real(seconds: float) -> None:
@@ -323,7 +323,7 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
 
 
 def reading(base: Kernel) -> Kernel:
-    """The kernel in front of the one by which `item` and its kin read an element."""
+    """Return a wrapper of the kernel by which `item` and similar methods read an element."""
 
     return counted(base, _reading, 1)
 
@@ -341,7 +341,7 @@ def _reading(element: Any) -> After:
 
 
 def read_by(copy: Kernel, element: Any) -> Any:
-    """The number in a tensor of a GPU, read as torch reads it: by one copy to pinned memory."""
+    """Return the number in a tensor of a GPU, read as torch does: by one copy to pinned memory."""
     with _without_overrides():
         pinned = element.device.type == "cuda"
         host = torch.empty(element.shape, dtype=element.dtype, device="cpu", pin_memory=pinned)
@@ -352,12 +352,12 @@ def read_by(copy: Kernel, element: Any) -> Any:
 
 
 def naming(base: Kernel, operator: str) -> Kernel:
-    """The kernel of a real GPU that reads by other operators, which are counted under its name."""
+    """Wrap a real GPU's kernel that reads by other operators; they count under its name."""
     return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
 
 
 def sizing(base: Kernel, operator: str) -> Kernel:
-    """The kernel of a real GPU that reads the size of its result: by `item` within, or itself."""
+    """Wrap a real GPU's kernel that reads the size of its result: by `item` within, or itself."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True
@@ -377,7 +377,7 @@ def sizing(base: Kernel, operator: str) -> Kernel:
 
 
 def counting_whole(base: Kernel, operator: str) -> Kernel:
-    """The kernel in front of a virtual GPU's, which runs as a whole and reads nothing by others.
+    """Wrap a virtual GPU's kernel, which runs as a whole and reads nothing by other operators.
 
     An index or a value that lies on the CPU is brought.
     """

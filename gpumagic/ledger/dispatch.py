@@ -93,7 +93,7 @@ _retired: deque[list[Any]] = deque(maxlen=8)
 
 
 class Hooks:
-    """Kernels of ours at one dispatch key, and around torch's functions that synchronize."""
+    """Keep our kernels at one dispatch key, and around torch's functions that synchronize."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
         # The first virtual GPU's UUID, where virtual GPUs have their kernels there.
@@ -202,7 +202,7 @@ hooks: Hooks | None = None
 
 
 def install() -> bool:
-    """Have the kernels stand in front of those of the devices; tell whether they are virtual."""
+    """Register our kernels in front of the devices' own; return whether these are virtual."""
     global hooks
     with _lock:
         if hooks is None and (key := _key()) is not None:
@@ -221,7 +221,7 @@ def uninstall() -> None:
 
 
 def _uninstall_idle() -> None:
-    """Leave torch's own kernels alone again, until the next watch."""
+    """Remove our kernels until the next watch."""
     with _lock:
         if not attribute.running:
             uninstall()

@@ -21,7 +21,7 @@ from gpumagic.usercode.lines import UserLine, called, expression, line_at, line_
 
 @dataclass(frozen=True)
 class Entry:
-    """What one operator did at one line, all its calls together."""
+    """Record what one operator did at one line, all its calls together."""
 
     # "copy": bytes went from one device to another; "wait": the host waited for a result that
     # decides a value or a shape; "placement": a result is on another device than was asked for.
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True, repr=False)
 class Ledger(Shown):
-    """Every copy between devices and every wait of a stretch of code; displays as a table."""
+    """Hold every copy between devices and every wait of some code; displays as a table."""
 
     entries: tuple[Entry, ...] = ()  # those in a file together, in the order of their lines
     virtual: bool = False  # on virtual GPUs, whose times say nothing about a GPU
@@ -92,7 +92,7 @@ class Ledger(Shown):
 
     @property
     def transfers(self) -> int:
-        """How many copies between devices there were."""
+        """Number of copies between devices."""
         return sum(e.count for e in self.copies)
 
     @property
@@ -102,12 +102,12 @@ class Ledger(Shown):
 
     @property
     def waits(self) -> int:
-        """How often the host waited for a result, copies apart."""
+        """Number of waits of the host for a result, without copies."""
         return sum(e.count for e in self.entries if e.kind == "wait")
 
     @property
     def implicit(self) -> int:
-        """How many of the copies and waits were implicit."""
+        """Number of implicit copies and waits."""
         return sum(e.count for e in self.entries if e.implicit)
 
     @property
@@ -117,7 +117,7 @@ class Ledger(Shown):
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """One entry for each line, operator, way and pair of devices, in the order of the lines."""
+    """Merge entries of the same line, operator, way and devices; return them by line."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
         line = e.where and (e.where.file, e.where.line)
@@ -144,9 +144,9 @@ def _sum(a: Entry, b: Entry) -> Entry:
 
 
 IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(-1, 7)
-"""What a frame is: of what stands in front of torch's own; of a library; of the user; or one that
-says how the user got there: by printing, by a `DataLoader` whose batches a placement brings, by the
-notebook's display of a value, by autograd's engine; by `--fix`."""
+"""Kinds of frame: a wrapper of torch's functions, a library's, the user's, or how the user got
+there: by printing, by a `DataLoader` whose batches a placement moves, by the notebook's display of
+a value, by autograd's engine, by `--fix`."""
 
 WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
 _SPECIAL = {
@@ -169,7 +169,7 @@ _READING = {
 
 
 class _Kinds(dict[str, int]):
-    """By a file's name."""
+    """Cache the kind of frame by a file's name."""
 
     def __missing__(self, file: str) -> int:
         if len(self) > 4096:  # each cell is a file of its own
@@ -186,7 +186,7 @@ kinds = _Kinds()
 
 
 def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
-    """The innermost frame of the user's at or above `frame`, and how it got to `frame`."""
+    """Return the user's innermost frame at or above `frame`, and how it got to `frame`."""
     how, first = LIBRARY, frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
@@ -200,7 +200,7 @@ def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
 
 
 def of_thread(ident: int | None) -> FrameType | None:
-    """The user's frame that another thread is in now."""
+    """Return the user's frame that another thread is in now."""
     return None if ident is None else locate(sys._current_frames().get(ident))[0]
 
 
@@ -219,20 +219,20 @@ def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool
 
 
 def opcode(code: CodeType | None, at: int) -> str:
-    """The name of the instruction at `at`; empty if there is none."""
+    """Return the name of the instruction at `at`; empty if there is none."""
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-# Code that a loop compiles anew each time would make an entry each time: past so many, new ones are
-# counted by their lines.
+# Code that a loop recompiles in each pass would make an entry each time. Past this number, new code
+# is counted by its lines.
 _MOST = 4096
 before_reading: list[Callable[[], None]] = []
-"""Called before counts are read: what is still being measured is waited for."""
+"""Functions to call before counts are read; they wait for pending measurements."""
 
 
 @dataclass(slots=True, eq=False)
 class Count:
-    """The counts of one instruction; what `Entry` is made of, and described there."""
+    """Count the calls of one instruction; `Entry` is made of it, and describes the fields."""
 
     copy: bool
     operator: str
@@ -275,8 +275,8 @@ class Count:
         self.looks += 1
 
     def entry(self, at_least: int = 0) -> Entry:
-        """The count as the ledger shows it; of `at_least` so many calls, for what is to come."""
-        # Not every copy was timed on the device: the others are taken to be like those that were.
+        """Return the count as the ledger shows it, with `at_least` this many calls."""
+        # Not every copy was timed on the device: the others are assumed to take as long on average.
         seconds = self.seconds * self.count / self.timed if self.timed else self.seconds
         calls = max(self.calls if self.how == PRINT else self.calls or self.count, at_least)
         return Entry(
@@ -306,7 +306,7 @@ class Count:
 
 @dataclass(eq=False)
 class Tally:
-    """The counts of one watch."""
+    """Hold the counts of one watch."""
 
     virtual: bool = False  # whether the devices are
     # By operator, devices and instruction.
@@ -322,7 +322,7 @@ class Tally:
             return self.counts.setdefault(key, new)
 
     def ledger(self) -> Ledger:
-        """What was counted so far; on a real GPU, waits for the copies that are timed."""
+        """Return the counts so far; on a real GPU, wait for the copies that are timed."""
         for settle in before_reading:
             settle()
         with self._lock:
@@ -332,7 +332,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of arrays on one device: the peak over the cell, its end and its start."""
+    """Record bytes of arrays on one device: the cell's peak, its end and its start."""
 
     device: str
     peak: int

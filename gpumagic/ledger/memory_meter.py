@@ -1,4 +1,4 @@
-"""Measure the peak memory of a stretch of code, also within another such stretch."""
+"""Measure the peak memory of some code, also within code that is being measured."""
 
 import torch
 
@@ -6,7 +6,7 @@ from gpumagic.ledger.entry import Memory
 
 
 class MemoryMeter:
-    """Measures the peak memory of a stretch of code on each CUDA device, from `start` to `stop`."""
+    """Measure the peak memory of code on each CUDA device, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[int, int]] = {}
@@ -22,7 +22,7 @@ class MemoryMeter:
         _running.append(self)
 
     def stop(self) -> dict[int, Memory]:
-        """The memory of every device that was allocated on since `start`, by CUDA ordinal."""
+        """Return the memory of each device with allocations since `start`, by CUDA ordinal."""
         found = {}
         if self in _running:
             _running.remove(self)
@@ -44,7 +44,7 @@ def measuring() -> bool:
 
 
 def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
-    """By ordinal: bytes allocated, their peak, and how many allocations there ever were."""
+    """Return bytes allocated, their peak, and the number of allocations ever, by ordinal."""
     # Reading must not initialize CUDA: that costs seconds and hundreds of MiB on each device.
     if not torch.cuda.is_initialized():
         return []

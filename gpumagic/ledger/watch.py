@@ -53,7 +53,7 @@ def _transfers(entries: list[Entry]) -> str:
 
 
 def _bytes(nbytes: int, unsized: bool) -> str:
-    """``"3.2 MiB"``, ``"≥ 3.2 MiB"`` where that is not all of it."""
+    """Return ``"3.2 MiB"``, or ``"≥ 3.2 MiB"`` if some bytes are unknown."""
     if not unsized:
         return size(nbytes)
     return f"≥ {size(nbytes)}" if nbytes else size(None)
@@ -86,7 +86,7 @@ def _count(count: int, word: str) -> str:
 
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
-    """Where most of them were: ``" at line 4: `loss.item()`"``."""
+    """Return the line with most of them: ``" at line 4: `loss.item()`"``."""
     lines: dict[tuple[str, str], int] = {}
     for e in entries:
         if e.where is not None:
@@ -104,7 +104,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
 
 
 def hints(ledger: Ledger) -> list[str]:
-    """What to do about each line that copies or waits again and again, the worst first."""
+    """Return advice for each line that copies or waits again and again, the worst first."""
     found: dict[str, int] = {}
     for e in filter(is_crawl, ledger.entries):
         if (advice := advise(e)) is not None:
@@ -168,7 +168,7 @@ def _inside(module: str) -> str:
 
 
 def _advice(e: Entry, in_calls: bool) -> str:
-    """What to do, and what it saves: time, or calls where there are no times of a GPU."""
+    """Return what to do, and what it saves: time, or calls if there are no times of a GPU."""
     advice = advise(e)
     if advice is None:
         return ""
@@ -186,7 +186,7 @@ def _note(ledger: Ledger) -> str:
 
 
 class LedgerLine:
-    """A cell's ledger as one line under it."""
+    """Show a cell's ledger as one line under it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -204,11 +204,11 @@ class LedgerLine:
 
 _lock = threading.RLock()
 BESIDE: list[Callable[[Tally, bool], AbstractContextManager[object]]] = []
-"""What counts for other frameworks than torch, into a tally, strictly or not, while it holds."""
+"""Context managers that count for other frameworks than torch: into a tally, strictly or not."""
 
 
 def _torch() -> ModuleType | None:
-    """What counts for torch; None where it is not installed."""
+    """Return the context that counts for torch; None if torch is not installed."""
     if torch_here() is None and find_spec("torch") is None:
         return None
     from gpumagic.ledger import dispatch
@@ -219,17 +219,17 @@ def _torch() -> ModuleType | None:
 class watch:
     """Count every copy between devices and every wait for one: ``with gpumagic.watch() as w:``.
 
-    Counts what the code within does, in threads that it starts too, and what a watch within that
-    one counts: of torch, and of JAX and TensorFlow once they are imported. Nothing of torch is
-    replaced but a few operators at the devices' own dispatch key: at the first watch, and they pass
-    calls on while nothing watches.
+    It counts the code within, also in threads that the code starts and in nested watches: of torch,
+    and of JAX and TensorFlow once they are imported. At the first watch, a few of torch's operators
+    are replaced at the devices' own dispatch key; they pass calls on while nothing watches. Nothing
+    else of torch is replaced.
 
     Parameters
     ----------
     strict : bool
         Raise `ImplicitCopyError` at the first copy or wait that is implicit.
     warn : bool, default True
-        Give a `CrossDeviceWarning` once for each line where tensors of torch's are copied or waited
+        Give a `CrossDeviceWarning` once for each line where torch's tensors are copied or waited
         for again and again.
     beside : bool, default True
         Count the other frameworks too.
@@ -254,7 +254,7 @@ class watch:
         self._tally = Tally()
 
     def start(self) -> "watch":
-        """Begin. `stop` must be called, by any thread."""
+        """Begin to count. `stop` must be called, by any thread."""
         if self._active is not None:
             raise RuntimeError("this watch runs already")
         self._tally = Tally()
@@ -280,7 +280,7 @@ class watch:
         return self
 
     def stop(self) -> None:
-        """End; to call it twice does no harm."""
+        """Stop counting; calling it twice does no harm."""
         active, self._active = self._active, None
         if active is None:
             return

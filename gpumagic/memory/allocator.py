@@ -37,7 +37,7 @@ Spot = tuple[str, int, int]
 
 
 class Alike:
-    """What all blocks of one size share that the same line of the same cell allocated."""
+    """Share the facts of all blocks of one size from the same line of the same cell."""
 
     __slots__ = ("frames", "size", "stamp")
 
@@ -81,7 +81,7 @@ class Allocator:
         return self._blocks.get(_ordinal(device), {})
 
     def workspaces(self, device: str, met: Container[int]) -> int:
-        """Bytes of cuBLAS's workspaces: blocks of their size at none of the addresses `met`."""
+        """Return the bytes of cuBLAS's workspaces: blocks of their size, not at addresses `met`."""
         found = torch.cuda.get_device_properties(_ordinal(device))
         nbytes = cublas_workspace((found.major, found.minor))
         blocks = self.blocks(device).items()
@@ -131,7 +131,7 @@ class Allocator:
         return Place(f"cuda:{number}", start, size) if address < start + size else None
 
     def _alone(self, storage: Any) -> Place | None:
-        """A storage as a block of its own, where the allocator does not tell its blocks."""
+        """Return a storage as a block of its own, if the allocator does not list blocks."""
         device, address = storage.device, storage.data_ptr()
         if (self._tells and device.type == "cuda") or not address:
             return None  # the memory is another library's, or there is none

@@ -152,7 +152,7 @@ def _free(gpu: GpuSample) -> int | None:
 
 
 def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
-    """Bytes allocated, reserved, and free in pieces between what is allocated."""
+    """Return the bytes allocated, reserved, and free in fragments between allocated blocks."""
     torch = torch_here()
     if torch is None or not torch.cuda.is_initialized():
         return 0, 0, 0
@@ -231,7 +231,7 @@ def allocations() -> "tuple[Allocator | None, MadeIn | None]":
 
 
 def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
-    """A storage as these variables hold it, though others may hold it too."""
+    """Return a storage with the ways from these variables first."""
     ways = sorted(storage.ways, key=lambda way: way.root not in names)
     return storage._replace(ways=tuple(ways))
 

@@ -81,7 +81,7 @@ def _raw_names(kind: type) -> list[str]:
 
 
 def can_be_read() -> bool:
-    """False while another thread runs a backward pass, which frees what it has used."""
+    """Whether no other thread runs a backward pass, which frees the tensors that it has used."""
     if (torch := torch_here()) is None:
         return True
     backward = torch.autograd.graph._engine_run_backward.__code__

@@ -59,7 +59,7 @@ def explain_out_of_memory(
 
 
 def _frames(said: BaseException, error: BaseException) -> list[FailedFrame]:
-    """The user's frames, from the deepest to that of the cell."""
+    """Return the user's frames, from the deepest to the cell's."""
     found = failed_frames(said.__traceback__)
     if error is not said and not any(frame.at_top for frame in found):
         # It was caught, and another raised from it.
@@ -68,7 +68,7 @@ def _frames(said: BaseException, error: BaseException) -> list[FailedFrame]:
 
 
 def _trials(state: OutOfMemoryState, line: ProgressLine) -> "Trials | None":
-    """The dry runs, which follow torch alone."""
+    """Return the dry runs; None for frameworks other than torch, which they cannot follow."""
     if state.shortage.library != TORCH:
         return None
     from gpumagic.memory.oom_trials import Trials
@@ -119,7 +119,7 @@ _Find = Callable[[OutOfMemoryState, Any], Iterator[Lever]]
 
 
 def _levers(t: "Trials | None") -> Iterator[tuple[tuple[_Find, ...], int]]:
-    """Groups of levers with how many of each are enough; a later one costs the user more."""
+    """Yield groups of levers, and how many of each are enough; later ones cost the user more."""
     free = (free_kept, delete), 1
     if t is None:
         yield from (free, ((other_gpu,), 1))

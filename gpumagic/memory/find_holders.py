@@ -169,7 +169,7 @@ class _Search:
         return first
 
     def found(self, paths: bool) -> list[FoundStorage]:
-        """All storages with the ways to them, the largest first."""
+        """Return all storages with the ways to them, the largest first."""
         self._match()
         of_others: set[int] = set()
         unmet: dict[Place, FoundStorage] = {}
@@ -201,6 +201,6 @@ class _Search:
 
 
 def _written(paths: Paths, numbers: Iterable[int]) -> tuple[FoundPath, ...]:
-    """Each path once."""
+    """Remove repeated paths."""
     found = chain.from_iterable(map(paths.found, numbers))
     return tuple({path.path: path for path in found}.values())

@@ -163,7 +163,7 @@ def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
 
 
 def allocated() -> dict[str, int]:
-    """What tensors hold on each GPU, and arrays of frameworks that list theirs."""
+    """Return the bytes of tensors on each GPU, and of frameworks that list their arrays."""
     found = Counter(_by_device("memory_allocated"))
     for place in {place for _, place in find_holders.array_places([])}:
         found[place.device] += place.nbytes
@@ -171,7 +171,7 @@ def allocated() -> dict[str, int]:
 
 
 def _by_device(figure: str) -> dict[str, int]:
-    """A figure of torch's allocator."""
+    """Return a figure of torch's allocator for each GPU."""
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
     return {f"cuda:{n}": getattr(torch.cuda, figure)(n) for n in range(count)}

@@ -102,13 +102,13 @@ class GrowthWatch:
 
 
 def _allocated() -> int:
-    """Bytes on all GPUs, by the counters alone."""
+    """Return the bytes allocated on all GPUs, by the counters alone."""
     every = map(torch.cuda.memory_stats_as_nested_dict, range(torch.cuda.device_count()))
     return sum(stats["allocated_bytes"]["all"]["current"] for stats in every if stats)
 
 
 def _holders(namespace: Mapping[str, Any]) -> dict[str, _Holder]:
-    """Who holds what: all outputs are one."""
+    """Return all holders by name; all outputs are one holder."""
     of_names: dict[str, list[FoundStorage]] = {}
     for storage in find(namespace, paths=True):
         first = storage.paths[0]
@@ -153,7 +153,7 @@ def _adding_line(code: str, name: str) -> int | None:
 
 
 def _added_to(node: ast.AST) -> list[str]:
-    """The variables to which, or below which, a statement or call adds something."""
+    """Return the variables to which a statement or call adds something, also deep inside."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return [_variable(node.func.value)] if node.func.attr in _ADDING else []
     if isinstance(node, ast.AugAssign):
@@ -166,7 +166,7 @@ def _added_to(node: ast.AST) -> list[str]:
 
 
 def _variable(node: ast.AST) -> str:
-    """The variable that an expression begins with."""
+    """Return the variable that an expression begins with."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

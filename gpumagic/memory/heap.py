@@ -127,22 +127,22 @@ def of_optimizer(optimizer: Any) -> list[Edge]:
 
 
 def of_context(context: Context) -> list[Edge]:
-    """The values of context variables."""
+    """List the values of context variables."""
     return [(value, f": {variable.name}") for variable, value in context.items()]
 
 
 def of_token(token: Token[Any]) -> list[Edge]:
-    """What a context variable was before."""
+    """List the previous value of a context variable."""
     return [(token.old_value, ".old_value")]
 
 
 def ndarray() -> Any:
-    """The arrays of NumPy; no types where it is not imported."""
+    """Return NumPy's array class; an empty tuple if NumPy is not imported."""
     return getattr(sys.modules.get("numpy"), "ndarray", ())
 
 
 def of_array(array: Any) -> list[Any]:
-    """The objects in an array of NumPy's, of which the collector knows nothing."""
+    """List the objects in a NumPy array, which the collector does not see."""
     kind = ndarray()
     has = vars(kind)["dtype"].__get__(array).hasobject
     return kind.ravel(array).tolist() if has else []
@@ -186,7 +186,7 @@ def no_collections() -> Iterator[None]:
 
 
 class Root(NamedTuple):
-    """Where a walk begins: how the paths from there begin, and the row that they belong to."""
+    """Name a start of a walk: the beginning of its paths, and the row that they belong to."""
 
     name: str
     value: Any
@@ -213,7 +213,7 @@ class Walk:
         self._within: Container[int] | None = None
 
     def number(self, obj: Any) -> int | None:
-        """The number of an object that was met."""
+        """Return the number of a visited object."""
         found = self._numbers.get(id(obj), _CLOSED)
         return None if found == _CLOSED else found
 
@@ -288,7 +288,7 @@ class Walk:
 
 
 def of_kinds(objects: list[Any], *kinds: type) -> list[Any]:
-    """Those of some kinds; each type is asked once, and not each of a million objects."""
+    """Return the objects of some kinds; checks each type once, not each of a million objects."""
     types = {id(of): of for of in map(type, objects)}
     wanted = {number for number, of in types.items() if issubclass(of, kinds)}
     return [obj for obj in objects if id(type(obj)) in wanted]

@@ -82,7 +82,7 @@ def _pieces(s: OutOfMemoryState, total: int, short: int) -> tuple[str, list[Leve
 
 
 def _pools(s: OutOfMemoryState, total: int, short: int) -> tuple[str, list[Lever]] | None:
-    """Another framework in this process has taken more for itself than it uses."""
+    """Check whether another framework in this process has reserved more than it uses."""
     for pool in s.device.pools:
         unused = (pool.taken or 0) - (pool.used or 0)
         if unused >= short and pool.framework != s.shortage.library:
@@ -103,7 +103,7 @@ def _processes(s: OutOfMemoryState, total: int, short: int) -> tuple[str, list[L
 
 
 def other_gpu(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
-    """Another GPU with room for what the cell needs and for what it reads here."""
+    """Propose another GPU with room for the cell's need and for the variables it reads here."""
     torch = torch_here()
     if torch is None or s.shortage.library != TORCH or (t is not None and t.loop is not None):
         return
@@ -134,7 +134,7 @@ def _fits(t: "Trials | None", gives: int) -> bool | None:
 
 
 def delete(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
-    """The largest variables whose values nothing reads any more: as many as it takes."""
+    """Propose to delete the largest variables that nothing reads any more, as many as needed."""
     for n, rest in enumerate(s.rests):
         trial = None if t is None else t.whole if rest.frame.at_top else t.every[n]
         needs = trial.needs if trial is not None and trial.is_short else None

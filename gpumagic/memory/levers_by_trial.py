@@ -39,7 +39,7 @@ _KEEP, _DEPTH = "_gpumagic_keep", 4
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """What each pass of a loop keeps: without its graph, or on the CPU."""
+    """Propose that each pass of a loop keeps less: without its graph, or on the CPU."""
     trial = t.loop
     path = s.adds_to(trial.rest) if trial is not None else ""
     if trial is None or not path:
@@ -67,7 +67,7 @@ def _slower(trial: CodeTrial, grows: int | None) -> bool:
 
 
 def _emptied(value: Any) -> Any:
-    """A container without its tensors, as it was before the loop; of a tensor its value alone."""
+    """Return a container without its tensors, as before the loop; for a tensor its value alone."""
     if type(value) is dict:
         return {k: _emptied(v) for k, v in value.items() if not isinstance(v, Tensor)}
     if type(value) is list:
@@ -118,7 +118,7 @@ def _saves(trial: CodeTrial, do: str, within: Within) -> Iterator[Lever]:
 # -- a smaller number
 @dataclass
 class _Size:
-    """A number that decides how much is needed: of a batch's samples, or one in the code."""
+    """Represent a number that decides the need: a batch's samples, or a number in the code."""
 
     trial: CodeTrial
     value: int
@@ -128,7 +128,7 @@ class _Size:
     known: dict[int, float] = field(default_factory=dict)
 
     def needed(self, value: float) -> float:
-        """What the code needs with another value; infinite if it cannot be followed."""
+        """Return the bytes that the code needs with another value; infinite if not followed."""
         value = int(value)
         if value not in self.known:
             try:
@@ -147,7 +147,7 @@ class _Size:
 
 
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """The largest batch that fits, or the largest first size of a tensor that the code makes."""
+    """Propose the largest batch that fits, or the largest first size of a created tensor."""
     if t.loop is not None:
         return
     near = _NEAR if s.device.virtual else _NEAR_REAL
@@ -172,7 +172,7 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _batches(t: Trials) -> Iterator[_Size]:
-    """The batch that the innermost frame sees in which a whole step is made."""
+    """Yield the batch in the innermost frame that makes a whole step."""
     for trial in t.every:
         if not trial.is_short or not (names := _batch(trial)):
             continue
@@ -187,7 +187,7 @@ def _batches(t: Trials) -> Iterator[_Size]:
 
 
 def _batch(trial: CodeTrial) -> tuple[str, ...]:
-    """The largest tensor that the code reads as a whole, and those with as many samples."""
+    """Return the largest tensor that the code reads as a whole, and others with as many samples."""
     read = names_read(ast.Module(trial.code, []))
     known = trial.names
     found = ((name, known.get(name)) for name in read)
@@ -209,7 +209,7 @@ def _is_cut(code: list[ast.stmt], name: str) -> bool:
 
 
 def _numbers(t: Trials) -> Iterator[_Size]:
-    """Numbers that are the first size of a tensor which the code makes, the largest first.
+    """Return numbers that are the first size of a tensor made by the code, the largest first.
 
     Others may be known to the data, as the number of classes is.
     """
@@ -277,7 +277,7 @@ def _made_narrow() -> Iterator[None]:
 
 
 def _layers(s: OutOfMemoryState, trial: CodeTrial) -> tuple[str, Any]:
-    """The row of layers with the most modules in what the code reads, with its path."""
+    """Return the sequence of layers with the most modules that the code reads, and its path."""
     found: list[tuple[str, Any]] = [("", nn.Sequential())]
     for name, value in trial.names.items():
         if isinstance(value, nn.Module) and name in s.read:
@@ -289,7 +289,7 @@ def _layers(s: OutOfMemoryState, trial: CodeTrial) -> tuple[str, Any]:
 
 @contextmanager
 def _checkpointed(module: Any, parts: int) -> Iterator[None]:
-    """In the process of a dry run, where nothing needs to be put back."""
+    """Checkpoint layers within a dry run's process, where nothing needs to be put back."""
 
     def sequence(x: Any) -> Any:
         return checkpoint_sequential([*module], parts, x, use_reentrant=False)
@@ -303,7 +303,7 @@ def _checkpointed(module: Any, parts: int) -> Iterator[None]:
 
 
 def _stepping(s: OutOfMemoryState) -> list[Optimizer]:
-    """The optimizer whose step failed in the lists of all parameters."""
+    """Return the optimizer whose step failed on lists of all parameters."""
     names = {frame.f_code.co_name for _, frame in s.beyond}
     every = [f.f_locals.get("self") for module, f in s.beyond if module.startswith("torch.optim")]
     several = any(name.startswith("_multi_tensor") for name in names)

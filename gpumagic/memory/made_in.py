@@ -76,7 +76,7 @@ class MadeIn:
 
 
 def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The innermost of some frames, as torch has them, that is the user's."""
+    """Return the user's innermost frame among torch's recorded frames."""
     return next((frame for frame in frames if is_users(frame["filename"])), None)
 
 

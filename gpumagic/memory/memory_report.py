@@ -157,7 +157,7 @@ class MemoryReport(Shown):
 
     @property
     def holders(self) -> tuple[MemoryHolder, ...]:
-        """Those of all GPUs, the largest first."""
+        """The holders on all GPUs, the largest first."""
         every = [holder for device in self.devices for holder in device.holders]
         return tuple(sorted(every, key=lambda holder: -holder.nbytes))
 
@@ -230,7 +230,7 @@ def _nothing() -> str:
 
 
 def _hints(report: MemoryReport) -> list[str]:
-    """What gives the most back at once."""
+    """Return the commands that free the most at once."""
     back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
     words = f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"
     return [words] if back >= _WORTH else []
@@ -265,7 +265,7 @@ def _pool(pool: Pool) -> str:
 
 
 def folded_rows(device: DeviceMemory) -> int:
-    """How many of its holders are shown: the others are small, or many."""
+    """Return how many of its holders are shown: the others are small, or too many."""
     least = _LEAST * (device.allocated or 0)
     shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
     # One that is left takes the row that would say so.
@@ -273,7 +273,7 @@ def folded_rows(device: DeviceMemory) -> int:
 
 
 def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
-    """A row for each of the first holders, and in text one for all others."""
+    """Return a row for each of the first holders, and in text one row for all others."""
     rows, rest = device.holders[:shown], device.holders[shown:]
     left = sum(row.nbytes for row in rest)
     more = [(f"{len(rest):,} more", left)] if rest and not html else []
@@ -326,7 +326,7 @@ def kind(row: MemoryHolder) -> str:
 
 
 def share(nbytes: int, allocated: int | None) -> str:
-    """Of what is allocated: ``"38 %"``, ``"< 1 %"``."""
+    """Return the share of allocated bytes: ``"38 %"``, ``"< 1 %"``."""
     if not allocated:
         return NOT_KNOWN
     percent = 100 * nbytes / allocated
@@ -370,7 +370,7 @@ def _memory_bar(device: DeviceMemory) -> str:
 
 
 def _figures(device: DeviceMemory) -> str:
-    """The figures, each with the color that it has in the bar."""
+    """Return the figures, each with its color in the bar."""
     words = numbers(device)
     looks = {"reserved": "gm-cache", "driver": "gm-driver", "others": "gm-others"}
     parts = _parts(device)

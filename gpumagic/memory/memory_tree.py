@@ -160,7 +160,7 @@ def first_name(name: str) -> str:
 
 
 def _steps(name: str, path: str, kind: str) -> list[str]:
-    """From the whole to what has the row of a storage."""
+    """Return the steps from the root to the branch whose row has a storage."""
     steps = split_steps(path[len(name) :])
     if kind == "gradient" and steps[-1:] == [".grad"]:
         del steps[-1:]
@@ -216,7 +216,7 @@ def _goes_around(path: str) -> bool:
 
 
 def _in_order(module: Any, own: Mapping[FoundStorage, tuple[str, str]]) -> Iterator[str]:
-    """The paths of its parameters, in the order of the module."""
+    """Return the paths of a module's parameters, in the module's order."""
     paths = {(s.device, s.address): path for s, (path, _) in own.items() if path}
     # Torch's own method: a module may have another one of this name.
     for p in torch_here().nn.Module.parameters(module):
@@ -228,7 +228,7 @@ def _in_order(module: Any, own: Mapping[FoundStorage, tuple[str, str]]) -> Itera
 def _branches(
     node: _Node, ordered: bool, depth: int = 0, alike: int = 1, times: int = 1
 ) -> Iterator[MemoryBranch]:
-    """A node and what is below it: `ordered` as it is, else the largest first."""
+    """Yield a node and its descendants: in given order if `ordered`, else the largest first."""
     nbytes = {kind: times * count for kind, count in node.sum().items()}
     yield MemoryBranch(node.path, depth, nbytes, alike)
     below = [*node.below.values()]
@@ -284,7 +284,7 @@ def _head(tree: MemoryTree) -> str:
 
 
 def _shallow(tree: MemoryTree) -> Sequence[MemoryBranch]:
-    """The branches down to where they are too many."""
+    """Return the branches down to the depth at which they become too many."""
     deepest = max(branch.depth for branch in tree.branches)
     kept: Sequence[MemoryBranch] = tree.branches
     for depth in range(deepest, 0, -1):

@@ -42,7 +42,7 @@ _WORTH = 0.05
 
 
 class OutOfMemoryState:
-    """A failed allocation: the figures, the user's frames, and who holds what."""
+    """Hold the facts of a failed allocation: figures, the user's frames, and holders."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """The names in the frames that the error passed: the user's each, the others together."""
+        """Yield the names in the error's frames: each of the user's, the others together."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -95,7 +95,7 @@ class OutOfMemoryState:
         yield Root(self.handled, [dict(frame.f_locals) for frame in self._handled], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
-        """A variable of a frame, as a row of the table names it: ``"x"`` at the top of a cell."""
+        """Return a frame's variable as the table names it: ``"x"`` at the top of a cell."""
         if frame.at_top:
             return name
         return f"{self._exception}: {frame.code.co_name}, {name}"
@@ -177,13 +177,13 @@ class OutOfMemoryState:
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def given(self, frame: FailedFrame, names: Iterable[str]) -> int:
-        """The bytes that these names of a frame reach, and only frames of the error hold."""
+        """Return the bytes that a frame's names reach, and that only the error's frames hold."""
         by = {self.local(frame, name) for name in names}
         reached = (each for each in self.storages if by & each.roots)
         return sum(each.nbytes for each in reached if each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False) -> int:
-        """The bytes that only these hold: variables, outputs, names in frames of this error.
+        """Return the bytes that only these hold: variables, outputs, names in the error's frames.
 
         With `in_frames` what else these frames hold is still held, as it was at the moment.
         """
@@ -201,7 +201,7 @@ class OutOfMemoryState:
         return found
 
     def in_graphs(self, name: str, *, in_frames: bool) -> int:
-        """The bytes that only the graphs below a holder keep."""
+        """Return the bytes that only the graphs below a holder keep."""
         also = {name} | (set[str]() if in_frames else self._frames)
         found = (each for each, by in self._only_by_graphs if name in by)
         return sum(each.nbytes for each in found if each.roots <= also)
@@ -218,7 +218,7 @@ class OutOfMemoryState:
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """The row of the table that a loop adds to; empty if that is not known.
+        """Return the row of the table that a loop adds to; empty if unknown.
 
         It was made in the lines of the loop, or is a name that the loop binds or collects in.
         """
@@ -236,7 +236,7 @@ class OutOfMemoryState:
         return ""
 
     def let_go(self) -> None:
-        """In a copy of this process: have the frames of this error hold nothing any more."""
+        """Empty the frames of this error, in a copy of this process."""
         for each in self._chain:
             for frame, _ in walk_tb(each.__traceback__):
                 with suppress(RuntimeError):  # it runs: nothing has failed in it
@@ -245,6 +245,6 @@ class OutOfMemoryState:
 
 
 def device_now(name: str, storages: list[FoundStorage]) -> DeviceMemory:
-    """A GPU's figures, with what other libraries than torch have of it."""
+    """Return a GPU's figures, with the memory of other libraries than torch."""
     now = next(d for d in ask.figures() if d.device == name)
     return ask.with_other_libraries(now, storages)

@@ -49,7 +49,7 @@ class Trials:
 
     @cached_property
     def whole(self) -> "CodeTrial | None":
-        """The outermost one that runs out of memory as the cell did; None if none does."""
+        """The outermost trial that runs out of memory as the cell did; None if none does."""
         return next((trial for trial in reversed(self.every) if trial.is_short), None)
 
     @cached_property
@@ -221,7 +221,7 @@ class CodeTrial:
 
 
 def _next_pass(rest: RestOfCode) -> str:
-    """What makes a number that a loop counts another in its next pass, as a key of a cache is."""
+    """Return code that changes a loop's counter for the next pass, as for a key of a cache."""
     loop = rest.loops[0] if rest.loops else None
     name = loop.target.id if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) else ""
     return f"{name} += 1" if name and type(rest.frame.scope.name(name)) is int else ""
@@ -238,7 +238,7 @@ def _parsed(text: str, beside: ast.stmt | None) -> list[ast.stmt]:
 
 @contextmanager
 def _line_before(failed: ast.stmt | None, text: str) -> Iterator[None]:
-    """Within, a statement stands before the failing one, in its own block."""
+    """Insert a statement before the failing one, in its block, within the context."""
     new = _parsed(text, failed)
     fields = vars(getattr(failed, "parent", None) or ast.Pass()).values() if new else ()
     block = next((b for b in fields if isinstance(b, list) and failed in b), None)
@@ -253,7 +253,7 @@ def _line_before(failed: ast.stmt | None, text: str) -> Iterator[None]:
 
 
 def _code(frame: Any, failed: ast.stmt | None) -> list[ast.stmt]:
-    """The statements to follow; none where they do not stand by themselves."""
+    """Return the statements to follow; empty if they cannot run by themselves."""
     if failed is None:
         return []
     loops = [loop for loop in loops_around(failed) if not isinstance(loop, ast.While)]

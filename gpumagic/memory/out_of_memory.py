@@ -153,7 +153,7 @@ def _title(found: OutOfMemory) -> str:
 
 
 def _nothing(found: OutOfMemory) -> str:
-    """What is left to say where no lever helps."""
+    """Return the sentence for an error that no lever helps."""
     return f"{_after(found)} frees what the traceback holds" if _after(found) else ""
 
 

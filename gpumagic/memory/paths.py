@@ -63,7 +63,7 @@ def _is_one_of(kind: type, kinds: tuple[type, ...]) -> bool:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """The slots of a class, and C's own members."""
+    """Return the slots of a class, and C's own members."""
     # Not what C computes when it is asked: a node of a graph would unpack what it saved.
     return [
         (name, member.__get__)
@@ -189,7 +189,7 @@ def _array(array: Any, owner: Any) -> Named:
 
 
 def _attributes(obj: Any, kind: type, members: list[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
-    """Where an object keeps what it refers to: its dictionary, its slots, C's own members."""
+    """Yield an object's attributes: from its dictionary, its slots, and C's own members."""
     if issubclass(kind, type):
         for held in gc.get_referents(members_of(obj)):
             yield held, ""
@@ -231,7 +231,7 @@ _WHOLE = (dict, list, tuple, deque, types.CellType, types.FrameType)
 
 
 def local_variables(frame: types.FrameType) -> dict[str, Any]:
-    """The names of a frame; it keeps no more than before."""
+    """Return the names of a frame, without making the frame keep more than before."""
     seen = frame.f_locals
     names = dict(seen)
     # Until Python 3.13 a frame keeps the dictionary that it was asked for; `locals()` of the
@@ -295,7 +295,7 @@ class Paths:
         return text
 
     def _direct(self, number: int) -> list[str]:
-        """The paths from the first root by all that refers to an object itself."""
+        """Yield the paths from the first root through each direct referrer of an object."""
         root = self._ways.root(number)
         found = [self.text(number)]
         for parent in self._walk.others.get(number, ())[:MOST]:
@@ -326,7 +326,7 @@ class Paths:
         return self._walk.objects[parent] if parent >= 0 else None
 
     def _beside(self, number: int) -> str:
-        """The path of the parameter that an optimizer keeps something for, or an operation."""
+        """Return the path of the parameter that a state or saved tensor belongs to."""
         parent = self._walk.parents[number]
         above = self._walk.parents[parent] if parent >= 0 else -1
         if above >= 0 and (step := self._step(above, parent))[:2].startswith("["):

@@ -88,7 +88,7 @@ class MemoryPeak(Shown):
 
 
 class Note(NamedTuple):
-    """At a time, in µs: what lies at some addresses."""
+    """Record the kinds at some addresses at a time, in µs."""
 
     time_us: int
     kinds: Mapping[int, str]
@@ -158,17 +158,17 @@ class Replay:
         self.times.append(entry["time_us"])
 
     def at_peak(self) -> list[Piece]:
-        """The pieces that lived when the most was allocated."""
+        """Return the pieces that lived at the peak."""
         return [
             p for p in self.pieces if p.born <= self.at and (p.died is None or p.died > self.at)
         ]
 
     def last(self) -> Piece | None:
-        """The piece that was the last one before the most was reached."""
+        """Return the piece whose allocation reached the peak."""
         return next((piece for piece in self.pieces if piece.born == self.at >= 0), None)
 
     def curve(self, start_us: int) -> Iterator[Moment]:
-        """The bytes of each kind over time; of many moments those of the most memory."""
+        """Return the bytes of each kind over time, at the fullest of too many moments."""
         steps: list[list[tuple[int, int]]] = [[] for _ in self.times]
         now = [0] * len(KINDS)
         for piece in self.pieces:
@@ -305,7 +305,7 @@ def _lines(peak: MemoryPeak) -> tuple[tuple[str, int], ...]:
 
 
 def _below(peak: MemoryPeak) -> list[str]:
-    """A bar for each stretch of time, and what is to be said."""
+    """Return a line of bars over time, and the notes."""
     totals = [sum(moment.nbytes) for moment in peak.curve]
     each = -(-len(totals) // _COLUMNS) or 1
     most = [max(totals[n : n + each]) for n in range(0, len(totals), each)]
@@ -357,7 +357,7 @@ def _plot(peak: MemoryPeak) -> str:
 def _steps(
     peak: MemoryPeak, heights: list[int], x: plot.Scale, y: plot.Scale
 ) -> list[tuple[float, float]]:
-    """The corners of a curve that stays as it is until it changes."""
+    """Return the corners of a step curve."""
     found: list[tuple[float, float]] = []
     for moment, height in zip(peak.curve, heights, strict=True):
         if found:

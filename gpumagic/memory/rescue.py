@@ -29,7 +29,7 @@ _TYPE = f'gpumagic.save_host("{_FILE}")'
 
 
 def told(death: Death) -> str:
-    """What has happened, what is safe, and what is lost, in one line."""
+    """Return in one line what has happened, what is safe, and what is lost."""
     safe, lost = _sorted(user_namespace())
     parts = [f"{death}"]
     if safe:
@@ -119,6 +119,6 @@ def _last_saved(names: Iterable[str]) -> dict[str, str]:
 
 
 def _files(call: ast.Call) -> Iterator[str]:
-    """The files that are there and that a call names."""
+    """Yield the existing files that a call names."""
     texts = (node.value for node in ast.walk(call) if isinstance(node, ast.Constant))
     return (text for text in texts if isinstance(text, str) and os.path.isfile(text))

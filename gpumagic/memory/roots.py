@@ -84,7 +84,7 @@ def _empty(error: BaseException) -> None:
 
 
 def _place(error: BaseException) -> str:
-    """The cell or file that an error ended, or its class where it passed no code of the user's."""
+    """Return the cell or file that an error ended, or its class if no user's code was running."""
     files = (trace.tb_frame.f_code.co_filename for trace in tracebacks(error))
     return next((label(file) for file in files if is_users(file)), type(error).__name__)
 
@@ -173,7 +173,7 @@ class Roots:
         return found
 
     def near(self) -> Iterator[list[Root]]:
-        """The notebook, cells that are over, what runs now, and the user's modules."""
+        """Yield the roots in the notebook, finished cells, running code, and the user's modules."""
         yield from self._variables()
         yield self._outputs()
         yield [*_exceptions(self._shell)]
@@ -247,7 +247,7 @@ def _is_of_ipython(value: Any) -> bool:
 
 
 def _is_at_home(value: Any, module: str) -> bool:
-    """False of classes that a module has from another, in whose name they are told."""
+    """Whether a class is defined in the module; imported ones are reported elsewhere."""
     return not issubclass(type(value), type) or defined_in(value) in (module, "__main__")
 
 
@@ -256,7 +256,7 @@ def _is_users_module(module: types.ModuleType) -> bool:
 
 
 def _running() -> Iterator[tuple[types.FrameType, str]]:
-    """The frames of all threads, but those of gpumagic itself, and what to call them."""
+    """Yield the frames of all threads and their names, without gpumagic's own."""
     names = {thread.ident: f" of the thread {thread.name!r}" for thread in threading.enumerate()}
     innermost = sys._current_frames()
     # A frame that holds itself stays until it is collected.
@@ -270,7 +270,7 @@ def _running() -> Iterator[tuple[types.FrameType, str]]:
 
 
 def _caller() -> types.FrameType:
-    """The frame that asked for this search."""
+    """Return the frame that started this search."""
     frame = sys._getframe()
     while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
         frame = frame.f_back
@@ -278,13 +278,13 @@ def _caller() -> types.FrameType:
 
 
 def _tasks() -> list[asyncio.Task[Any]]:
-    """The tasks of all loops; from Python 3.14 on, C keeps its own to itself."""
+    """Return the tasks of all loops; from Python 3.14 on, C hides its own."""
     names = ("_all_tasks", "_scheduled_tasks")  # until Python 3.11, and since
     return [task for name in names for task in getattr(asyncio.tasks, name, ())]
 
 
 def _exceptions(ipython: Any) -> Iterator[Root]:
-    """The errors that are kept, or handled now."""
+    """Yield the errors that are kept, or handled now."""
     for error in (*kept_errors(), *_handled()):
         yield Root(_of_cell(error.__traceback__), error, EXCEPTION)
     shown = own(getattr(ipython, "InteractiveTB", None))
@@ -296,7 +296,7 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
 
 
 def _handled() -> list[BaseException]:
-    """What `except` blocks of all threads handle now."""
+    """Return the errors that `except` blocks of all threads handle now."""
     found: dict[int, Any] = sys._current_exceptions()
     # Until Python 3.12 the type, the value and the traceback.
     errors = [each[1] if type(each) is tuple else each for each in found.values()]

@@ -64,6 +64,6 @@ def of_tensor(tensor: Any, graphs: bool) -> list[Edge]:
 
 
 def of_script(module: Any) -> list[Edge]:
-    """The tensors of a module of TorchScript, which C++ has."""
+    """List the tensors of a TorchScript module, which C++ holds."""
     kinds: Any = torch._C.ParameterDict, torch._C.BufferDict
     return [(tensor, f".{name}") for kind in kinds for name, tensor in kind(module).items()]

@@ -55,7 +55,7 @@ class Ways:
         self._find_others({beside.meeting for beside in self._besides.values()})
 
     def of(self, number: int, more: Iterable[int] = ()) -> tuple[Way, ...]:
-        """All ways to the objects of one storage, the first one first."""
+        """Return all ways to the objects of one storage, the first one first."""
         beside = self._besides[number]
         found = beside.ways.get(id(type(self._walk.objects[number])))
         if found is None:
@@ -75,17 +75,17 @@ class Ways:
         return beside.ways[what]
 
     def root(self, number: int) -> int:
-        """The number of the root that an object was met from."""
+        """Return the number of the root that first reached an object."""
         return self._above(number).root
 
     def roots(self, number: int) -> list[int]:
-        """The roots that reach an object, that which it was met from first."""
+        """Return the roots that reach an object, in the order of the walk."""
         beside = self._besides[number]
         others = self._reached.get(beside.meeting, ())
         return [beside.root] + [root for root in others if root != beside.root]
 
     def parent(self, number: int, root: int) -> int:
-        """The object, or root, before one on the way from a root."""
+        """Return the object, or root, before another on the way from a root."""
         before = self._walk.parents[number]
         if number not in self._walk.others:
             return before
@@ -183,7 +183,7 @@ class Ways:
         return len(reached) > before
 
     def kind(self, number: int) -> str:
-        """What an object is: a parameter, a gradient, an output …"""
+        """Return the kind of an object: a parameter, a gradient, an output …"""
         kind, above = type(self._walk.objects[number]), self._above(self._walk.parents[number])
         if above.role in (_TENSOR, SAVED) and (found := self._kept_by_torch(number)):
             return found

@@ -1,1 +1,1 @@
-"""Bring what exists to a device, keeping every object the object it is."""
+"""Move existing tensors and objects to a device in place."""

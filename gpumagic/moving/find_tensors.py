@@ -41,7 +41,7 @@ NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
 
 
 class TensorFinder:
-    """Collects each tensor once, under the variable that it was first found through.
+    """Collect each tensor once, under the variable that it was first found through.
 
     Objects of classes of the module `module` are looked into as far as they go, those of libraries
     within bounds; with `sample`, only so many items of each container.
@@ -70,7 +70,7 @@ class TensorFinder:
 
     @property
     def tensors(self) -> list[FoundTensor]:
-        """All that were found, those in `movable` objects too."""
+        """Return all found tensors, also the ones in `movable` objects."""
         return [*self.found, *(found for held in self.movable for found in held.tensors)]
 
     def _first_time(self, value: object) -> bool:
@@ -177,7 +177,7 @@ class TensorFinder:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
         # Module.to() would leave behind a tensor that is neither parameter nor buffer. One that
-        # autograd tracks is what forward() keeps of its last run, and will make anew.
+        # autograd tracks is a result of the last forward(), which the next one replaces.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
@@ -207,7 +207,7 @@ class TensorFinder:
 
 
 def nbytes_held(variables: Iterable[tuple[str, Any]], device: str = "") -> int:
-    """The bytes of the storages that variables hold, each once; on one device if it is named."""
+    """Return the bytes of storages that variables hold, each once; on one device if named."""
     finder = TensorFinder()
     finder.variables(variables)
     storages = {}
@@ -238,11 +238,11 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
 
 
 class _LookInto(dict[type, _Look | None]):
-    """How each type is looked into; None where it holds no tensors to move."""
+    """Cache how each type is looked into; None if it holds no tensors to move."""
 
     def __missing__(self, kind: type) -> _Look | None:
         look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), _otherwise(kind))
-        if defined_in(kind) != "__main__":  # a class that a cell defines anew must be free to go
+        if defined_in(kind) != "__main__":  # a class that a cell redefines must be freed
             self[kind] = look
         return look
 
@@ -272,7 +272,7 @@ def _uses_numpy(kind: type) -> bool:
 
 
 def _has_to(kind: type) -> bool:
-    """Whether its objects can be brought to a device by a `to` of their own."""
+    """Whether its objects can be moved to a device by their own `to`."""
     to = next((members_of(b)["to"] for b in kind.__mro__ if "to" in members_of(b)), None)
     if type(to) is not types.FunctionType:
         return False

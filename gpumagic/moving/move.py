@@ -1,10 +1,10 @@
-"""Bring what exists to a device, keeping every object the object it is.
+"""Move existing tensors and objects to a device in place.
 
 Guarantees: a tensor keeps its identity, so aliases, containers, modules and optimizers still
-agree; tensors that share memory still share it; a leaf that requires a gradient stays a leaf; what
-is there already is not touched; and either all of it moves or, when memory runs out or the user
-interrupts, none of it. An object of a library that has a `to` of its own is brought by that, last,
-and is what that makes of it.
+agree; tensors that share memory still share it; a leaf that requires a gradient stays a leaf;
+tensors that are there already are not touched. Either everything moves or, when memory runs out or
+the user interrupts, nothing. A library's object that has its own `to` is moved by that, last, and
+replaced by the result.
 """
 
 import sys
@@ -40,11 +40,11 @@ def move_all(
     check_room: bool = True,
     line: Callable[[], Any] | None = None,
 ) -> Moves:
-    """Bring tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
+    """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of `followers` follows those parameters that move. In `namespace`, tensors and arrays
-    that share memory with one that moves are told in `Moves.left`, and names may be bound anew.
-    Each that moves is put into `origins`, with where it was. Without `check_room`, which is for
+    The state of `followers` follows the parameters that move. `Moves.left` names the tensors and
+    arrays in `namespace` that shared memory with a moved one, and its names may be rebound.
+    `origins` receives each moved tensor and its former device. Without `check_room`, which is for
     tensors without data, more may move than the device can hold. A long move has a `line`.
     """
     start = clock()
@@ -87,7 +87,7 @@ def _has_room(device: torch.device, plan: MovePlan, by_to: list[Held]) -> bool:
 
 
 def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
-    """Bring an object by its own `to`: it stays itself, or its name is bound anew."""
+    """Move an object by its own `to`; if that returns a new object, rebind its name."""
     name = str(held.steps[0])
     moving = [found.tensor for found in held.tensors if found.must_move(device)]
     sources = [str(tensor.device) for tensor in moving]
@@ -111,7 +111,7 @@ def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str
 
 
 def _name_device(value: Any, device: torch.device) -> None:
-    """Have an object that names its own device, `pipe.device`, name that of what it holds."""
+    """Set an object's own device name, such as `pipe.device`, to the device of its tensors."""
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
     parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
@@ -127,14 +127,14 @@ def _name_device(value: Any, device: torch.device) -> None:
 
 
 def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that are variables themselves, by name; not those that only IPython names."""
+    """Yield the variables that are tensors, by name; IPython's own names are left out."""
     for name, value in list(namespace.items()):
         if type(value) is Tensor and not name.startswith("_"):
             yield name, value
 
 
 def _arrays_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """The arrays of NumPy's that are variables themselves, and the addresses of their bytes."""
+    """Yield the variables that are NumPy arrays, with the addresses of their bytes."""
     kind = getattr(sys.modules.get("numpy"), "ndarray", None)
     for name, value in list(namespace.items()):
         if kind is not None and type(value) is kind and value.size and not name.startswith("_"):
@@ -143,7 +143,7 @@ def _arrays_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
 
 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
-    """The optimizers that a notebook holds, by name: also in small containers and own objects."""
+    """Yield a notebook's optimizers by name: also in small containers and own objects."""
     for name, value in list(namespace.items()):
         for path, item in _near(name, value):
             if issubclass(type(item), Optimizer):
@@ -189,7 +189,7 @@ _origins: Any = WeakIdKeyDictionary()
 
 
 def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
-    """Keep where a cell found what it brought, or where the one that brought it there did."""
+    """Keep the device of each moved object from before the first cell that moved it."""
     for value, origin in origins:
         origin = replace(origin, cell=cell)
         with suppress(TypeError):  # an object that cannot be referred to weakly
@@ -199,7 +199,7 @@ def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
 
 
 def origin_of(value: object) -> Origin | None:
-    """Where it was before a cell brought it to where it is; None where none has."""
+    """Return the origin of an object that a cell moved; None if no cell has."""
     try:
         found: Origin | None = _origins.get(value)
     except TypeError:  # what cannot be referred to weakly
@@ -210,17 +210,17 @@ def origin_of(value: object) -> Origin | None:
 
 
 def forget_origins() -> None:
-    """What cells brought counts as at home where it is."""
+    """Forget all origins: moved objects count as at home where they are."""
     _origins.clear()
 
 
 def brought_away() -> list[Origin]:
-    """Where all that cells brought, and that still lives elsewhere, was before."""
+    """Return the origins of all live objects that cells moved and that are still there."""
     return [origin for value in list(_origins) if (origin := origin_of(value))]
 
 
 def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None) -> Moves:
-    """Bring what cells brought elsewhere, or only that of `origins`, back to where it was."""
+    """Move the objects that cells moved, or only those of `origins`, back to where they were."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
     for value, origin in away if origins is None else origins:

@@ -1,4 +1,4 @@
-"""Record what a move brought, and what it left and why."""
+"""Record what was moved, and what was left and why."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from gpumagic.display.units import duration, size, some
 
 @dataclass(frozen=True)
 class Left:
-    """A variable, or a part of one, that was not moved, and why."""
+    """Record a variable, or a part of one, that was not moved, and why."""
 
     name: str
     reason: str
@@ -17,7 +17,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Moved:
-    """What one variable brought along."""
+    """Record what moved with one variable."""
 
     name: str
     nbytes: int  # memory that two variables share counts once, for the first
@@ -26,13 +26,13 @@ class Moved:
 
 @dataclass(frozen=True, repr=False)
 class Moves:
-    """The outcome of `move`: what moved, what did not and why, and the seconds it took."""
+    """Record the outcome of `move`: what moved, what did not and why, and the seconds it took."""
 
     moved: tuple[Moved, ...] = ()
     left: tuple[Left, ...] = ()
     seconds: float = 0.0
     value: Any = field(default=None, compare=False)
-    """What `move` was given, or what stands for it there: of JAX an array is another one."""
+    """The moved value itself, or its replacement on the device: JAX's arrays are replaced."""
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +52,7 @@ class Moves:
 
 
 def all_of(several: Iterable[Moves]) -> Moves:
-    """Several moves as one."""
+    """Combine several moves into one."""
     several = list(several)
     return Moves(
         tuple(moved for moves in several for moved in moves.moved),

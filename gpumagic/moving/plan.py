@@ -28,7 +28,7 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class FoundTensor:
-    """A tensor, its path from a variable, and a device that it must be on whatever is asked for."""
+    """Record a tensor, its path from a variable, and the device that it must stay on, if any."""
 
     tensor: Tensor
     steps: Path
@@ -36,12 +36,12 @@ class FoundTensor:
 
     @property
     def root(self) -> str:
-        """The variable through which it was found."""
+        """Return the variable through which it was found."""
         return str(self.steps[0])
 
     @property
     def path(self) -> str:
-        """How a person would write it: ``net.layer.weight``, ``batch['x']``."""
+        """Return its path as code: ``net.layer.weight``, ``batch['x']``."""
         return written(self.steps)
 
     def must_move(self, device: torch.device) -> bool:
@@ -75,7 +75,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Copying:
-    """How far the copies of a long move are, in bytes."""
+    """Track the progress of a long move's copies, in bytes."""
 
     done: int
     total: int
@@ -133,7 +133,7 @@ class MovePlan:
                 self._note_shared(name, sharing)
 
     def note_arrays(self, named: Iterable[tuple[str, int, int]]) -> None:
-        """The same of NumPy's arrays: by the first address of each, and the one after its last."""
+        """Note which NumPy arrays lose shared memory, by their first and end addresses."""
         for name, first, last in named:
             for start, stop, family in self._families:
                 base = family[0].tensor.untyped_storage().data_ptr()
@@ -263,7 +263,7 @@ def _families(group: list[FoundTensor]) -> list[_Family]:
 
 
 def immovable(tensor: Tensor) -> str:
-    """Why a tensor cannot be moved in place, or nothing."""
+    """Return why a tensor cannot be moved in place; empty if it can."""
     if tensor.grad_fn is not None:
         # Its graph expects a gradient on the device where it was computed.
         return f"its graph is on {tensor.device}; compute it in this cell instead"
@@ -282,7 +282,7 @@ def has_plain_storage(tensor: Tensor) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Its bytes; 0 where it has no shape yet, or no strides."""
+    """Return a tensor's bytes; 0 if it has no shape yet, or no strides."""
     try:
         return tensor.nbytes
     except (RuntimeError, NotImplementedError, ValueError):

@@ -1,1 +1,1 @@
-"""Make new tensors on one device while it holds."""
+"""Make new tensors on one device while a placement is in force."""

@@ -52,7 +52,7 @@ _is_host_code = _Verdicts()
 
 
 def _chosen(caller: types.FrameType | None = None) -> torch.device | None:
-    """The device of the placement in force, if neither the user nor host code overrules it."""
+    """Return the device of the placement in force, unless the user or host code overrules it."""
     place = placement()
     if place is None or place.overruled():
         return None
@@ -62,7 +62,7 @@ def _chosen(caller: types.FrameType | None = None) -> torch.device | None:
 
 
 def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
-    # The one hot path of a placement: its first test stands for all those below it.
+    # The one hot path of a placement: its first test makes all the others unnecessary.
     current, frame, is_host_code = in_force.get, sys._getframe, _is_host_code
 
     @functools.wraps(make)
@@ -95,7 +95,7 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
 
 
 def _converter(make: Wrapper) -> Wrapper:
-    """`as_tensor` and `asarray`: what is a tensor already stays where it is."""
+    """Wrap `as_tensor` and `asarray`: an existing tensor stays where it is."""
 
     @unseen
     @functools.wraps(make)
@@ -110,7 +110,7 @@ def _converter(make: Wrapper) -> Wrapper:
 
 
 def _host_maker(make: Wrapper) -> Wrapper:
-    """`from_numpy` and its like make host tensors only: they are brought over."""
+    """Wrap `from_numpy` and its like: their results, which are host tensors, are copied."""
 
     @unseen
     @functools.wraps(make)
@@ -123,7 +123,7 @@ def _host_maker(make: Wrapper) -> Wrapper:
 
 
 def _normal(make: Wrapper) -> Wrapper:
-    """`normal` of two numbers and a size makes a new tensor; of tensors, it follows them."""
+    """Wrap `normal`: with two numbers and a size it is placed; with tensors it follows them."""
     plain = _factory(make, caller=3)
 
     @unseen
@@ -149,7 +149,7 @@ def _default_device(make: Wrapper) -> Wrapper:
 
 
 def _loader(check: Wrapper) -> Wrapper:
-    """For what reads a `device_map`: without accelerate it refuses a default device."""
+    """Wrap a loader that reads a `device_map`: without accelerate it refuses a default device."""
 
     @unseen
     @functools.wraps(check)
@@ -165,7 +165,7 @@ def _loader(check: Wrapper) -> Wrapper:
 
 
 def _fresh(made: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What `torch.Tensor(...)` made: brought over unless it is another's memory."""
+    """Copy a result of `torch.Tensor(...)` to the device, unless it shares another's memory."""
     alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
     device = None if kwargs or alias else _chosen()
     return made if device is None else made.to(device)
@@ -181,7 +181,7 @@ def tensor_new(make: Wrapper) -> Wrapper:
 
 
 class _LegacyType(type):
-    """Stands for `torch.FloatTensor` and its like, which are types and makers at once."""
+    """Replace `torch.FloatTensor` and its like, which are types and factories at once."""
 
     real: Any
 
@@ -218,7 +218,7 @@ _SPECIAL: dict[str, Callable[[Wrapper], Wrapper]] = {
 
 
 def _doubt(method: Wrapper) -> Wrapper:
-    """For what begins a `with torch.device(...)`: from then on the hot path must look closer."""
+    """Wrap the entry of `with torch.device(...)`: the hot path must look closer from then on."""
 
     @functools.wraps(method)
     def doubting(self: DeviceContext, *args: Any) -> Any:
@@ -234,7 +234,7 @@ SPACES = (torch, torch.fft, torch.nested)
 
 
 def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
-    """Yield (owner, name, original, twin) of everything that is swapped."""
+    """Yield (owner, name, original, twin) for everything that is swapped."""
     made: dict[Any, Wrapper] = {}
     constructors = _device_constructors()
     for owner in SPACES:

@@ -14,7 +14,7 @@ from torch.utils._device import DeviceContext
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """One device in force, in the context (thread or asyncio task) that entered it."""
+    """Record one device in force, in the context (thread or asyncio task) that entered it."""
 
     device: torch.device | None  # None once it was left: a task that outlives its cell must stop
     batches: bool  # whether those of a `DataLoader` are brought to the device too
@@ -43,7 +43,7 @@ in_force: ContextVar[Placement | None] = ContextVar("gpumagic_placement", defaul
 
 
 def enclosing() -> Iterator[Placement]:
-    """The placements that hold here, the innermost first."""
+    """Yield the placements in force here, the innermost first."""
     found = in_force.get()
     while found is not None:
         if found.device is not None:
@@ -52,13 +52,13 @@ def enclosing() -> Iterator[Placement]:
 
 
 def placement() -> Placement | None:
-    """The placement in force here, or None."""
+    """Return the placement in force here, or None."""
     return next(enclosing(), None)
 
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """No placement within: for library code whose small tensors belong on the host."""
+    """Suspend placement within, for library code whose small tensors belong on the host."""
     token = in_force.set(None)
     try:
         yield

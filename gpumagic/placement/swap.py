@@ -157,7 +157,7 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    """torch.jit.script knows functions by identity: a twin is the operator that its original is."""
+    """Find a twin's operator by its original: torch.jit.script knows functions by identity."""
     return _find_builtin(_real_of.get(id(function), function))
 
 
@@ -187,7 +187,7 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Imports torch's own modules under its own names: some build tables keyed by the factories.
+    """Import torch's own modules under its own names: some build tables keyed by the factories.
 
     A library's module with a function of `IN_LIBRARIES` is imported as it is, and that swapped.
     """
@@ -232,7 +232,7 @@ def _swap_namespace(namespace: dict[str, Any]) -> None:
 
 
 def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
-    """Where a namespace holds a key of the table: its names, and defaults of what it defines."""
+    """Yield the swaps in a namespace: its names, and default arguments of its definitions."""
     values = [*namespace.values()]
     if _ids.isdisjoint(map(id, values)):
         return
@@ -259,13 +259,13 @@ def _defaults(function: FunctionType, table: dict[int, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[id(value)]
 
 
-_user_modules: set[str] = set()  # by name: one that is imported anew is another object
+_user_modules: set[str] = set()  # by name: a module that is imported again is another object
 _known: dict[str, int] = {}  # the ids of all modules when it was last looked
 _last_known: tuple[str, int] | None = None
 
 
 def _new_modules() -> dict[str, Any]:
-    """The modules that were imported since this was last called."""
+    """Return the modules that were imported since the last call."""
     global _last_known
     name = next(reversed(sys.modules))
     last = name, id(sys.modules[name])
@@ -277,7 +277,7 @@ def _new_modules() -> dict[str, Any]:
 
 
 def _look_at(modules: dict[str, Any]) -> None:
-    """Note those of the user, to be searched each time; those of libraries are searched once."""
+    """Note the user's modules, to search each time; search the libraries' once."""
     for name, module in modules.items():
         if name.partition(".")[0] in ("torch", "gpumagic"):  # torch.ops says that it is `_ops.py`
             continue
@@ -292,8 +292,8 @@ def _look_at(modules: dict[str, Any]) -> None:
 
 
 def _forget_dynamos_tables() -> None:
-    # dynamo knows torch's functions by identity: what it learnt of the ones is wrong for the
-    # others. It builds the tables anew when it compiles next.
+    # dynamo knows torch's functions by identity: its tables for the originals are wrong for the
+    # twins, and conversely. It rebuilds them at the next compilation.
     rules = sys.modules.get("torch._dynamo.trace_rules")
     table = getattr(rules, "get_torch_obj_rule_map", None)
     if rules is not None and table is not None and table.cache_info().currsize:

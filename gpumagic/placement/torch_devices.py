@@ -10,7 +10,7 @@ from gpumagic.errors import GpuError
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """The GPUs that torch can use here, by ordinal; `memory` is a call to the driver."""
+    """Return the GPUs that torch can use here, by ordinal; `memory` is a call to the driver."""
     tell_cuda_order()
     known, count = names.here(memory=memory), torch.cuda.device_count()
     if any(device.kind == "xpu" for device in known):
@@ -48,7 +48,7 @@ def tell_cuda_order() -> None:
 
 
 def _free(ordinal: int) -> int | None:
-    """Bytes free by CUDA, which would make a context where there is none."""
+    """Return the bytes free by CUDA, which would make a context if there is none."""
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 
@@ -58,7 +58,7 @@ names.devices_changed.append(_found.clear)
 
 
 def find(where: object) -> Device:
-    """The one device that `where` names, and that torch can use."""
+    """Return the one device that `where` names and torch can use."""
     target = _find(where)
     if target.kind == "cuda":
         cuda_state.check()
@@ -93,12 +93,12 @@ def _find(where: object) -> Device:
 
 
 def find_several(where: object) -> list[Device]:
-    """The devices that `where` names, and that torch can use: ``"0,1"``, ``"all"``."""
+    """Return the devices that `where` names and torch can use: ``"0,1"``, ``"all"``."""
     cuda_state.check()
     return names.resolve(where, devices(memory="free" in str(where)))
 
 
 @lru_cache
 def as_torch(device: Device) -> torch.device:
-    """A `Device` as torch has it: with the index that tensors there report."""
+    """Return torch's device of a `Device`, with the index that tensors there report."""
     return torch.device("mps", 0) if device.kind == "mps" else torch.device(str(device))

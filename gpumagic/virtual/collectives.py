@@ -30,7 +30,7 @@ def register(stack: ExitStack) -> None:
 
 
 def refused_reducer(*args: Any, **kwargs: Any) -> None:
-    """What DistributedDataParallel makes, on a build where it cannot work."""
+    """Refuse DistributedDataParallel's reducer, on a build where it cannot work."""
     raise NotImplementedError(
         "virtual GPUs: DistributedDataParallel asks the driver for times on a CUDA build of "
         "PyTorch; use a CPU build, or all_reduce the gradients"

@@ -29,7 +29,7 @@ _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q
 
 
 def _pointer_in_capsule() -> int:
-    """How many words into a capsule's object its pointer lies."""
+    """Return the offset in words of a capsule's pointer within its object."""
     capsule = _to_dlpack(torch.empty(1))
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

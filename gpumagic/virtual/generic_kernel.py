@@ -215,7 +215,7 @@ def _adopt_new(result: Any, gpu: VirtualGpu) -> Any:
 
 
 def _pairs(plan: KernelPlan, args: Any, low: list[Any]) -> Found:
-    """The tensors of usual arguments, as `_lower` tells of them."""
+    """Return the tensors of usual arguments, in the form that `_lower` returns."""
     found: Found = []
     for kind, name, x, y in zip(plan.kinds, plan.arguments, args, low):  # noqa: B905 (as above)
         if kind is MANY:
@@ -286,7 +286,7 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) 
 
 
 def _lower_apart(plan: KernelPlan, name: str, x: Tensor, found: Found, above: list[str]) -> Tensor:
-    """A tensor that is an ``out=``, or may be sparse or nested."""
+    """Lower a tensor that is an ``out=``, or may be sparse or nested."""
     if name in plan.outs:
         for _, tensor, low in found:
             if x is tensor:
@@ -381,7 +381,7 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu, depth: i
 
 
 def _resize(written: Tensor, low: Tensor, gpu: VirtualGpu) -> None:
-    """The operator gave its shape to what it wrote: within the bytes there, or in new ones."""
+    """Resize a written tensor as the operator did: within its bytes, or with new ones."""
     if written.numel() and low.data_ptr() == written.data_ptr():
         written.set_(written.untyped_storage(), written.storage_offset(), low.shape, low.stride())
     else:

@@ -43,7 +43,7 @@ from gpumagic.virtual.memory_history import (
 def refusal(
     size: int, ordinal: int, capacity: int, limit: int, used: int, reserved: int, *, host: bool
 ) -> str:
-    """The text of its error; `host`: it is the host that has no more. All sizes in bytes."""
+    """Return the allocator's error text; `host`: the host has no more memory. Sizes are bytes."""
     allowed = f"{readable(limit)} allowed; " if limit < capacity else ""
     free = max(capacity - reserved, 0)
     text = (
@@ -193,7 +193,7 @@ class MemoryAccount:
             self._room = -1
 
     def blocks_now(self) -> list[Allocation]:
-        """Every allocation that lives, by address."""
+        """Return every live allocation, by address."""
         with self._lock:
             self._count()
             live = self._owned()
@@ -265,7 +265,7 @@ class MemoryAccount:
         return max(self.capacity - self.allocator.reserved.current, 0)
 
     def worked(self, since: int) -> None:
-        """An operator ran from `since` (``perf_counter_ns``) until now."""
+        """Note that an operator ran from `since` (``perf_counter_ns``) until now."""
         now = perf_counter_ns()
         self._busy += now - since
         if now - self._window < WINDOW_NS:
@@ -289,7 +289,7 @@ class MemoryAccount:
         self._row[RESERVED] = self.allocator.reserved.current
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
-        """The error that CUDA's allocator raises; `host`: it is the host that has no more."""
+        """Return the error of CUDA's allocator; `host`: the host has no more memory."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
         self.retries += 1
         self.ooms += 1

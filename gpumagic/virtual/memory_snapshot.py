@@ -41,7 +41,7 @@ _SETTINGS = {
 
 
 def functions(stack: ExitStack) -> dict[str, Any]:
-    """By name, for ``torch._C``; closing `stack` forgets what was recorded."""
+    """Return functions by name, for ``torch._C``; closing `stack` forgets the record."""
     stack.callback(history.forget)
     return {
         "_cuda_memorySnapshot": snapshot,
@@ -92,7 +92,7 @@ class _Frames:
             self._stacks[id(each)] = others
 
     def of(self, stack: Stack) -> list[dict[str, Any]]:
-        """Of one that was learned."""
+        """Return the frames of a learned stack."""
         return [] if stack is None else self._stacks[id(stack)]
 
     def of_block(self, block: Allocation) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ _SEGMENT: dict[str, Any] = {
 def _segment(
     device: int, address: int, size: int, requested: int, frames: list[Any], metadata: str
 ) -> dict[str, Any]:
-    """One with one block in it, which is allocated."""
+    """Return a segment with one block, which is allocated."""
     # To copy a dictionary is faster than to make it, and there may be a hundred thousand.
     inside, segment = _INSIDE.copy(), _SEGMENT.copy()
     inside["address"] = segment["address"] = address

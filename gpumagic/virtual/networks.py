@@ -110,7 +110,7 @@ def _check(op: Any, *args: Any) -> None:
 
 
 def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
-    """As C++ does it for an input on a GPU: two products, and one fused operator on them."""
+    """Check a cell's devices as C++ does for a GPU: two products, then one fused operator."""
     w_ih, w_hh, *biases = rest[-4:]
     if input.is_cuda:
         _check(aten.mm.default, input, w_ih)

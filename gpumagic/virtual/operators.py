@@ -179,7 +179,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
 
 
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-    """As C++ checks it where cuDNN computes; without, it is C++ that chooses and checks."""
+    """Check devices as C++ does if cuDNN computes; without cuDNN, C++ itself checks."""
     where = [t.device for t in (input, weight, bias) if t is not None]
     if len({*where}) == 1:
         return _convolve(input, weight, bias, *rest)

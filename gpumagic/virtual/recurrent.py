@@ -161,7 +161,7 @@ def _lowered(x: Any) -> Any:
 
 
 def _raised(found: list[Any], gpu: VirtualGpu) -> list[Any]:
-    """The CPU's results on the GPU, each with bytes of its own: both biases get one gradient."""
+    """Return the CPU's results on the GPU, each with own bytes: both biases get one gradient."""
     used, raised = set(), []
     for x in found:
         if x is not None:

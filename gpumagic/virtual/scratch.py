@@ -37,7 +37,7 @@ def of_tensor(x: Any, dims: Iterable[int], size: int, card: Any, values: int = 4
 
 
 def of_shape(shape: Sequence[int], dims: Sequence[int], size: int, card: Any) -> list[int]:
-    """The same of a contiguous tensor."""
+    """Return the bytes of each buffer for reducing a contiguous tensor."""
     strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
     return _buffers(tuple(shape), strides, 0, tuple(dims), size, 4, _processors(card))
 
@@ -271,7 +271,7 @@ def _median(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _indices(at: int = 1, values: int | None = None) -> Rule:
-    """Of an index by masks: the places that each picks, in 64 bits for each of its dims."""
+    """Rule of an index by masks: the positions that each picks, 64 bits for each of its dims."""
 
     def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         x, dims, plain = args[0], 0, []
@@ -339,7 +339,7 @@ def _group_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """How many blocks of threads share a channel where channels are last; and the channels."""
+    """Return how many blocks of threads share a channel if channels are last, and the channels."""
     channels = x.shape[1]
     rows = x.numel() // max(channels, 1)
     wide = 1 << min(channels, 32).bit_length() - 1
