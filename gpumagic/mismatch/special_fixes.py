@@ -1,7 +1,7 @@
-"""Explain generators, values that the host must read, optimizers' state, and loaders' workers.
+"""Explain generators, values that the host must read, optimizers, torch.load, and loaders' workers.
 
-A generator is state: made again in a loop, it would draw the same numbers each time. So a fix is
-offered only in the statement that made it.
+A generator is state: made again in a loop, it would draw the same numbers each time. So it is made
+where it was made before, or once before the outermost loop; else no fix is offered.
 """
 
 import ast
