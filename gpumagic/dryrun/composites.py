@@ -108,7 +108,7 @@ class Composites:
         return None
 
     def taken_apart(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
-        """Return what runs the parts of a composite operator; None for other operators."""
+        """Return a function that runs a composite operator's parts; None for other operators."""
         if func in self._simple:
             return None
         if name in IN_PARTS:  # to call a kernel that is not there would end the process

@@ -172,7 +172,7 @@ class OutOfMemoryState:
 
     @property
     def kept(self) -> int:
-        """Return the bytes that `%gpufree` frees, without those that this error holds."""
+        """Return the bytes that `%gpufree` frees, except the ones held by this error."""
         kept = (each for each in self.storages if each.is_kept)
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 

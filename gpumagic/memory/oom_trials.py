@@ -109,7 +109,7 @@ class CodeTrial:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Return the frame's variables, without those that the code of a function overwrites."""
+        """Return the frame's variables, except the ones that a function's code overwrites."""
         top, rest = self.frame.at_top, self.rest
         local = self.frame.scope.local.items()
         return {name: v for name, v in local if top or name not in rest.overwritten}
