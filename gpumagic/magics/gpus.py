@@ -70,7 +70,9 @@ def live(where: str | None = None) -> Any:
     return monitor()
 
 
-def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -> None:
+def virtual_on(
+    number: str, memory: str | None = None, *, force: bool = False, quiet: bool = False
+) -> None:
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
@@ -81,7 +83,7 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
     before = virtual.enabled()
     virtual.enable(int(number), memory, force=force)
     each = device.here()[0].memory_total or 0
-    if not before:
+    if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
     if memory is None and not before and each < LARGEST:
         print(f"{size(each)} each, as this machine has no more; --memory 4GiB sets another size")

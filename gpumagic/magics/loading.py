@@ -126,7 +126,7 @@ def load(shell: Any) -> None:
         from gpumagic.magics import gpus
 
         try:
-            gpus.virtual_on(wanted, os.environ.get("GPUMAGIC_VIRTUAL_MEMORY"))
+            gpus.virtual_on(wanted, os.environ.get("GPUMAGIC_VIRTUAL_MEMORY"), quiet=True)
         except GpuError as error:
             print(f"GPUMAGIC_VIRTUAL={wanted}: {error}")
 
