@@ -121,14 +121,18 @@ class ArrayRun:
         ledger = Ledger()
         with faults.kept("reading the ledger of a cell"):
             ledger = self._tally.ledger()
-        places = {} if error else self._places()  # before what was brought goes home
+        made = self._made()  # before variables go back
+        places = {} if error else dict.fromkeys(made.values())
+        returned = self._returned() if self._back else None
+        there = (n for n in made if self.framework.where(self._namespace[n]) != "cpu")
         report = Report(
             device=self.device,
             seconds=seconds,
             moved=self._moves.moved,
             left=self._left + self._moves.left,
             move_seconds=self._moves.seconds,
-            returned=self._returned() if self._back else None,
+            returned=returned,
+            results=tuple(n for n in there if n[0] != "_") if self._back else (),
             stays=self._first and not self._back,
             memory=self._memory(),
             ledger=ledger,
@@ -154,10 +158,14 @@ class ArrayRun:
             return ()  # the process's is an earlier cell's, and no other is known
         return (Memory(str(self.device), peak, allocated, self._allocated[0]),)
 
-    def _places(self) -> dict[str, None]:
-        """Return the devices of the arrays that the cell has made."""
-        made = [a for a in self._arrays() if self._before.get(id(a), lambda: None)() is not a]
-        return dict.fromkeys(self.framework.where(array) for array in made)
+    def _made(self) -> dict[str, str]:
+        """Return the devices of the variables that are arrays which the cell has made."""
+        return {
+            name: self.framework.where(value)
+            for name, value in list(self._namespace.items())
+            if self.framework.is_array(value)
+            and self._before.get(id(value), lambda: None)() is not value
+        }
 
     def _elsewhere(self, places: dict[str, None]) -> str:
         """Return a sentence if none of those places is the cell's device; else empty."""
@@ -230,6 +238,7 @@ def in_one(reports: Sequence[Report]) -> Report:
         left=tuple(left for report in reports for left in report.left),
         move_seconds=sum(report.move_seconds for report in reports),
         returned=all_of(returned) if returned else None,
+        results=tuple(name for report in reports for name in report.results),
         stays=any(report.stays for report in reports),
         memory=tuple(memory for report in reports for memory in report.memory),
         ledger=Ledger(entries, any(report.ledger.virtual for report in reports)),

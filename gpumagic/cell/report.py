@@ -8,7 +8,7 @@ from gpumagic.device import Device
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, size, some
-from gpumagic.ledger import watch
+from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Memory
 from gpumagic.moving.moved import Left, Moved, Moves
 
@@ -145,7 +145,7 @@ def text(report: Report) -> str:
     lines = [" · ".join(_parts(report)), *(f"  → {hint}" for hint in _hints(report))]
     below = [repr(report.peak)] if report.peak else []
     if report.table:
-        below.insert(0, watch.text(report.ledger))
+        below.insert(0, ledger_view.text(report.ledger))
     return "\n".join([*lines, *below])
 
 
@@ -162,7 +162,7 @@ def html(report: Report) -> str:
         body = f"<details><summary>{line}</summary>{table.html(details)}</details>"
     body += "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))
     shown = block(body, "report", css="gpumagic gm-report")
-    shown += watch.html(report.ledger, with_line=False) if report.table else ""
+    shown += ledger_view.html(report.ledger, with_line=False) if report.table else ""
     return shown + (report.peak._repr_html_() if report.peak else "")
 
 
@@ -170,7 +170,7 @@ def _hints(report: Report) -> list[str]:
     """Return advice if it ran elsewhere, and about the ledger, if its table does not give it."""
     told = report.table or not report.ledger.entries
     itself = [_ITSELF.format(report.device.label)] if "cuda" in report.elsewhere else []
-    return itself + ([] if told else watch.hints(report.ledger))
+    return itself + ([] if told else ledger_view.hints(report.ledger))
 
 
 def _parts(report: Report) -> list[str]:
@@ -187,12 +187,12 @@ def _parts(report: Report) -> list[str]:
             moved += " for good (--back brings home)"
         parts.append(moved)
     if report.results:
-        parts.append(f"new there: {some(report.results)}")
+        parts.append(f"new on {device}: {some(report.results)}")
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
     parts += [_fixed(f) for f in report.fixed]
-    if report.ledger.entries and (said := watch.line(report.ledger, without=_SAID)):
+    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
         parts.append(said)
     if not report.ledger_complete:
         parts.append("its ledger is incomplete: %gpus --doctor shows why")

@@ -43,7 +43,7 @@ class CellOrder:
     sources: dict[str, str]  # the text of the cells, for tracebacks
     given: bytes = b""  # this rank's own variables
     keep: tuple[str, ...] = ()  # names whose values are returned
-    assigned: dict[str, Print] = field(default_factory=dict)  # those that the notebook has too
+    assigned: dict[str, Print] = field(default_factory=dict)  # variables that the notebook has too
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Wants:
 
     names: dict[str, bool]  # whether it has had another value from the notebook
     kept: list[str]  # the notebook and this rank have changed the same object
-    tensors: dict[int, State]  # those that it has
+    tensors: dict[int, State]  # tensors that the rank has
 
 
 def wanted(prints: dict[str, Print]) -> Wants:

@@ -7,7 +7,6 @@ notebook's values it has received, so a rank that was replaced lacks all.
 
 import ast
 import linecache
-import re
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,13 +77,6 @@ def prints_here(names: Iterable[str]) -> dict[str, Print]:
     return prints
 
 
-_BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)", re.MULTILINE)
-
-
-def _as_comment(begun: re.Match[str]) -> str:
-    return f"# {ast.literal_eval(begun[1])}"
-
-
 @dataclass(frozen=True)
 class Whole:
     """A request without split variables: every rank runs the whole cell."""
@@ -110,8 +102,7 @@ class Orders:
         self.keep = (*asked.gather, *dict(asked.reduce))
         self._tree, self._file = tree, sending.file_in_rank(file)
         self._ranks = ranks
-        # Valid Python, to explain errors, with the magic's line as a comment.
-        source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
+        source = "".join(linecache.getlines(file))  # to explain errors in ranks
         read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
         hidden = ipython.user_ns_hidden if ipython else {}

@@ -11,7 +11,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError
-from gpumagic.ledger import watch
+from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.moved import Moved
 from gpumagic.usercode.lines import UserLine
@@ -222,7 +222,7 @@ def text(run: DryRun) -> str:
     for title, columns in _tables(run):
         lines += [*[f"  {title}"] * bool(title), *table.lines(columns, "    ", _FOLD)]
     if run.ledger:
-        lines += ["  copies and waits", indent(watch.text(run.ledger), "    ")]
+        lines += ["  copies and waits", indent(ledger_view.text(run.ledger), "    ")]
     return "\n".join(lines)
 
 
@@ -245,7 +245,7 @@ def html(run: DryRun) -> str:
         count = len(columns[0].cells)
         parts.append(shown if count <= _FOLD.first else folded(f"{title}: {count}", shown))
     if run.ledger:
-        parts.append(watch.html(run.ledger, with_line=False))
+        parts.append(ledger_view.html(run.ledger, with_line=False))
     return block("".join(parts))
 
 

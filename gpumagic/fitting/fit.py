@@ -106,7 +106,7 @@ def fit(
         fitting.run()
     except KeyboardInterrupt:
         fitting.interrupted = True
-        fitting.stopped = "interrupted: what was known by then"
+        fitting.stopped = "interrupted: the values tried until then"
     except Exception as error:
         if not fitting.stop(error):
             raise

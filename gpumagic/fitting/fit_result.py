@@ -251,7 +251,7 @@ def _notes(fit: Fit) -> Iterator[str]:
             "are written; --dry only predicts"
         )
     dry = sum(t.predicted is not None for t in fit.tried)
-    kept = f"{100 * fit.margin:.3g} % of what is free is kept free"
+    kept = f"{100 * fit.margin:.3g} % of the free memory stays free"
     yield f"{_many(dry, 'dry run')}, {_many(len(ran), 'run')}, {duration(fit.seconds)}; {kept}"
 
 

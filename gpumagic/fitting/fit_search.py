@@ -114,7 +114,7 @@ class Fitting:
         ours = "" if isinstance(error, GpuError) else "a fault of gpumagic: "
         self.stopped = (
             f"stopped at {self.asked.name} = {self._last}: {ours}{faults.in_words(error)}; "
-            "this is what was known by then"
+            "these are the values tried until then"
         )
         return True
 
@@ -132,7 +132,7 @@ class Fitting:
         """Run the predicted value, and go up or down by the measured bytes."""
         ((free, room),) = self._rooms.values()
         run, values = self._confirming, self._values
-        beside = min(room, free - run.beside)  # the copies are there too
+        beside = min(room, free - run.beside)  # less the copies' memory
         for _ in range(_MOST_RUNS):
             largest(values, self._estimate, beside, near=self._near)
             value, ran = self._largest(beside)
@@ -148,7 +148,7 @@ class Fitting:
         if best is not None and not ran:
             self.notes[
                 f"{self.asked.name} = {best} is only predicted: a run would need "
-                f"{size(run.beside)} more, for copies of what lies there already"
+                f"{size(run.beside)} more, for copies of the variables that are on it"
             ] = None
 
     def _estimate(self, value: float) -> float:

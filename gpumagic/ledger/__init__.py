@@ -10,4 +10,4 @@ attributes back as they were.
 
 from gpumagic.display import table
 
-table.register("gpumagic.ledger.entry.Ledger", "gpumagic.ledger.watch")
+table.register("gpumagic.ledger.entry.Ledger", "gpumagic.ledger.ledger_view")

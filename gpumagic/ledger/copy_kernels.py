@@ -126,7 +126,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def brought(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
-    """List what is sent to an indexed GPU: tensor, operator, bytes, whether the host waits."""
+    """List the copies to an indexed GPU: tensor, operator, bytes, whether the host waits."""
     # Composite operators leave what is on several devices to one within, which sends it.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []

@@ -18,7 +18,7 @@ from IPython.core.error import UsageError
 
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError, meant
-from gpumagic.magics.options import MAGICS, OPTIONS, options
+from gpumagic.magics.options import MAGICS, options
 from gpumagic.usercode.files import last_cell
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
@@ -117,9 +117,7 @@ def parser_of(typed: str) -> LineParser:
         parser.add_argument("verb", nargs="?", choices=magic.verbs, type=str.lower)
     if magic.number:
         parser.add_argument(magic.name, nargs=magic.number, type=magic.type)
-    for option in OPTIONS:
-        if name not in option.magics.split():
-            continue
+    for option in options(name):
         if option.examples:
             how = {"action": _StoreOnce, "type": option.type, "default": option.default}
             parser.add_argument(*option.flags, **how, help="|".join(option.examples))

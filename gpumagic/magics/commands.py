@@ -243,6 +243,6 @@ def _moved_back(namespace: dict[str, Any]) -> str:
 
     home, there = bring_all_home(namespace)
     nothing = "nothing to move back: all that cells moved to a device is back or gone"
-    done = repr(home).replace("moved", "moved back", 1) if home.moved else nothing
+    done = home.back if home.moved else nothing
     made = some(there)
     return f"{done}; created on a GPU, and still there: {made}" if made else done

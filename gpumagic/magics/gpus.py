@@ -104,7 +104,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         return
     home, made = bring_all_home(cells.shell.user_ns)
     if home.moved:
-        print(repr(home).replace("moved", "moved back", 1))
+        print(home.back)
     alive = virtual.live_tensors()
     if alive and not force:
         held = some(made) if made else f"{alive} tensor{'s' * (alive > 1)} of no variable"

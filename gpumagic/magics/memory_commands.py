@@ -82,7 +82,7 @@ def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
 
 
 def _here(memory: bool) -> list[Any]:
-    """Return the GPUs of this process; those that torch can use, if it is imported."""
+    """Return the GPUs of this process, or the ones torch can use, if it is imported."""
     if "torch" in sys.modules:
         from gpumagic.placement.torch_devices import devices
 

@@ -34,7 +34,7 @@ _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
 # IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
-_BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)", re.MULTILINE)
+_BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)")
 BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
@@ -87,17 +87,13 @@ def _begin(text: str) -> str:
     return f"get_ipython().{BEGIN}({text!r})"
 
 
-def as_typed(source: str) -> str:
-    """Return a cell's source with its `%%ongpu` line, as a comment, instead of the call."""
-    return _BEGUN.sub(lambda begun: f"# {ast.literal_eval(begun[1])}", source)
-
-
 def _show_as_typed(file: str) -> None:
-    """Have tracebacks show the line as it was typed, and not our call."""
+    """Show the line as a comment in the cell's source, which tracebacks read, and not our call."""
     entry = linecache.cache.get(file)
     if entry and len(entry) == 4 and any(BEGIN in line for line in entry[2]):
         size, changed, lines, name = entry
-        linecache.cache[file] = size, changed, [as_typed(line) for line in lines], name
+        typed = [_BEGUN.sub(lambda begun: f"# {ast.literal_eval(begun[1])}", x) for x in lines]
+        linecache.cache[file] = size, changed, typed, name
 
 
 class RunningCell:
@@ -214,7 +210,7 @@ class CellHooks:
             if asked.handed_over:
                 from gpumagic.magics.run_elsewhere import hand_over
 
-                if cell.watch:  # what is sent to several devices is no copy of the user's
+                if cell.watch:  # gpumagic's own sending is no copy of the user's
                     cell.watch.stop()
                     cell.watch = None
                 return hand_over(self.shell, cell, asked, file, display)
@@ -362,7 +358,7 @@ class Watched:
         if watched is None:
             return
         with faults.kept("showing the ledger of a cell for %gpuwatch"):
-            from gpumagic.ledger.watch import LedgerLine
+            from gpumagic.ledger.ledger_view import LedgerLine
 
             watched.stop()
             line = LedgerLine(watched.ledger)

@@ -27,7 +27,7 @@ class Option(NamedTuple):
 
     magics: str
     typed: str  # with examples of its value, if it takes one: "-o --output result", "--on h100|l4"
-    does: str  # empty for an option that only an error names
+    does: str
     type: Callable[[str], Any] = str
     default: Any = None
 
@@ -134,10 +134,10 @@ OPTIONS = (
     Option("gpus", "-p --processes", "add a line for each process"),
     Option("gpus", "--live", "keep drawing, also while a cell runs"),
     Option("gpus", "--doctor", "list what cannot be seen, why, and how to fix it"),
-    Option("gpus", "--virtual 2|off|1|4|8", "create so many virtual GPUs in this process, or none"),
+    Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
-    Option("gpus", "--force", ""),
-    Option("ongpu", "--back", "move back after the cell what it moved to the device"),
+    Option("gpus", "--force", "with --virtual: hide real GPUs; with off: give up their tensors"),
+    Option("ongpu", "--back", "move the cell's variables back after it"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
     Option("ongpu gpuwatch", "--strict", "raise an error at the first implicit copy or wait"),
@@ -148,7 +148,7 @@ OPTIONS = (
     Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables),
     Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables),
     Option("ongpu", "--reduce loss=mean", "combine results by mean, sum, min or max", reductions),
-    Option("ongpu", "--chunk 4", "give so many items at a time to the next free GPU", _count),
+    Option("ongpu", "--chunk 4", "give this many items at a time to the next free GPU", _count),
     Option("ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, here or not"),
     Option("gpufit", "--margin 5|10", "percent of the memory to leave free", _percent, 0.05),
     Option("gpufit", "--target 4096", "say in how many steps to accumulate this batch", _count),
@@ -168,7 +168,7 @@ OPTIONS = (
     Option("gpucluster", "--partition gpu", "start: the partition of Slurm"),
     Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and how many GPUs of each"),
     Option("gpucluster", "--python /opt/bin/python", "start: the path of Python there"),
-    Option("gpucluster", "--mpi 4", "start: so many engines by mpiexec"),
+    Option("gpucluster", "--mpi 4", "start: this many engines by mpiexec"),
     Option("gpucluster", "--ip 10.0.0.1", "start: the address of this machine for the engines"),
     Option("gpucluster", "--to runs/cats", "checkpoint: the directory", file),
     Option("gpucluster", "--every 10min|30s|1h", "checkpoint: repeat it after cells"),
@@ -176,5 +176,5 @@ OPTIONS = (
 
 
 def options(magic: str) -> list[Option]:
-    """Return the options of a magic that users are to know."""
-    return [option for option in OPTIONS if option.does and magic in option.magics.split()]
+    """Return the options of a magic."""
+    return [option for option in OPTIONS if magic in option.magics.split()]

@@ -138,7 +138,7 @@ def _reason(s: OutOfMemoryState, t: "Trials | None") -> str:
         return f"each pass of the loop in line {line} keeps {size(t.loop.grows)} more"
     if t is not None and t.whole is not None:
         left = size(max(t.whole.room, 0))
-        return f"this needs {size(t.whole.needs)} beside what is held, and {left} are left for it"
+        return f"the code needs {size(t.whole.needs)} more, and only {left} is free for it"
     first = s.device.holders[0] if s.device.holders else None
     most = f", most of it by {first.path} ({size(first.nbytes)})" if first else ""
     left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""

@@ -52,7 +52,7 @@ def _limit(s: OutOfMemoryState, total: int, short: int) -> tuple[str, list[Lever
         why = f"{library} may take {size(limit)} of the {size(total)} that {on} has"
         do = f"`%env XLA_PYTHON_CLIENT_MEM_FRACTION={_SHARE}` before JAX starts, in a new kernel"
         gives = max(int(_SHARE * total) - limit, 0)
-        return f"{why}: 75 %, unless it is told otherwise", [Lever(do, gives)] * (library == "JAX")
+        return f"{why}: 75 % by default", [Lever(do, gives)] * (library == "JAX")
     limit = s.shortage.total or total
     if limit >= total or short > total - limit:
         return None

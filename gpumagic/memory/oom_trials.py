@@ -30,7 +30,6 @@ _MARGIN = 0.05
 # The part of its need that a pass keeps for good; less is only a number, such as its loss.
 _GROWS = 0.01
 _ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
-_BEGIN = "begin_ongpu"
 
 Within = Callable[[], AbstractContextManager[Any]]
 
@@ -265,7 +264,6 @@ def _code(frame: Any, failed: ast.stmt | None) -> list[ast.stmt]:
         if not frame.at_top and body and isinstance(body[-1], ast.Return):
             value = body[-1].value
             body[-1:] = [ast.copy_location(ast.Expr(value), body[-1])] if value else []
-    body = [stmt for stmt in body if _BEGIN not in ast.unparse(stmt)]
     nodes = [node for stmt in body for node in ast.walk(stmt)]
     stands = not any(isinstance(node, _ENDS) for node in nodes if not _in_function(node, body))
     asks = any(getattr(node, "id", "") == "get_ipython" for node in nodes)

@@ -183,16 +183,17 @@ def _moves_whole(part: Part) -> bool:
 
 
 def _placed(frame: FailedFrame, choice: Choice) -> str | None:
-    """The line that places this cell as an earlier one was placed; None where none was."""
+    """Return the line that places this cell as an earlier one was placed; None if none was."""
     history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
-    *earlier, now = [text.lstrip() for text in history]
+    *earlier, now = [text.split(maxsplit=2)[:2] for text in history]
     here = frame.at_top and label(frame.filename) == last_cell()
     gpu, _, number = choice.target.partition(":")
     home = all(part.device == "cpu" and part.value is not None for part in choice.odd)
-    if not (here and home and gpu == "cuda" and not now.startswith("%%ongpu")):
+    if not (here and home and gpu == "cuda") or now[:1] == ["%%ongpu"]:
         return None
-    line = f"%%ongpu {number}"
-    return line if any(text.startswith(line) for text in earlier) else None
+    spellings = {number, choice.target, f"gpu:{number}", f"/gpu:{number}"}
+    places = {words[1].rstrip("?") for words in earlier if words[:1] == ["%%ongpu"] and words[1:]}
+    return f"%%ongpu {number}" if spellings & places else None
 
 
 def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:

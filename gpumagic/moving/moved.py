@@ -39,6 +39,11 @@ class Moves:
         """Bytes copied in all."""
         return sum(m.nbytes for m in self.moved)
 
+    @property
+    def back(self) -> str:
+        """Their text if they went back to where they were: ``"moved back X …"``."""
+        return repr(self).replace("moved", "moved back", 1)
+
     def __str__(self) -> str:
         """``"moved X, net: 1.2 MiB from cuda:1 in 3.1 ms"``."""
         if not self.moved:

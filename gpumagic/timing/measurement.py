@@ -21,8 +21,9 @@ from gpumagic.frameworks.known import Needed
 from gpumagic.frameworks.on import Beside
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
-from gpumagic.ledger import watch
+from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Tally, merged
+from gpumagic.ledger.watch import watch
 from gpumagic.timing.agreement import Agreeing, outcome
 from gpumagic.timing.repeats import Repeats, Reporter, Stage
 from gpumagic.timing.runner import LEAST_S, Lap, Runner, Stopwatch, joules
@@ -77,7 +78,7 @@ _WATCHING = "watching the copies of a timed run"
 def _transfers(stopwatch: Stopwatch, tell: Callable[[str], object]) -> Iterator[None]:
     """Count copies and waits, and tell their summary; measuring goes on if the ledger fails."""
     on_gpus = torch_here() is not None and stopwatch.devices.started()
-    ledger = watch.watch(warn=False, beside=False) if on_gpus else None
+    ledger = watch(warn=False, beside=False) if on_gpus else None
     tally, counting = Tally(), ExitStack()
     with faults.kept(_WATCHING):
         if ledger is not None:
@@ -95,7 +96,7 @@ def _transfers(stopwatch: Stopwatch, tell: Callable[[str], object]) -> Iterator[
             if ledger is not None:
                 ledger.stop()
                 entries += ledger.ledger.entries
-            tell(watch.line(Ledger(merged(entries))))
+            tell(ledger_view.line(Ledger(merged(entries))))
 
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")

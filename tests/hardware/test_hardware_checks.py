@@ -190,8 +190,8 @@ def test_advice_and_the_sentence_on_savings_may_wrap():
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  270 µs\n"
         "      → keep loss on the device, and read it once after the loop; saves ≈ 180 µs (all\n"
         "        but one of 3)\n"
-        "Savings are estimated from the measured times; what a wait costs beside its own time,\n"
-        "the GPU that stands idle, comes on top.\n"
+        "Savings are estimated from the measured times; the time in which the GPU is idle after\n"
+        "a wait is not included.\n"
     )
     virtual = (
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  9 µs\n"

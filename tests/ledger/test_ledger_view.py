@@ -6,7 +6,7 @@ import pytest
 
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Entry, Ledger
-from gpumagic.ledger.watch import line
+from gpumagic.ledger.ledger_view import line
 from gpumagic.usercode.lines import UserLine
 
 CELL = "<ipython-input-2-0a1b>"

@@ -49,7 +49,7 @@ def test_ctrl_c_shows_what_is_known(notebook):
     cell = "calls.append(n)\nif len(calls) and torch.cuda.is_initialized(): raise KeyboardInterrupt"
     done = notebook.run(f"%%gpufit 1 n=1..9\n{cell}")
     assert "KeyboardInterrupt: what was finished is shown above" in done.text
-    assert "interrupted: what was known by then" in done.text
+    assert "interrupted: the values tried until then" in done.text
     assert notebook.ns["calls"] == []
 
 

@@ -105,3 +105,12 @@ def test_workers_over_moved_data_name_the_loader_and_each_step(ip, data, steps):
     if steps == 2:
         ip.run(LOADER.format(data))
     assert ip.run("epoch(loader)").error is None
+
+
+def test_a_cell_on_several_gpus_places_no_later_one(ip):
+    ip.run(CLASSES)
+    ip.run("model = Net().cuda(1)")
+    ip.ip.history_manager.input_hist_raw.append("%%ongpu 1,0\npass")
+    assert "%%ongpu" not in explained(ip.run("model(Xte)"))
+    ip.ip.history_manager.input_hist_raw.append("%%ongpu gpu:1?\npass")
+    assert PUT in explained(ip.run("model(Xte)"))

@@ -86,3 +86,13 @@ def test_under_vmap_each_sample_has_its_own_gradient(gpus):
     found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
     alone = torch.func.grad(loss)(weights, x[1])
     assert torch.allclose(found["weight_ih_l0"][1], alone["weight_ih_l0"], atol=1e-5)
+
+
+@pytest.mark.parametrize("changed", ["weight", "input"])
+def test_what_was_changed_in_place_since_gives_no_gradient(gpus, changed):
+    net, x = nn.LSTM(4, 6).to("cuda:1"), torch.randn(5, 3, 4, device="cuda:1")
+    output = net(x)[0]
+    with torch.no_grad():
+        (net.weight_hh_l0 if changed == "weight" else x).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()

@@ -72,7 +72,7 @@ def test_other_errors_are_not(fails, said):
     ("figures", "limit", "said"),
     [
         ({"total": 2 * GIB, "free": GIB}, None, "more than the 2.0 GiB"),
-        ({"free": 12 * GIB, "reserved": 4 * GIB}, 8 * GIB, "75 %, unless it is told otherwise"),
+        ({"free": 12 * GIB, "reserved": 4 * GIB}, 8 * GIB, "75 % by default"),
         ({"free": 0, "reserved": 0, "others": 12 * GIB}, None, "hold 12.0 GiB"),
         ({"free": 0, "reserved": 6 * GIB}, None, "too little is left"),
     ],

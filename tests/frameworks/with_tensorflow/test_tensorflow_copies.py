@@ -12,7 +12,7 @@ from conftest import GPUS, compiled
 from gpumagic import faults
 from gpumagic.device import CPU
 from gpumagic.errors import ImplicitCopyError
-from gpumagic.ledger import watch
+from gpumagic.ledger import ledger_view
 from gpumagic.ledger.advice import advise
 
 A, B = "cuda:0", "cuda:1"
@@ -171,7 +171,7 @@ def test_what_the_host_reads(counted):
         (4, "wait", "numpy", False, "", 4),
         (5, "wait", "bool", True, "", 1),
     ]
-    assert "1 array printed in 1 read" in watch.line(ran.ledger)
+    assert "1 array printed in 1 read" in ledger_view.line(ran.ledger)
 
 
 def test_a_copy_that_names_its_device_is_explicit(counted):
@@ -195,12 +195,12 @@ def test_placement_by_soft_placement_is_told_by_line(counted):
         ("placement", 3, "cuda:7", "cpu"),
         ("placement", 4, "cuda:7", "cpu"),
     ]
-    assert "2 results on cpu, not cuda:7" in watch.line(ran.ledger)
-    assert watch.hints(ran.ledger)[0].endswith(
+    assert "2 results on cpu, not cuda:7" in ledger_view.line(ran.ledger)
+    assert ledger_view.hints(ran.ledger)[0].endswith(
         "line 3: asked for GPU:7, is on the CPU: soft placement; "
         "tf.config.set_soft_device_placement(False) makes it an error"
     )
-    assert "asked for cuda:7, on cpu (soft placement)" in watch.text(ran.ledger)
+    assert "asked for cuda:7, on cpu (soft placement)" in ledger_view.text(ran.ledger)
     refused = counted("with tf.device('/GPU:7'):\n    w = tf.ones(3)", strict=True)
     assert isinstance(refused.error, ImplicitCopyError)
     assert ", line 2: `tf.ones(3)` asked for GPU:7, is on the CPU" in str(refused.error)
@@ -306,12 +306,12 @@ def test_keras_takes_its_batches_inside_a_function(counted, names):
     assert ran.error is None
     [batches] = [e for e in ran.ledger.copies if not e.within]
     assert (batches.line, batches.operator, batches.count, batches.unsized) == (3, "batch", 8, True)
-    assert "N/A to cuda:1" in watch.line(ran.ledger)
+    assert "N/A to cuda:1" in ledger_view.line(ran.ledger)
     assert [e for e in ran.ledger if e.kind == "wait"] == []
 
 
 def test_what_is_copied_in_silence_has_its_line_also_once(counted):
     assert re.fullmatch(
         r"1 transfer: 32 B to cuda:1 at In \[\d+\], line 1: `b \* c`",
-        watch.line(counted("b * c").ledger),
+        ledger_view.line(counted("b * c").ledger),
     )
