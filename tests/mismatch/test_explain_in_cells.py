@@ -110,7 +110,7 @@ def test_workers_over_moved_data_name_the_loader_and_each_step(ip, data, steps):
 def test_a_cell_on_several_gpus_places_no_later_one(ip):
     ip.run(CLASSES)
     ip.run("model = Net().cuda(1)")
-    ip.ip.history_manager.input_hist_raw.append("%%ongpu 1,0\npass")
+    ip.run("%%ongpu 1,0 --no-such\npass")
     assert "%%ongpu" not in explained(ip.run("model(Xte)"))
-    ip.ip.history_manager.input_hist_raw.append("%%ongpu gpu:1?\npass")
+    ip.run("%%ongpu gpu:1?\npass")
     assert PUT in explained(ip.run("model(Xte)"))
