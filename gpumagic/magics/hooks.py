@@ -8,8 +8,8 @@ callbacks of widgets. Nothing is imported before a framework is.
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from IPython.display import display
@@ -60,14 +60,16 @@ class Explaining:
         from gpumagic.memory.roots import kept_errors
 
         earlier = kept_errors()  # IPython is about to release them
-        try:
+        found = self._between_devices(error)
+        with ExitStack() as afterwards:
+            afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
-                from gpumagic.usercode.frames import cut_ours
+                from gpumagic.usercode.frames import cut_ours, torchs_hidden
 
                 cut_ours(error)
+                if found and error is sys.exc_info()[1]:  # %tb shows every frame
+                    afterwards.enter_context(torchs_hidden(error))
             return self._original(exc_tuple, *args, **kwargs)
-        finally:
-            self._explain(error, earlier)
 
     def _explains(self, error: BaseException | None) -> bool:
         """Whether an error can be one of ours to explain: a framework is imported."""
@@ -78,7 +80,7 @@ class Explaining:
         """Explain the error that ended a cell, if its traceback was not shown through here."""
         # A tool may show tracebacks its own way.
         if id(error) != self._shown and self._explains(error):
-            self._explain(error)
+            self._explain(error, self._between_devices(error))
         self._shown = 0
 
     def tell_death(self, where: str) -> None:
@@ -94,20 +96,30 @@ class Explaining:
                 if not self._death_told:
                     print(f"→ {told(death)}")
 
-    def _explain(self, error: Any, earlier: Sequence[BaseException] = ()) -> None:
-        self._shown = id(error)
-        start = time.perf_counter()
-        # The user's own error has been shown; Ctrl-C may end the explanation.
-        with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
+    def _between_devices(self, error: Any) -> Any:
+        with self._not_timed():
             from gpumagic.frameworks.explain_error import explain
+
+            return explain(error)
+
+    def _explain(self, error: Any, found: Any, earlier: Sequence[BaseException] = ()) -> None:
+        self._shown = id(error)
+        with self._not_timed():
             from gpumagic.magics.arguments import of_cuda
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
             if line := of_cuda(error):
                 self._death_told = cuda_state().death() is not None
                 print(f"→ {line}")
-            elif found := explain(error) or explain_out_of_memory(error, earlier=earlier):
+            elif found := found or explain_out_of_memory(error, earlier=earlier):
                 display(found)
+
+    @contextmanager
+    def _not_timed(self) -> Iterator[None]:
+        """Leave the time within out of the cell's; the user's own error is shown whatever fails."""
+        start = time.perf_counter()
+        with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
+            yield
         cell = self._cell()
         if cell and cell.run:
             cell.run.left_out += time.perf_counter() - start

@@ -24,6 +24,7 @@ _FRAMES = 200
 _ERRORS = 20
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
 _place = attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
+_HIDE = "__tracebackhide__"
 _TIMED = ("<timed exec>", "<timed eval>")
 
 
@@ -55,6 +56,20 @@ def cut_ours(error: BaseException) -> None:
             if after is not trace.tb_next:
                 trace.tb_next = after
             trace = after
+
+
+@contextmanager
+def torchs_hidden(error: BaseException) -> Iterator[None]:
+    """Within, IPython counts torch's frames in the error's tracebacks instead of showing them."""
+    traces = [tb for each in errors(error) for tb in _chain(each.__traceback__)]
+    hidden = [tb.tb_frame for tb in traces if is_torchs(tb.tb_frame.f_code.co_filename)]
+    for frame in hidden:
+        frame.f_locals[_HIDE] = True
+    try:
+        yield
+    finally:
+        for frame in hidden:  # %debug shows them; Python 3.13 cannot delete a name
+            frame.f_locals[_HIDE] = False
 
 
 @contextmanager

@@ -114,3 +114,15 @@ def test_a_cell_on_several_gpus_places_no_later_one(ip):
     assert "%%ongpu" not in explained(ip.run("model(Xte)"))
     ip.run("%%ongpu gpu:1?\npass")
     assert PUT in explained(ip.run("model(Xte)"))
+
+
+def test_torchs_frames_do_not_stand_between_the_cell_and_the_explanation(trained):
+    trained.run("%xmode Context")
+    told = trained.run("nn.Sequential(model, nn.ReLU())(Xte)").text
+    assert "skipping hidden" in told
+    assert "_call_impl" not in told
+    assert "return self." in told  # the frame of the user's class
+    assert "fix: " in told
+    assert "_call_impl" in trained.run("%tb").text
+    # An error that is not explained is shown as ever.
+    assert "_call_impl" in trained.run("nn.Sequential(nn.Linear(2, 2))(5)").text
