@@ -64,11 +64,11 @@ class Explaining:
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
-                from gpumagic.usercode.frames import cut_ours, torchs_hidden
+                from gpumagic.usercode.frames import cut_ours, libraries_hidden
 
                 cut_ours(error)
                 if found and error is sys.exc_info()[1]:  # %tb shows every frame
-                    afterwards.enter_context(torchs_hidden(error))
+                    afterwards.enter_context(libraries_hidden(error))
             return self._original(exc_tuple, *args, **kwargs)
 
     def _explains(self, error: BaseException | None) -> bool:

@@ -59,10 +59,11 @@ def cut_ours(error: BaseException) -> None:
 
 
 @contextmanager
-def torchs_hidden(error: BaseException) -> Iterator[None]:
-    """Within, IPython counts torch's frames in the error's tracebacks instead of showing them."""
-    traces = [tb for each in errors(error) for tb in _chain(each.__traceback__)]
-    hidden = [tb.tb_frame for tb in traces if is_torchs(tb.tb_frame.f_code.co_filename)]
+def libraries_hidden(error: BaseException) -> Iterator[None]:
+    """Within, IPython counts the libraries' frames in a traceback instead of showing them."""
+    frames = [tb.tb_frame for each in errors(error) for tb in _chain(each.__traceback__)]
+    libraries = [frame for frame in frames if not is_users(frame.f_code.co_filename)]
+    hidden = [frame for frame in libraries if not frame.f_locals.get(_HIDE)]
     for frame in hidden:
         frame.f_locals[_HIDE] = True
     try:

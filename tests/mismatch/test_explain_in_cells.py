@@ -116,7 +116,7 @@ def test_a_cell_on_several_gpus_places_no_later_one(ip):
     assert PUT in explained(ip.run("model(Xte)"))
 
 
-def test_torchs_frames_do_not_stand_between_the_cell_and_the_explanation(trained):
+def test_libraries_frames_do_not_stand_between_the_cell_and_the_explanation(trained):
     trained.run("%xmode Context")
     told = trained.run("nn.Sequential(model, nn.ReLU())(Xte)").text
     assert "skipping hidden" in told
