@@ -8,13 +8,15 @@ from typing import Any
 
 import lazy_loader
 
-__version__ = "0.1.0"
-
 # Each public name stands once, in __init__.pyi, where type checkers and editors look too.
 _import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gpumagic")
     if name not in __all__:
         raise AttributeError(f"module 'gpumagic' has no attribute {name!r}")
     from gpumagic.errors import torch_needed

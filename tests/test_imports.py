@@ -308,13 +308,6 @@ def test_every_public_name_is_there():
         gpumagic.nonsense  # noqa: B018
 
 
-def test_the_version_is_one():
-    import gpumagic
-
-    project = (ROOT / "pyproject.toml").read_text()
-    assert f'\nversion = "{gpumagic.__version__}"\n' in project
-
-
 def test_without_torch_one_line_says_how_to_get_it(monkeypatch):
     code = (
         "import sys; sys.modules['torch'] = None\n"
