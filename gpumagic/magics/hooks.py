@@ -147,9 +147,7 @@ class Once:
 
     def show(self, value: Any, **how: Any) -> Any:
         """Display a value now and return it; `how` is for the table of a Snapshot."""
-        # A class of ours: each widget has a class of its own below it.
-        ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
-        self._formatter.for_type(ours[-1], self._display)
+        self._formatter.for_type(type(value), self._display)
         _publish(value, **how)
         self._shown, self._shown_in = value, self._cell()
         return value

@@ -126,3 +126,11 @@ def test_as_much_in_all_is_told_where_names_changed(ip):
     said = ip.run("%gpumem --since").text
     assert said.startswith("as much is allocated in all as at the last %gpumem\n")
     assert "gone" in said
+
+
+def test_once_it_was_shown_a_comparison_still_replaces_its_progress_line(ip):
+    from IPython.core.formatters import format_display_data
+
+    ip.run("%gpumem")
+    ip.run("%%gputime cpu -o made --quiet --max-time 0.01\n1 + 1")
+    assert "text/plain" in format_display_data(ip.ns["made"])[0]
