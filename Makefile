@@ -26,7 +26,7 @@ CUDA_ROOMS = $(addprefix tests/,cell copies dryrun ledger memory mismatch moving
 STAND_IN_CUDA = $(wildcard tests/stand_in/nvml.c tests/stand_in/cuda/*)
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries test-frameworks test-cuda cuda-build crash-hunt clean
+.PHONY: demo test check suite slow hardware lab docs screenshots examples benchmark wheel test-wheel release-check test-libraries test-frameworks test-cuda cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -68,6 +68,9 @@ screenshots: .venv/lab .venv/test  ## the pictures of the pages, from a real Jup
 	$(BIN)/python docs/monitor_screenshots.py
 	$(BIN)/python docs/timing_screenshots.py
 
+examples: .venv/test  ## the outputs of the example notebooks; NOTEBOOKS="memory timing" for some
+	$(BIN)/python docs/example_outputs.py $(NOTEBOOKS)
+
 benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/load_ext.py
 	$(BIN)/python benchmarks/placement.py
@@ -91,6 +94,13 @@ test-wheel: wheel  ## the wheel in an environment of its own, with neither Node.
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/$(PIP_INSTALL) "$$(echo dist/*.whl)[lab]"
 	cd dist && env -i HOME="$$HOME" PATH="$(CURDIR)/.venv-wheel/bin" python ../tests/installed_wheel.py
+
+release-check: wheel  ## fail unless dist/ may be published
+	! grep -n github.com/OWNER package.json
+	$(BIN)/$(PIP_INSTALL) check-manifest twine "validate-pyproject[all]"
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/validate-pyproject pyproject.toml
+	$(BIN)/check-manifest
 
 test-libraries: .venv-libraries/test  ## programs of other people's libraries; the table is docs/virtual-gpus.md's
 	OMP_NUM_THREADS=1 .venv-libraries/bin/pytest tests/libraries $(if $(TABLE),--write-table)

@@ -65,6 +65,8 @@ def test_the_quickstart_is_the_demo(tmp_path):
     assert str(written) in done.stdout
     html = written.read_text()
     assert "gpumagic gm-report" in html
+    assert "fix: put %%ongpu 1 on top of this cell" in done.stdout  # and the next cell does
+    assert re.search(r"moved batch: 1\.0 KiB from cpu", done.stdout)
     assert "test accuracy" in html
 
 
@@ -197,13 +199,19 @@ def test_a_cluster_that_loses_a_rank(tmp_path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebooks_are_kept_without_outputs(notebook):
+def test_notebooks_show_what_their_cells_printed(notebook):
     book = nbformat.read(notebook, as_version=4)
     nbformat.validate(book)
-    for cell in book.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        for output in cell.outputs:
+            assert set(output.get("data", {})) <= {"text/plain", "image/png"}
+            fails = "raises-exception" in cell.metadata.get("tags", ())
+            assert output.output_type != "error" or fails
+    text = notebook.read_text()
+    assert not re.search(r"/home/|/root/|/tmp/(?!example)|/Users/|\\u001b\[", text)
+    assert len(text) < 250_000
 
 
 def test_a_failing_notebook_fails_with_its_error(tmp_path):
