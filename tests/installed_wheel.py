@@ -1,4 +1,4 @@
-"""Check an installed wheel, as ``make test-wheel`` does where neither Node.js nor the source is.
+"""Check an installed wheel: `make test-wheel` does so without Node.js, and CI on macOS and Windows.
 
 Not collected by pytest: it is about another environment than the tests' own.
 """
@@ -19,7 +19,7 @@ def main():
     import gpumagic
 
     package = Path(gpumagic.__file__).parent
-    assert shutil.which("node") is None
+    assert "--with-node" in sys.argv or shutil.which("node") is None
     assert Path(sys.prefix) in package.parents, f"{package} is not what was installed"
     for name in ("widget.js", "panel.js"):
         assert (package / "static" / name).stat().st_size > 1000
@@ -33,8 +33,10 @@ def main():
 
     assert monitor
     said("gpumagic", "snapshot")
-    shown = said("ipython", "--no-banner", "-c", "%load_ext gpumagic\n%gpus")
-    assert "Traceback" not in shown, shown
+    for cell in ("%gpus", "%gpus --doctor", "%%ongpu cpu\nprint(6 * 7)"):
+        shown = said("ipython", "--no-banner", "-c", f"%load_ext gpumagic\n{cell}")
+        assert "Traceback" not in shown, shown
+    assert "42" in shown or "torch" in shown, shown  # placed, or one line says that torch is missing
     print(f"gpumagic {gpumagic.__version__} is whole in {sys.prefix}")
 
 
