@@ -8,7 +8,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display
 
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
-from gpumagic.magics.command import magic
+from gpumagic.magics.options import magic
 
 _NEW = (
     "the new rank starts with the notebook's variables, the others keep theirs; "

@@ -13,9 +13,9 @@ from IPython.core.magic import (
 )
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.command import magic
 from gpumagic.magics.hooks import Once
 from gpumagic.magics.ongpu import CellHooks, RunningCell, Watched
+from gpumagic.magics.options import magic
 
 
 @magics_class
