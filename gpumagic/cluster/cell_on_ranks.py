@@ -1,11 +1,9 @@
 """Run a cell on ranks: send it, show its output, and end it on an error, a hang or Ctrl-C."""
 
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +19,7 @@ from gpumagic.cluster.this_rank import pulse_of
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration
 from gpumagic.errors import GpuError
+from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label
 
 # A rank that has not ended this long after its interrupt is replaced.
@@ -32,28 +31,6 @@ _AGAIN_S = 0.5
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
 _IMPATIENT = 3
-
-
-@contextmanager
-def _noted(note: Callable[[], object]) -> Iterator[None]:
-    """Call `note` at Ctrl-C instead of raising; raise if it is pressed often."""
-    before: Any = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    came: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        came.append(number)
-        if len(came) > _IMPATIENT:
-            before(number, frame)
-        note()
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @dataclass
@@ -99,7 +76,7 @@ class CellOnRanks:
     def run(self) -> Ended:
         """Run the orders on the ranks; always ends, since a rank that does not end is replaced."""
         began = time.monotonic()
-        with _noted(self._press):
+        with noted(self._press, _IMPATIENT):
             for rank in self._ranks:
                 self._next(rank)
             while self._running:
@@ -174,7 +151,7 @@ class CellOnRanks:
         self._signal()
 
     # -- ending
-    def _press(self) -> None:
+    def _press(self, *_: object) -> None:
         self._pressed += 1
 
     def _interrupted(self) -> None:

@@ -6,27 +6,24 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from gpumagic.cluster import engine, launching
 from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended
-from gpumagic.cluster.checkpoints import Checkpoints
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, died, interrupt, named, others
-from gpumagic.cluster.rank_messages import (
-    Orders,
-    Whole,
-    predict,
-    prints_here,
-    values_of,
-)
+from gpumagic.cluster.rank_messages import Orders, predict, prints_here, values_of
 from gpumagic.cluster.rank_states import RankHosts, rows_of
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
-from gpumagic.cluster.scattered import Sharing, put_together, sharing_in_words
+from gpumagic.cluster.scattered import Sharing, Whole, put_together, sharing_in_words
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell, user_namespace
+
+if TYPE_CHECKING:
+    from gpumagic.cluster.checkpoints import Checkpoints
 
 _LOOK_S = 0.5
 _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard again"
@@ -45,7 +42,8 @@ class GpuCluster:
         The report of the last cell.
     hosts : RankHosts
         Other hosts that have ranks.
-    checkpoint, restore : `Checkpoints.save` and `Checkpoints.restore`
+    checkpoints : Checkpoints
+        Saves and loads variables of the ranks.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -54,8 +52,6 @@ class GpuCluster:
         self._broken = False
         self._busy = threading.Lock()
         self.hosts = RankHosts(engines)
-        self.checkpoints = Checkpoints(self)
-        self.checkpoint, self.restore = self.checkpoints.save, self.checkpoints.restore
         self._ending = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -135,7 +131,7 @@ class GpuCluster:
             self._broken = self._is_broken(ended, len(ranks))
         seconds = time.perf_counter() - began
         result = self._finish(ended, ranks, orders, sent_s, seconds)
-        if len(ranks) == self.size:
+        if len(ranks) == self.size and "checkpoints" in vars(self):
             self.checkpoints.after_cell()
         return result
 
@@ -214,6 +210,22 @@ class GpuCluster:
         self._ranks("@0")
         with self._busy:
             return predict(self._engines, tree, file, on)
+
+    @cached_property
+    def checkpoints(self) -> "Checkpoints":
+        from gpumagic.cluster.checkpoints import Checkpoints  # takes torch a second
+
+        return Checkpoints(self)
+
+    @property
+    def checkpoint(self) -> Any:
+        """`Checkpoints.save`."""
+        return self.checkpoints.save
+
+    @property
+    def restore(self) -> Any:
+        """`Checkpoints.restore`."""
+        return self.checkpoints.restore
 
     # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:

@@ -11,7 +11,6 @@ import signal
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -21,7 +20,7 @@ import ipyparallel
 from gpumagic.cluster import engine, sending
 from gpumagic.cluster.engine import CellOrder
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt
-from gpumagic.cluster.scattered import Sharing, SplitValues, check
+from gpumagic.cluster.scattered import Sharing, SplitValues, Whole, check
 from gpumagic.cluster.sending import Print
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.dry_cell import dry_run_cell
@@ -75,16 +74,6 @@ def prints_here(names: Iterable[str]) -> dict[str, Print]:
         with suppress(GpuError):  # it cannot be sent
             prints[name] = sending.fingerprint(name, space[name]), id(space[name])
     return prints
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A request without split variables: every rank runs the whole cell."""
-
-    split: tuple[str, ...] = ()
-    gather: tuple[str, ...] = ()
-    reduce: tuple[tuple[str, str], ...] = ()
-    chunk: int | None = None
 
 
 class Orders:

@@ -297,13 +297,24 @@ class Sharing(Protocol):
     """The options of a line: names to split, to gather and to reduce, and the chunk size."""
 
     @property
-    def split(self) -> tuple[str, ...]: ...
+    def split(self) -> tuple[str, ...]:
+        return ()
+
     @property
-    def gather(self) -> tuple[str, ...]: ...
+    def gather(self) -> tuple[str, ...]:
+        return ()
+
     @property
-    def reduce(self) -> tuple[tuple[str, str], ...]: ...
+    def reduce(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     @property
-    def chunk(self) -> int | None: ...
+    def chunk(self) -> int | None:
+        return None
+
+
+class Whole(Sharing):
+    """No options: every rank runs the whole cell."""
 
 
 class SplitValues:

@@ -165,29 +165,37 @@ class Growth:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Within, defer an interrupt to the end; a second one is raised at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets signals
-        return
+def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
+    """Within, call `note` at an interrupt instead of raising; raise at more than `most`."""
     before: Any = signal.getsignal(signal.SIGINT)
-    if not callable(before):  # ignored, or set by C code
+    # Only the main thread gets signals. They may be ignored, or set by C code.
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
+    came: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if came:
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > most:
             before(number, frame)
-        came.append((number, frame))
+        note(number, frame)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Within, defer an interrupt to the end; a second one is raised at once."""
+    came: list[tuple[int, FrameType | None]] = []
+    with noted(lambda *signaled: came.append(signaled)):
+        yield
     if came:
-        before(*came[0])
+        handler: Any = signal.getsignal(signal.SIGINT)
+        handler(*came[0])
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
