@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import parent_watch, sending, this_rank
+from gpumagic.cluster import sending, this_rank
 from gpumagic.cluster.output import bounded_output
 from gpumagic.cluster.sending import Print, State
 from gpumagic.cluster.this_rank import ThisRank
@@ -83,11 +83,6 @@ class ErrorInRank:
 _this: ThisRank | None = None
 
 
-def started_as() -> tuple[str, int]:
-    """Return the mark of this process's start, and its rank."""
-    return os.environ[parent_watch.MARK], int(os.environ["RANK"])
-
-
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
     """Become a rank, on a virtual GPU of `memory` if there is no real one; return its facts."""
     global _this
@@ -112,11 +107,6 @@ def about() -> dict[str, Any]:
         "total": device.memory_total,
         "used": torch.cuda.memory_allocated(),
     }
-
-
-def host_now() -> dict[str, Any]:
-    """Return a snapshot of this host's GPUs."""
-    return collect.snapshot().to_dict()
 
 
 def join(generation: int) -> None:

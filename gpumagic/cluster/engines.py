@@ -1,7 +1,7 @@
-"""Start the engines of a cluster, number them by rank, replace them, and explain how they ended.
+"""Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. It numbers engines in order of registration and gives a
-replacement a new number, so the ranks are numbered here.
+ipyparallel starts and connects them. Each engine requests its number, which is that of its rank,
+counted on from start to start: an engine of an aborted start is no rank's.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ import ipyparallel
 
 from gpumagic.cluster import engine, parent_watch, this_rank
 from gpumagic.cluster.engine import ErrorInRank
-from gpumagic.cluster.launching import EngineSet, Plan, connections, stop_elsewhere, threads
+from gpumagic.cluster.launching import FIRST, EngineSet, Plan, connections, stop_elsewhere, threads
 from gpumagic.cluster.this_rank import ending
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, show_as
@@ -93,11 +93,6 @@ class RankEngine:
     about: dict[str, Any] = field(default_factory=dict)
     lost: str = ""  # why it has ended
 
-    @property
-    def key(self) -> str:
-        """The name of its engine set."""
-        return f"ranks-{self.engine_set.ranks[0]}"
-
 
 class Engines:
     """The engines of one cluster, from their start to their end."""
@@ -112,7 +107,6 @@ class Engines:
         self._client: Any = None
         self._cluster: Any = None
         self._launchers: dict[str, Any] = {}
-        self._known: set[int] = set()  # ipyparallel's numbers seen so far
         self._made = contextlib.ExitStack()  # what must be ended
         self.stopped = False
 
@@ -168,49 +162,40 @@ class Engines:
             self._made.callback(lambda: run(stop_elsewhere(self._cluster)))
 
     def _launch(self, each: EngineSet) -> None:
-        mark = f"{self.mark}/{next(self._starts)}/"
+        start = next(self._starts)
+        mark = f"{self.mark}/{start}/"
         environment = {
             **connections(self.plan.address),
             **threads(self.plan.count),
             **each.environment,
             parent_watch.MARK: mark,
+            FIRST: str(start * self.plan.count),
             "WORLD_SIZE": str(self.plan.count),
             "MASTER_ADDR": self.plan.address,
             "MASTER_PORT": str(self.store.port),
         }
-        key = f"ranks-{each.ranks[0]}"
         for rank in self.ranks:
             if rank.engine_set is each:
-                rank.engine, rank.mark = -1, mark
+                rank.engine, rank.mark = start * self.plan.count + rank.number, mark
         options = dict(each.options)
         if self.plan.launcher == "slurm":
             options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
         with deferred():  # a half-started one could not be ended
             run(
                 self._cluster.start_engines(
-                    len(each.ranks), engine_set_id=key, environment=environment, **options
+                    len(each.ranks), engine_set_id=each.key, environment=environment, **options
                 )
             )
             if self.plan.launcher == "local":
-                self._launchers[key] = self._cluster.engines[key].launchers["0"]
+                self._launchers[each.key] = self._cluster.engines[each.key].launchers["0"]
 
     def _take(self, awaited: Sequence[RankEngine], say: Callable[[str], object]) -> None:
-        """Wait for new engines, find the rank of each, and set it up."""
+        """Wait for new engines, and set them up."""
         until = time.monotonic() + (_START_S if self.plan.local else float("inf"))
-        missing = {(rank.mark, rank.number): rank for rank in awaited}
-        answers: dict[int, Any] = {}
-        while missing:
+        while missing := [rank for rank in awaited if rank.engine not in self._client.ids]:
             say(f"{len(awaited) - len(missing)} of {len(awaited)} engines have started")
             self._check_started(awaited, until)
-            for number in set(self._client.ids) - self._known:
-                self._known.add(number)
-                with contextlib.suppress(GpuError):
-                    answers[number] = self._ask(number, engine.started_as)
             time.sleep(_LOOK_S)
-            for number in [number for number, each in answers.items() if each.ready()]:
-                # An engine of an aborted start has no rank, or does not answer.
-                with contextlib.suppress(KeyError, ipyparallel.error.RemoteError):
-                    missing.pop(answers.pop(number).get(0)).engine = number
         store = (self.plan.address, self.store.port)
         path = [each for each in sys.path if each] if self.plan.local else []
         found = self._answers(awaited, engine.set_up, store, path, self.memory)
@@ -251,11 +236,8 @@ class Engines:
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of `engine` on a rank; the answer comes later."""
-        return self._ask(rank.engine, function, *args)
-
-    def _ask(self, number: int, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            return self._client[number].apply_async(function, *args)
+            return self._client[rank.engine].apply_async(function, *args)
         except (IndexError, ipyparallel.error.NoEnginesRegistered):
             raise GpuError(_GONE) from None
 
@@ -319,7 +301,7 @@ class Engines:
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
         """Return how a rank's process ended; empty while it runs or if unknown."""
-        launcher = self._launchers.get(rank.key)
+        launcher = self._launchers.get(rank.engine_set.key)
         if launcher is None:
             return ""
         # Only the thread that waits for the process knows its exit code.
@@ -357,7 +339,7 @@ class Engines:
                     self.signal([rank], signal.SIGKILL)
                 parent_watch.end(rank.mark)
                 with contextlib.suppress(KeyError):
-                    run(self._cluster.stop_engines(rank.key))
+                    run(self._cluster.stop_engines(rank.engine_set.key))
 
     def stop(self) -> None:
         """End everything; nothing is left."""

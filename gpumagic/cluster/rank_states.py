@@ -44,6 +44,7 @@ def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
 
 # After this many seconds without a request, nobody watches.
 _PATIENCE_S = 5.0
+_LOOK_S = 0.05
 
 
 class RankHosts:
@@ -56,13 +57,16 @@ class RankHosts:
         self._last: dict[str, Any] = {}  # by host
 
     def now(self) -> list[Snapshot]:
-        """Return a snapshot of each host, from a rank that is not busy."""
-        asked = [self._engines.ask(rank, engine.host_now) for rank in self._elsewhere().values()]
-        found = []
-        for each in asked:
-            with suppress(TimeoutError, GpuError):
-                found.append(Snapshot.from_dict(self._engines.answer(each, ANSWER_S)))
-        return found
+        """Return a snapshot of each host, without hosts that do not answer in time."""
+        before, until = self._asked_at, time.monotonic() + ANSWER_S
+        while len(found := self.heard() or []) < len(self._elsewhere()):
+            if time.monotonic() > until:
+                break
+            self.listen()
+            time.sleep(_LOOK_S)
+        self._asked_at = before
+        self.listen()
+        return [Snapshot.from_dict(each["snapshot"]) for each in found]
 
     def heard(self) -> list[dict[str, Any]] | None:
         """Return the last snapshot of each host and the ranks' processes there, at once; None if
@@ -82,8 +86,8 @@ class RankHosts:
         with faults.kept("learning what the hosts of ranks do"):
             for number in self._watched - wanted.keys():
                 store.delete_key(watched(number))
-                store.delete_key(host_report_of(number))
             for number in wanted.keys() - self._watched:
+                store.delete_key(host_report_of(number))
                 store.set(watched(number), "")
             self._watched = {*wanted}
             found = {

@@ -70,8 +70,10 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
 def length(value: Any) -> int:
     """Return the number of items; raise `GpuError` for a value that cannot be split."""
     kind = kind_of(value)
-    if kind in ("columns", "fields"):
-        return _of_all(value.items() if kind == "columns" else value._asdict().items())
+    if kind == "fields":
+        return length(value._asdict())
+    if kind == "columns":
+        return _of_all(value.items())
     try:
         if kind:
             return len(value)
@@ -114,7 +116,7 @@ def take(value: Any, start: int, stop: int) -> Any:
     if kind == "columns":
         return _of_columns(value, start, stop)
     if kind == "fields":
-        return type(value)(*(take(item, start, stop) for item in value))
+        return type(value)(**take(value._asdict(), start, stop))
     if kind == "frame":
         return value.iloc[start:stop]
     if kind == "rows":
@@ -213,9 +215,7 @@ def _columns(parts: Sequence[Any]) -> Any:
 
 
 def _fields(parts: Sequence[Any]) -> Any:
-    kind = type(parts[0])
-    items = zip(kind._fields, zip(*parts, strict=True), strict=True)
-    return kind(*(_named(name, column) for name, column in items))
+    return type(parts[0])(**_columns([part._asdict() for part in parts]))
 
 
 def _named(name: Any, parts: Sequence[Any]) -> Any:

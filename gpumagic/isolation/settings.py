@@ -1,6 +1,6 @@
 """Restore what code changed in the process or its thread: settings and random state.
 
-The settings are listed in torch_settings.py and python_settings.py. A setting that cannot be read
+The settings are listed in known_settings.py. A setting that cannot be read
 is not restored. One that cannot be restored is kept as a fault, and the others are restored.
 """
 
@@ -17,12 +17,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpumagic import faults
-from gpumagic.isolation.python_settings import (
+from gpumagic.isolation.known_settings import (
     Setting,
+    of_a_thread,
+    of_cuda,
     of_libraries,
     of_numpy,
     of_python,
     of_signals,
+    of_the_process,
 )
 from gpumagic.usercode.values import torch_here
 
@@ -136,7 +139,7 @@ _Known = tuple[Setting, Any]
 def kept() -> Iterator[None]:
     """Restore settings that are changed within."""
     signals = _now(of_signals())
-    torchs = _of_torch("of_a_thread", "of_the_process", "of_cuda")
+    torchs = _of_torch(of_a_thread, of_the_process, of_cuda)
     others = _now(chain(torchs, of_python(), of_libraries()))
     randomness = Randomness()
     try:
@@ -155,7 +158,7 @@ class Growth:
     """Snapshot of the process-wide lists that repeated runs may append to."""
 
     def __init__(self) -> None:
-        every = (*_of_torch("of_the_process"), *of_python())
+        every = (*_of_torch(of_the_process), *of_python())
         self._settings = _now(setting for setting in every if setting.grows)
 
     def put_back(self) -> None:
@@ -202,7 +205,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
     """Return a function that gives another thread this thread's modes of torch and numpy."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
-    here = _now(chain(_of_torch("of_a_thread"), of_numpy()))
+    here = _now(chain(_of_torch(of_a_thread), of_numpy()))
 
     def follow(stack: ExitStack) -> None:
         if inference:
@@ -213,13 +216,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
     return follow
 
 
-def _of_torch(*lists: str) -> list[Setting]:
-    """Return settings of torch_settings.py; empty if torch is not imported."""
-    if torch_here() is None:
-        return []
-    from gpumagic.isolation import torch_settings
-
-    return [setting for name in lists for setting in getattr(torch_settings, name)()]
+def _of_torch(*lists: Callable[[], list[Setting]]) -> list[Setting]:
+    """Return the settings in these lists; empty if torch is not imported."""
+    return [] if torch_here() is None else [setting for each in lists for setting in each()]
 
 
 def _now(settings: Iterable[Setting]) -> list[_Known]:
