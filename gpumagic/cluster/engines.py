@@ -198,11 +198,11 @@ class Engines:
             time.sleep(_LOOK_S)
         store = (self.plan.address, self.store.port)
         path = [each for each in sys.path if each] if self.plan.local else []
-        found = self._answers(awaited, engine.set_up, store, path, self.memory)
+        found = self._at_start(awaited, engine.set_up, store, path, self.memory)
         for rank, about in zip(awaited, found, strict=True):
             rank.about, rank.lost = about, ""
 
-    def _answers(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
+    def _at_start(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
         """Return the answers of starting ranks; raise if one dies."""
         until = time.monotonic() + _JOIN_S
         asked: dict[int, Any] = {}
@@ -231,7 +231,7 @@ class Engines:
         if not any(rank.lost for rank in self.ranks):
             self.generation += 1
             with deferred():  # each rank waits for the others
-                self._answers(self.ranks, engine.join, self.generation)
+                self._at_start(self.ranks, engine.join, self.generation)
 
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
@@ -251,25 +251,18 @@ class Engines:
                 raise
         raise GpuError(_GONE)
 
-    def all_answers(
+    def answers(
         self, ranks: Sequence[RankEngine], function: Callable[..., Any], *args: Any
-    ) -> list[tuple[RankEngine, Any]]:
-        """Call a function of `engine` on ranks; return each rank with its answer."""
-        return self.answers([(rank, function, *args) for rank in ranks])
-
-    def answers(self, calls: Iterable[tuple[Any, ...]]) -> list[tuple[RankEngine, Any]]:
-        """Make calls of (rank, function, *arguments); raise `GpuError` if a rank has died."""
-        calls = list(calls)
+    ) -> list[Any]:
+        """Call a function of `engine` on ranks; raise `GpuError` if one has died."""
         try:
-            asked = [(rank, self.ask(rank, *call)) for rank, *call in calls]
-            return [(rank, self.answer(each)) for rank, each in asked]
-        except GpuError:
+            asked = [self.ask(rank, function, *args) for rank in ranks]
+            return [self.answer(each) for each in asked]
+        except GpuError as error:
             time.sleep(_CAUSE_S)
             self.check()
-            for rank, *_ in calls:
-                if rank.lost:
-                    raise GpuError(died(rank)) from None
-            raise
+            gone = (GpuError(died(rank)) for rank in ranks if rank.lost)
+            raise next(gone, error) from None
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
         """Send a signal to the processes of ranks, on any host."""

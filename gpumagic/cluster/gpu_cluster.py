@@ -237,7 +237,7 @@ class GpuCluster:
             A name that no rank has.
         """
         ranks = self._ranks("@all")
-        found = [each for _, each in self._engines.all_answers(ranks, engine.pull, list(names))]
+        found = self._engines.answers(ranks, engine.pull, list(names))
         missing = [name for name in names if not any(name in each for each in found)]
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
@@ -254,11 +254,11 @@ class GpuCluster:
         missing = [name for name in names if name not in user_namespace()]
         if missing:
             raise GpuError(f"no such variable: {some(missing)}")
-        self._engines.all_answers(self._ranks("@all"), engine.forget, list(names))
+        self._engines.answers(self._ranks("@all"), engine.forget, list(names))
 
     def keep(self, *names: str) -> None:
         """Keep the ranks' values of variables until the notebook's change."""
-        self._engines.all_answers(self._ranks("@all"), engine.receive, b"", prints_here(names))
+        self._engines.answers(self._ranks("@all"), engine.receive, b"", prints_here(names))
 
     # -- the ranks
     def status(self) -> RanksTable:

@@ -18,7 +18,7 @@ from uuid import uuid4
 import ipyparallel
 
 from gpumagic.cluster import engine, sending
-from gpumagic.cluster.engine import CellOrder
+from gpumagic.cluster.engine import CellOrder, Wants
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt
 from gpumagic.cluster.scattered import Sharing, SplitValues, Whole, check
 from gpumagic.cluster.sending import Print
@@ -45,24 +45,28 @@ class Delivery:
         """Send all ranks what they lack. Raises `GpuError`, and a rank's `RanksError`."""
         if not self._prints:
             return
-        packed: dict[Any, bytes] = {}
-        calls: list[Any] = []
-        for rank, wants in engines.all_answers(ranks, engine.wanted, self._prints):
-            names = [name for name in self._prints if name in wants.names]
-            key = tuple(names), tuple(wants.tensors.items())
-            if names and key not in packed:
-                values = {name: self._values[name] for name in names}
-                packed[key] = sending.pack(values, wants.tensors, self.sources)
-            if names or wants.kept:
-                data = packed.get(key, b"")
-                self.nbytes += len(data)
-                prints = {name: self._prints[name] for name in (*names, *wants.kept)}
-                calls.append((rank, engine.receive, data, prints))
-            self.kept |= dict.fromkeys(wants.kept)
-            for name in names:
-                if not isinstance(self._values[name], ModuleType):
-                    self.sent[name] = wants.names[name]
-        for rank, error in engines.answers(calls):
+        found = engines.answers(ranks, engine.wanted, self._prints)
+        groups: dict[Any, list[tuple[RankEngine, Wants]]] = {}  # of ranks that want the same
+        for rank, wants in zip(ranks, found, strict=True):
+            key = *wants.names.items(), *wants.kept, *wants.tensors.items()
+            groups.setdefault(key, []).append((rank, wants))
+        for group in groups.values():
+            self._send(engines, [rank for rank, _ in group], group[0][1])
+
+    def _send(self, engines: Engines, ranks: Sequence[RankEngine], wants: Wants) -> None:
+        """Send ranks that want the same what they lack."""
+        values = {n: value for n, value in self._values.items() if n in wants.names}
+        data = sending.pack(values, wants.tensors, self.sources) if values else b""
+        self.nbytes += len(data) * len(ranks)
+        self.kept |= dict.fromkeys(wants.kept)
+        for name, value in values.items():
+            if not isinstance(value, ModuleType):
+                self.sent[name] = wants.names[name]
+        prints = {name: self._prints[name] for name in (*values, *wants.kept)}
+        if not prints:
+            return
+        errors = engines.answers(ranks, engine.receive, data, prints)
+        for rank, error in zip(ranks, errors, strict=True):
             if error is not None:
                 raise RanksError(rank.number, error, "", ())
 

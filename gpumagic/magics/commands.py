@@ -59,11 +59,19 @@ class GpuMagics(Magics):
         if asked.doctor:
             return gpus.doctor()
         if asked.live:
-            monitor = gpus.live(asked.where)
-            return None if monitor is None else self.once.show(monitor)
+            return self._live(asked.where)
         snapshot = gpus.gpus(asked.where)
         others = () if asked.where else gpus.of_cluster(snapshot)
         return self.once.show(snapshot, processes=asked.processes, others=others)
+
+    def _live(self, where: str | None) -> Any:
+        """Show the monitor; in a terminal, which has none, it prints the table."""
+        from gpumagic.widget import monitor
+
+        if where:
+            raise GpuError(f"{where}: the monitor shows all GPUs; type %gpus --live")
+        made = monitor()
+        return None if made is None else self.once.show(made)
 
     @magic(line_cell_magic, parsed=False)
     def ongpu(self, line: str, cell: str | None = None) -> Any:
