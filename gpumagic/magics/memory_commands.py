@@ -14,6 +14,56 @@ from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.options import magic
 
 
+class Memories:
+    """Makes the reports of one shell, and stores the last one for `--since`."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def changes(self, asked: Sequence[str]) -> Any:
+        """Return what changed since the last report; the report itself if it is the first one."""
+        if asked:
+            raise GpuError(f"--since is about all GPUs; leave out {asked[0]}")
+        before, now = self.last, self.held(())
+        if before is None or self.last is None:
+            print("This is the first %gpumem; --since will show what changes from now on.")
+            return now
+        from gpumagic.memory.memory_changes import changes
+
+        return changes(before, now)
+
+    def held(self, asked: Sequence[str]) -> Any:
+        """Return a report of all GPUs, of those named, of variables, or a tree of one variable.
+
+        A Snapshot of the GPUs if no framework here uses them.
+        """
+        from gpumagic.frameworks.known import started
+        from gpumagic.magics.gpus import gpus
+
+        if "torch" not in sys.modules and not started():
+            print("Neither torch nor JAX is in use here: this notebook has nothing on a GPU.")
+            return gpus()
+        from gpumagic.memory import ask
+        from gpumagic.memory.memory_tree import first_name, tree
+        from gpumagic.usercode.files import user_namespace
+
+        variables = user_namespace()
+        names = [word for word in asked if first_name(word) in variables]
+        others = [word for word in asked if word not in names]
+        ordinals = {str(device) for word in others for device in _gpus(word, variables)}
+        if len(asked) == len(names) == 1:
+            return tree(names[0], variables)
+        report = ask.memory(*names)
+        if not names:
+            self.last = report
+        if not report.devices and (snapshot := gpus()).gpus:
+            print("torch can use none of these GPUs; %gpus --doctor says why.")
+            return snapshot
+        if not ordinals:
+            return report
+        return replace(report, devices=tuple(d for d in report.devices if d.device in ordinals))
+
+
 def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
     """Return the GPUs that a word names; GpuError if it names neither a GPU nor a variable."""
     from gpumagic.device import resolve
@@ -49,7 +99,7 @@ class MemoryMagics(Magics):
     def __init__(self, shell: Any, others: GpuMagics) -> None:
         super().__init__(shell)
         self.others = others
-        self._last: Any = None  # the last report of all GPUs
+        self.memories = Memories()
 
     @magic(line_magic)
     def gpumem(self, asked: Namespace) -> Any:
@@ -88,51 +138,8 @@ class MemoryMagics(Magics):
                 from gpumagic.memory.made_in import record
 
             return print(record(asked.record == "on"))
-        answer = self._changes if asked.since else self._held
+        answer = self.memories.changes if asked.since else self.memories.held
         return self.others.once.show(answer(asked.what))
-
-    def _changes(self, asked: Sequence[str]) -> Any:
-        """Return what changed since the last report; the report itself if it is the first one."""
-        if asked:
-            raise GpuError(f"--since is about all GPUs; leave out {asked[0]}")
-        before, now = self._last, self._held(())
-        if before is None or self._last is None:
-            print("This is the first %gpumem; --since will show what changes from now on.")
-            return now
-        from gpumagic.memory.memory_changes import changes
-
-        return changes(before, now)
-
-    def _held(self, asked: Sequence[str]) -> Any:
-        """Return a report of all GPUs, of those named, of variables, or a tree of one variable.
-
-        A Snapshot of the GPUs if no framework here uses them.
-        """
-        from gpumagic.frameworks.known import started
-        from gpumagic.magics.gpus import gpus
-
-        if "torch" not in sys.modules and not started():
-            print("Neither torch nor JAX is in use here: this notebook has nothing on a GPU.")
-            return gpus()
-        from gpumagic.memory import ask
-        from gpumagic.memory.memory_tree import first_name, tree
-        from gpumagic.usercode.files import user_namespace
-
-        variables = user_namespace()
-        names = [word for word in asked if first_name(word) in variables]
-        others = [word for word in asked if word not in names]
-        ordinals = {str(device) for word in others for device in _gpus(word, variables)}
-        if len(asked) == len(names) == 1:
-            return tree(names[0], variables)
-        report = ask.memory(*names)
-        if not names:
-            self._last = report
-        if not report.devices and (snapshot := gpus()).gpus:
-            print("torch can use none of these GPUs; %gpus --doctor says why.")
-            return snapshot
-        if not ordinals:
-            return report
-        return replace(report, devices=tuple(d for d in report.devices if d.device in ordinals))
 
     @magic(line_magic)
     def gpufree(self, asked: Namespace) -> None:
