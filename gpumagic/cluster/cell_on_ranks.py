@@ -65,7 +65,6 @@ class CellOnRanks:
     ) -> None:
         self._engines, self._ranks, self._orders, self._line = engines, list(ranks), orders, line
         self._running: dict[int, tuple[int, Any]] = {}  # by rank: its part, and the answer
-        self._parts = orders.parts
         self._ended = Ended()
         self._signaled: float | None = None
         self._signaled_last = 0.0
@@ -214,7 +213,7 @@ class CellOnRanks:
         self._said = seconds
         parts = [duration(seconds)]
         if self._orders.asked.chunk:
-            parts.append(f"{len(self._ended.outcomes)} of {self._parts} parts")
+            parts.append(f"{len(self._ended.outcomes)} of {self._orders.split.total} parts")
         for rank in self._ranks[:_SHOWN]:
             running = rank.number in self._running
             where = self._where(rank) if running else None

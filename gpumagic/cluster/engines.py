@@ -356,19 +356,19 @@ class RanksError(Exception):
     def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
         place = f", {error.place}" if error.place else ""
         super().__init__(f"rank {rank}{place}: {error}")
-        lines = [f"error in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
-        self._shown = ["\n".join(lines)]
-
-    def _render_traceback_(self) -> list[str]:
-        return self._shown
+        _show_with(self, f"error in rank {rank}{others}:\n{error.lines}", notes)
 
 
 def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
     """Return a KeyboardInterrupt that is shown as one line, with notes."""
     error = KeyboardInterrupt(words)
-    lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
-    show_as(error, lambda: [lines])
+    _show_with(error, f"KeyboardInterrupt: {words}", notes)
     return error
+
+
+def _show_with(error: BaseException, text: str, notes: Sequence[str]) -> None:
+    lines = "\n".join([text, *(f"  → {note}" for note in notes)])
+    show_as(error, lambda: [lines])
 
 
 def named(ranks: Sequence[RankEngine]) -> str:

@@ -164,7 +164,7 @@ class GpuCluster:
         ]
         if self._broken or ended.replaced:
             notes.append(_REWRAP)
-        if kept := orders.delivery.kept:
+        if kept := orders.kept:
             push = f"%gpucluster push {next(iter(kept))} sends the notebook's"
             notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {push}")
         if ended.interrupted:
@@ -178,7 +178,7 @@ class GpuCluster:
         self.last_report = RanksReport(
             tuple(ended.times(ranks)),
             seconds,
-            str(orders.split or ""),
+            str(orders.split),
             orders.sent,
             orders.sent_bytes,
             sent_s,
