@@ -6,6 +6,7 @@ counted on from start to start: an engine of an aborted start is no rank's.
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import socket
@@ -25,7 +26,7 @@ import ipyparallel
 from gpumagic.cluster import engine, parent_watch, this_rank
 from gpumagic.cluster.engine import ErrorInRank
 from gpumagic.cluster.launching import FIRST, EngineSet, Plan, connections, stop_elsewhere, threads
-from gpumagic.cluster.this_rank import ending
+from gpumagic.cluster.this_rank import ENDING
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
@@ -272,12 +273,13 @@ class Engines:
 
     def interrupt(self, ranks: Iterable[RankEngine], cell: str) -> None:
         """Interrupt a cell on ranks, and no other cell."""
-        self.store.set(ending(cell), "")
+        self.store.set(ENDING.format(cell), "")
         self.signal(ranks, signal.SIGINT)
 
-    def read(self, key: str) -> bytes:
-        """Return the value of a key in the store, empty if it is not there."""
-        return bytes(self.store.get(key)) if self.store.check([key]) else b""
+    def read(self, key: str) -> dict[str, Any]:
+        """Return the JSON at a key of the store; empty if there is none."""
+        found = self.store.get(key) if self.store.check([key]) else b""
+        return dict(json.loads(found or b"{}"))
 
     # -- dying
     def check(self) -> list[RankEngine]:

@@ -5,12 +5,11 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.cluster import engine, launching
-from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended
+from gpumagic.cluster.cell_on_ranks import CellOnRanks
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, died, interrupt, named, others
 from gpumagic.cluster.rank_messages import Orders, predict, prints_here, values_of
 from gpumagic.cluster.rank_states import RankHosts, rows_of
@@ -127,10 +126,11 @@ class GpuCluster:
                 orders.deliver(self._engines)
                 sent_s = time.perf_counter() - began
                 self._broken = True  # until it has succeeded
-                ended = CellOnRanks(self._engines, ranks, orders, line).run()
-            self._broken = self._is_broken(ended, len(ranks))
+                cell = CellOnRanks(self._engines, ranks, orders, line)
+                cell.run()
+            self._broken = self._is_broken(cell, len(ranks))
         seconds = time.perf_counter() - began
-        result = self._finish(ended, ranks, orders, sent_s, seconds)
+        result = self._finish(cell, sent_s, seconds)
         if len(ranks) == self.size and "checkpoints" in vars(self):
             self.checkpoints.after_cell()
         return result
@@ -150,33 +150,29 @@ class GpuCluster:
         return ranks
 
     def _finish(
-        self,
-        ended: Ended,
-        ranks: Sequence[RankEngine],
-        orders: Orders,
-        sent_s: float,
-        seconds: float,
+        self, cell: CellOnRanks, sent_s: float, seconds: float
     ) -> tuple[Any, dict[str, Any]]:
         """Return the values, or raise the error, after writing the report."""
+        ranks, orders = cell.ranks, cell.orders
         notes = [
             f"rank {number} did not end and was replaced; its variables are lost"
-            for number in ended.replaced
+            for number in cell.replaced
         ]
-        if self._broken or ended.replaced:
+        if self._broken or cell.replaced:
             notes.append(_REWRAP)
         if kept := orders.kept:
             push = f"%gpucluster push {next(iter(kept))} sends the notebook's"
             notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {push}")
-        if ended.interrupted:
+        if cell.interrupted:
             notes += [died(rank) for rank in ranks if rank.lost]
-        done = [ended.outcomes[n] for n in sorted(ended.outcomes)]
+        done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
         made: dict[str, Any] = {}
         wrong: list[str] = []
-        if ended.failed is None and not ended.interrupted:
+        if cell.failed is None and not cell.interrupted:
             parts = [dict(zip(o.kept, values_of([*o.kept.values()]), strict=True)) for o in done]
             made, wrong = put_together(orders.asked, parts)
         self.last_report = RanksReport(
-            tuple(ended.times(ranks)),
+            tuple(cell.times()),
             seconds,
             str(orders.split),
             orders.sent,
@@ -188,19 +184,19 @@ class GpuCluster:
             tuple(notes),
             tuple(wrong),
         )
-        if ended.interrupted:
+        if cell.interrupted:
             raise interrupt(f"the cell has ended on {named(ranks)}", notes)
-        if ended.failed is not None:
-            number, error = ended.failed
+        if cell.failed is not None:
+            number, error = cell.failed
             raise RanksError(number, error, others(ranks, number), notes)
         values = values_of([o.value for o in done])
         return (None if all(value is None for value in values) else values), made
 
-    def _is_broken(self, ended: Ended, count: int) -> bool:
+    def _is_broken(self, cell: CellOnRanks, count: int) -> bool:
         """Whether ranks are in different collectives, so that the group cannot be used."""
-        if ended.replaced:
+        if cell.replaced:
             return False  # it was recreated with the replacement
-        outcomes = ended.outcomes.values()
+        outcomes = cell.outcomes.values()
         begun = {outcome.rank: outcome.sequence for outcome in outcomes}
         apart = count == self.size and len(set(begun.values())) > 1
         return apart or any(outcome.cut for outcome in outcomes)

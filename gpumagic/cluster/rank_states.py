@@ -4,7 +4,6 @@ One rank of each such host posts snapshots to the store while somebody watches. 
 last one at once.
 """
 
-import json
 import time
 from contextlib import suppress
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.cluster import engine
 from gpumagic.cluster.engines import Engines, RankEngine
-from gpumagic.cluster.this_rank import host_report_of, pulse_of, watched
+from gpumagic.cluster.this_rank import HOST_REPORT, PULSE, WATCHED
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.collect import host_name
 from gpumagic.telemetry.snapshot import Snapshot
@@ -33,7 +32,7 @@ def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
         try:
             about = engines.answer(asked.get(rank.number), ANSWER_S)
         except TimeoutError:
-            where = json.loads(engines.read(pulse_of(rank.number)) or b"{}")
+            where = engines.read(PULSE.format(rank.number))
             state = f"busy, line {where['line']}" if where else "busy"
         except GpuError:
             engines.check()
@@ -85,15 +84,14 @@ class RankHosts:
         store = self._engines.store
         with faults.kept("learning what the hosts of ranks do"):
             for number in self._watched - wanted.keys():
-                store.delete_key(watched(number))
+                store.delete_key(WATCHED.format(number))
             for number in wanted.keys() - self._watched:
-                store.delete_key(host_report_of(number))
-                store.set(watched(number), "")
+                store.delete_key(HOST_REPORT.format(number))
+                store.set(WATCHED.format(number), "")
             self._watched = {*wanted}
-            found = {
-                host: self._engines.read(host_report_of(number)) for number, host in wanted.items()
-            }
-            self._last = {host: json.loads(said) for host, said in found.items() if said}
+            read = self._engines.read
+            found = {host: read(HOST_REPORT.format(n)) for n, host in wanted.items()}
+            self._last = {host: said for host, said in found.items() if said}
 
     def _elsewhere(self) -> dict[str, RankEngine]:
         """Return a rank of each other host."""

@@ -152,25 +152,15 @@ _PULSE_S = 0.5
 # A cell that runs this many pulses after it was to end waits in a collective.
 _FREE = 3
 
-
-def ending(cell: str) -> str:
-    """Return the store's key that is set when a cell must end."""
-    return f"end/{cell}"
-
-
-def pulse_of(rank: int) -> str:
-    """Return the store's key of a rank's last position."""
-    return f"pulse/{rank}"
-
-
-def watched(rank: int) -> str:
-    """Return the store's key that is set while a rank must report its host."""
-    return f"look/{rank}"
-
-
-def host_report_of(rank: int) -> str:
-    """Return the store's key of its last snapshot."""
-    return f"host/{rank}"
+# Keys of the store.
+ENDING = "end/{}"
+"""Set when a cell must end."""
+PULSE = "pulse/{}"
+"""The last position of a rank."""
+WATCHED = "look/{}"
+"""Set while a rank must report its host."""
+HOST_REPORT = "host/{}"
+"""The last snapshot that a rank took of its host."""
 
 
 class ThisRank:
@@ -203,7 +193,7 @@ class ThisRank:
             return True
 
     def _is_to_end(self, cell: str) -> bool:
-        return bool(cell) and self._is_there(ending(cell))
+        return bool(cell) and self._is_there(ENDING.format(cell))
 
     def _interrupt(self, *_: object) -> None:
         """Interrupt the user's code, but not the work after it."""
@@ -219,14 +209,14 @@ class ThisRank:
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
-            if self._is_there(watched(self.rank)):
-                self._say(host_report_of(self.rank), json.dumps(collect.snapshot().to_dict()))
+            if self._is_there(WATCHED.format(self.rank)):
+                self._say(HOST_REPORT.format(self.rank), json.dumps(collect.snapshot().to_dict()))
             running = self.running
             ending_for = ending_for + 1 if self._is_to_end(running) else 0
             if ending_for >= _FREE and self.running == running:
                 self.cut |= cut()
             if not running:
-                self._say(pulse_of(self.rank), "")
+                self._say(PULSE.format(self.rank), "")
                 continue
             now, busy = time.monotonic(), time.process_time()
             place = running, *place_of(self.main)
@@ -234,7 +224,7 @@ class ThisRank:
                 last, since = place, now
             used = busy
             pulse = dict(zip(("cell", "file", "line", "call"), place, strict=True))
-            self._say(pulse_of(self.rank), json.dumps({**pulse, "idle": now - since}))
+            self._say(PULSE.format(self.rank), json.dumps({**pulse, "idle": now - since}))
 
     def _say(self, key: str, text: str) -> None:
         try:
