@@ -8,7 +8,7 @@ from IPython.display import display
 from gpumagic import device, faults
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
-from gpumagic.magics.cluster_commands import running_cluster
+from gpumagic.magics.hooks import running_cluster
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot, other_hosts
 from gpumagic.usercode.values import torch_here
