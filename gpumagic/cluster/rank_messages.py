@@ -54,7 +54,7 @@ class Orders:
         self.keep = (*asked.gather, *dict(asked.reduce))
         self._tree, self._file = tree, sending.file_in_rank(file)
         self._ranks = ranks
-        # The names of code, to explain errors in ranks.
+        # The text of the cells by file, to explain errors in ranks.
         self._sources = {self._file: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
