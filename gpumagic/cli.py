@@ -54,14 +54,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _enable(args: argparse.Namespace) -> int:
-    from gpumagic.magics.every_notebook import enable
+    from gpumagic.magics.loading import enable
 
     print(enable())
     return 0
 
 
 def _disable(args: argparse.Namespace) -> int:
-    from gpumagic.magics.every_notebook import disable
+    from gpumagic.magics.loading import disable
 
     print(disable())
     return 0

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import parent_watch, sending, this_rank
+from gpumagic.cluster import sending, this_rank
 from gpumagic.cluster.output import bounded_output
 from gpumagic.cluster.sending import Print, State
 from gpumagic.cluster.this_rank import ThisRank
@@ -80,12 +80,7 @@ class ErrorInRank:
         return any(word in self.message for word in words)
 
 
-_this: ThisRank | None = None
-
-
-def started_as() -> tuple[str, int]:
-    """Return the mark of this process's start, and its rank."""
-    return os.environ[parent_watch.MARK], int(os.environ["RANK"])
+_this: ThisRank
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
@@ -100,7 +95,6 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
 
 def about() -> dict[str, Any]:
     """Return this rank's row of the table of ranks."""
-    assert _this is not None
     device = _this.device
     return {
         "host": collect.host_name(),
@@ -114,14 +108,8 @@ def about() -> dict[str, Any]:
     }
 
 
-def host_now() -> dict[str, Any]:
-    """Return a snapshot of this host's GPUs."""
-    return collect.snapshot().to_dict()
-
-
 def join(generation: int) -> None:
     """Join the process group of this generation."""
-    assert _this is not None
     real = not _this.device.virtual and dist.is_nccl_available()
     this_rank.join(generation, "cpu:gloo,cuda:nccl" if real else "gloo")
 
@@ -211,7 +199,6 @@ def bring(order: CellOrder) -> dict[str, Any]:
 
 def run(order: CellOrder) -> Outcome:
     """Run a cell and return its outcome. The user's errors are not raised."""
-    assert _this is not None
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell):
         whole = bring(order)
@@ -228,7 +215,6 @@ def run(order: CellOrder) -> Outcome:
 
 
 def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
-    assert _this is not None
     names = names_read(order.tree, shell().transform_cell, space)
     placed = Run(_this.device, space, names)
     error: BaseException | None = None

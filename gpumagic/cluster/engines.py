@@ -1,11 +1,12 @@
-"""Start the engines of a cluster, number them by rank, replace them, and explain how they ended.
+"""Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. It numbers engines in order of registration and gives a
-replacement a new number, so the ranks are numbered here.
+ipyparallel starts and connects them. Each engine requests its number, which is that of its rank,
+counted on from start to start: an engine of an aborted start is no rank's.
 """
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import socket
@@ -24,8 +25,8 @@ import ipyparallel
 
 from gpumagic.cluster import engine, parent_watch, this_rank
 from gpumagic.cluster.engine import ErrorInRank
-from gpumagic.cluster.launching import EngineSet, Plan, connections, stop_elsewhere, threads
-from gpumagic.cluster.this_rank import ending
+from gpumagic.cluster.launching import FIRST, EngineSet, Plan, connections, stop_elsewhere, threads
+from gpumagic.cluster.this_rank import ENDING
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
@@ -93,11 +94,6 @@ class RankEngine:
     about: dict[str, Any] = field(default_factory=dict)
     lost: str = ""  # why it has ended
 
-    @property
-    def key(self) -> str:
-        """The name of its engine set."""
-        return f"ranks-{self.engine_set.ranks[0]}"
-
 
 class Engines:
     """The engines of one cluster, from their start to their end."""
@@ -112,7 +108,6 @@ class Engines:
         self._client: Any = None
         self._cluster: Any = None
         self._launchers: dict[str, Any] = {}
-        self._known: set[int] = set()  # ipyparallel's numbers seen so far
         self._made = contextlib.ExitStack()  # what must be ended
         self.stopped = False
 
@@ -168,56 +163,47 @@ class Engines:
             self._made.callback(lambda: run(stop_elsewhere(self._cluster)))
 
     def _launch(self, each: EngineSet) -> None:
-        mark = f"{self.mark}/{next(self._starts)}/"
+        start = next(self._starts)
+        mark = f"{self.mark}/{start}/"
         environment = {
             **connections(self.plan.address),
             **threads(self.plan.count),
             **each.environment,
             parent_watch.MARK: mark,
+            FIRST: str(start * self.plan.count),
             "WORLD_SIZE": str(self.plan.count),
             "MASTER_ADDR": self.plan.address,
             "MASTER_PORT": str(self.store.port),
         }
-        key = f"ranks-{each.ranks[0]}"
         for rank in self.ranks:
             if rank.engine_set is each:
-                rank.engine, rank.mark = -1, mark
+                rank.engine, rank.mark = start * self.plan.count + rank.number, mark
         options = dict(each.options)
         if self.plan.launcher == "slurm":
             options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
         with deferred():  # a half-started one could not be ended
             run(
                 self._cluster.start_engines(
-                    len(each.ranks), engine_set_id=key, environment=environment, **options
+                    len(each.ranks), engine_set_id=each.key, environment=environment, **options
                 )
             )
             if self.plan.launcher == "local":
-                self._launchers[key] = self._cluster.engines[key].launchers["0"]
+                self._launchers[each.key] = self._cluster.engines[each.key].launchers["0"]
 
     def _take(self, awaited: Sequence[RankEngine], say: Callable[[str], object]) -> None:
-        """Wait for new engines, find the rank of each, and set it up."""
+        """Wait for new engines, and set them up."""
         until = time.monotonic() + (_START_S if self.plan.local else float("inf"))
-        missing = {(rank.mark, rank.number): rank for rank in awaited}
-        answers: dict[int, Any] = {}
-        while missing:
+        while missing := [rank for rank in awaited if rank.engine not in self._client.ids]:
             say(f"{len(awaited) - len(missing)} of {len(awaited)} engines have started")
             self._check_started(awaited, until)
-            for number in set(self._client.ids) - self._known:
-                self._known.add(number)
-                with contextlib.suppress(GpuError):
-                    answers[number] = self._ask(number, engine.started_as)
             time.sleep(_LOOK_S)
-            for number in [number for number, each in answers.items() if each.ready()]:
-                # An engine of an aborted start has no rank, or does not answer.
-                with contextlib.suppress(KeyError, ipyparallel.error.RemoteError):
-                    missing.pop(answers.pop(number).get(0)).engine = number
         store = (self.plan.address, self.store.port)
         path = [each for each in sys.path if each] if self.plan.local else []
-        found = self._answers(awaited, engine.set_up, store, path, self.memory)
+        found = self._at_start(awaited, engine.set_up, store, path, self.memory)
         for rank, about in zip(awaited, found, strict=True):
             rank.about, rank.lost = about, ""
 
-    def _answers(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
+    def _at_start(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
         """Return the answers of starting ranks; raise if one dies."""
         until = time.monotonic() + _JOIN_S
         asked: dict[int, Any] = {}
@@ -246,16 +232,13 @@ class Engines:
         if not any(rank.lost for rank in self.ranks):
             self.generation += 1
             with deferred():  # each rank waits for the others
-                self._answers(self.ranks, engine.join, self.generation)
+                self._at_start(self.ranks, engine.join, self.generation)
 
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of `engine` on a rank; the answer comes later."""
-        return self._ask(rank.engine, function, *args)
-
-    def _ask(self, number: int, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            return self._client[number].apply_async(function, *args)
+            return self._client[rank.engine].apply_async(function, *args)
         except (IndexError, ipyparallel.error.NoEnginesRegistered):
             raise GpuError(_GONE) from None
 
@@ -269,25 +252,18 @@ class Engines:
                 raise
         raise GpuError(_GONE)
 
-    def all_answers(
+    def answers(
         self, ranks: Sequence[RankEngine], function: Callable[..., Any], *args: Any
-    ) -> list[tuple[RankEngine, Any]]:
-        """Call a function of `engine` on ranks; return each rank with its answer."""
-        return self.answers([(rank, function, *args) for rank in ranks])
-
-    def answers(self, calls: Iterable[tuple[Any, ...]]) -> list[tuple[RankEngine, Any]]:
-        """Make calls of (rank, function, *arguments); raise `GpuError` if a rank has died."""
-        calls = list(calls)
+    ) -> list[Any]:
+        """Call a function of `engine` on ranks; raise `GpuError` if one has died."""
         try:
-            asked = [(rank, self.ask(rank, *call)) for rank, *call in calls]
-            return [(rank, self.answer(each)) for rank, each in asked]
-        except GpuError:
+            asked = [self.ask(rank, function, *args) for rank in ranks]
+            return [self.answer(each) for each in asked]
+        except GpuError as error:
             time.sleep(_CAUSE_S)
             self.check()
-            for rank, *_ in calls:
-                if rank.lost:
-                    raise GpuError(died(rank)) from None
-            raise
+            gone = (GpuError(died(rank)) for rank in ranks if rank.lost)
+            raise next(gone, error) from None
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
         """Send a signal to the processes of ranks, on any host."""
@@ -297,12 +273,13 @@ class Engines:
 
     def interrupt(self, ranks: Iterable[RankEngine], cell: str) -> None:
         """Interrupt a cell on ranks, and no other cell."""
-        self.store.set(ending(cell), "")
+        self.store.set(ENDING.format(cell), "")
         self.signal(ranks, signal.SIGINT)
 
-    def read(self, key: str) -> bytes:
-        """Return the value of a key in the store, empty if it is not there."""
-        return bytes(self.store.get(key)) if self.store.check([key]) else b""
+    def read(self, key: str) -> dict[str, Any]:
+        """Return the JSON at a key of the store; empty if there is none."""
+        found = self.store.get(key) if self.store.check([key]) else b""
+        return dict(json.loads(found or b"{}"))
 
     # -- dying
     def check(self) -> list[RankEngine]:
@@ -319,7 +296,7 @@ class Engines:
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
         """Return how a rank's process ended; empty while it runs or if unknown."""
-        launcher = self._launchers.get(rank.key)
+        launcher = self._launchers.get(rank.engine_set.key)
         if launcher is None:
             return ""
         # Only the thread that waits for the process knows its exit code.
@@ -357,7 +334,7 @@ class Engines:
                     self.signal([rank], signal.SIGKILL)
                 parent_watch.end(rank.mark)
                 with contextlib.suppress(KeyError):
-                    run(self._cluster.stop_engines(rank.key))
+                    run(self._cluster.stop_engines(rank.engine_set.key))
 
     def stop(self) -> None:
         """End everything; nothing is left."""
@@ -381,19 +358,19 @@ class RanksError(Exception):
     def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
         place = f", {error.place}" if error.place else ""
         super().__init__(f"rank {rank}{place}: {error}")
-        lines = [f"error in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
-        self._shown = ["\n".join(lines)]
-
-    def _render_traceback_(self) -> list[str]:
-        return self._shown
+        _show_with(self, f"error in rank {rank}{others}:\n{error.lines}", notes)
 
 
 def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
     """Return a KeyboardInterrupt that is shown as one line, with notes."""
     error = KeyboardInterrupt(words)
-    lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
-    show_as(error, lambda: [lines])
+    _show_with(error, f"KeyboardInterrupt: {words}", notes)
     return error
+
+
+def _show_with(error: BaseException, text: str, notes: Sequence[str]) -> None:
+    lines = "\n".join([text, *(f"  → {note}" for note in notes)])
+    show_as(error, lambda: [lines])
 
 
 def named(ranks: Sequence[RankEngine]) -> str:

@@ -5,28 +5,24 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from gpumagic.cluster import engine, launching
-from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended
-from gpumagic.cluster.checkpoints import Checkpoints
+from gpumagic.cluster.cell_on_ranks import CellOnRanks
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, died, interrupt, named, others
-from gpumagic.cluster.rank_messages import (
-    Orders,
-    Whole,
-    predict,
-    prints_here,
-    values_of,
-)
+from gpumagic.cluster.rank_messages import Orders, predict, prints_here, values_of
 from gpumagic.cluster.rank_states import RankHosts, rows_of
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
-from gpumagic.cluster.scattered import Sharing, put_together, sharing_in_words
+from gpumagic.cluster.scattered import Sharing, Whole, put_together, sharing_in_words
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell, user_namespace
+
+if TYPE_CHECKING:
+    from gpumagic.cluster.checkpoints import Checkpoints
 
 _LOOK_S = 0.5
 _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard again"
@@ -45,7 +41,8 @@ class GpuCluster:
         The report of the last cell.
     hosts : RankHosts
         Other hosts that have ranks.
-    checkpoint, restore : `Checkpoints.save` and `Checkpoints.restore`
+    checkpoints : Checkpoints
+        Saves and loads variables of the ranks.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -54,8 +51,6 @@ class GpuCluster:
         self._broken = False
         self._busy = threading.Lock()
         self.hosts = RankHosts(engines)
-        self.checkpoints = Checkpoints(self)
-        self.checkpoint, self.restore = self.checkpoints.save, self.checkpoints.restore
         self._ending = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -131,11 +126,12 @@ class GpuCluster:
                 orders.deliver(self._engines)
                 sent_s = time.perf_counter() - began
                 self._broken = True  # until it has succeeded
-                ended = CellOnRanks(self._engines, ranks, orders, line).run()
-            self._broken = self._is_broken(ended, len(ranks))
+                cell = CellOnRanks(self._engines, ranks, orders, line)
+                cell.run()
+            self._broken = self._is_broken(cell, len(ranks))
         seconds = time.perf_counter() - began
-        result = self._finish(ended, ranks, orders, sent_s, seconds)
-        if len(ranks) == self.size:
+        result = self._finish(cell, sent_s, seconds)
+        if len(ranks) == self.size and "checkpoints" in vars(self):
             self.checkpoints.after_cell()
         return result
 
@@ -154,35 +150,31 @@ class GpuCluster:
         return ranks
 
     def _finish(
-        self,
-        ended: Ended,
-        ranks: Sequence[RankEngine],
-        orders: Orders,
-        sent_s: float,
-        seconds: float,
+        self, cell: CellOnRanks, sent_s: float, seconds: float
     ) -> tuple[Any, dict[str, Any]]:
         """Return the values, or raise the error, after writing the report."""
+        ranks, orders = cell.ranks, cell.orders
         notes = [
             f"rank {number} did not end and was replaced; its variables are lost"
-            for number in ended.replaced
+            for number in cell.replaced
         ]
-        if self._broken or ended.replaced:
+        if self._broken or cell.replaced:
             notes.append(_REWRAP)
-        if kept := orders.delivery.kept:
+        if kept := orders.kept:
             push = f"%gpucluster push {next(iter(kept))} sends the notebook's"
             notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {push}")
-        if ended.interrupted:
+        if cell.interrupted:
             notes += [died(rank) for rank in ranks if rank.lost]
-        done = [ended.outcomes[n] for n in sorted(ended.outcomes)]
+        done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
         made: dict[str, Any] = {}
         wrong: list[str] = []
-        if ended.failed is None and not ended.interrupted:
+        if cell.failed is None and not cell.interrupted:
             parts = [dict(zip(o.kept, values_of([*o.kept.values()]), strict=True)) for o in done]
             made, wrong = put_together(orders.asked, parts)
         self.last_report = RanksReport(
-            tuple(ended.times(ranks)),
+            tuple(cell.times()),
             seconds,
-            str(orders.split or ""),
+            str(orders.split),
             orders.sent,
             orders.sent_bytes,
             sent_s,
@@ -192,19 +184,19 @@ class GpuCluster:
             tuple(notes),
             tuple(wrong),
         )
-        if ended.interrupted:
+        if cell.interrupted:
             raise interrupt(f"the cell has ended on {named(ranks)}", notes)
-        if ended.failed is not None:
-            number, error = ended.failed
+        if cell.failed is not None:
+            number, error = cell.failed
             raise RanksError(number, error, others(ranks, number), notes)
         values = values_of([o.value for o in done])
         return (None if all(value is None for value in values) else values), made
 
-    def _is_broken(self, ended: Ended, count: int) -> bool:
+    def _is_broken(self, cell: CellOnRanks, count: int) -> bool:
         """Whether ranks are in different collectives, so that the group cannot be used."""
-        if ended.replaced:
+        if cell.replaced:
             return False  # it was recreated with the replacement
-        outcomes = ended.outcomes.values()
+        outcomes = cell.outcomes.values()
         begun = {outcome.rank: outcome.sequence for outcome in outcomes}
         apart = count == self.size and len(set(begun.values())) > 1
         return apart or any(outcome.cut for outcome in outcomes)
@@ -214,6 +206,22 @@ class GpuCluster:
         self._ranks("@0")
         with self._busy:
             return predict(self._engines, tree, file, on)
+
+    @cached_property
+    def checkpoints(self) -> "Checkpoints":
+        from gpumagic.cluster.checkpoints import Checkpoints  # takes torch a second
+
+        return Checkpoints(self)
+
+    @property
+    def checkpoint(self) -> Any:
+        """`Checkpoints.save`."""
+        return self.checkpoints.save
+
+    @property
+    def restore(self) -> Any:
+        """`Checkpoints.restore`."""
+        return self.checkpoints.restore
 
     # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:
@@ -225,7 +233,7 @@ class GpuCluster:
             A name that no rank has.
         """
         ranks = self._ranks("@all")
-        found = [each for _, each in self._engines.all_answers(ranks, engine.pull, list(names))]
+        found = self._engines.answers(ranks, engine.pull, list(names))
         missing = [name for name in names if not any(name in each for each in found)]
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
@@ -242,11 +250,11 @@ class GpuCluster:
         missing = [name for name in names if name not in user_namespace()]
         if missing:
             raise GpuError(f"no such variable: {some(missing)}")
-        self._engines.all_answers(self._ranks("@all"), engine.forget, list(names))
+        self._engines.answers(self._ranks("@all"), engine.forget, list(names))
 
     def keep(self, *names: str) -> None:
         """Keep the ranks' values of variables until the notebook's change."""
-        self._engines.all_answers(self._ranks("@all"), engine.receive, b"", prints_here(names))
+        self._engines.answers(self._ranks("@all"), engine.receive, b"", prints_here(names))
 
     # -- the ranks
     def status(self) -> RanksTable:

@@ -1,22 +1,36 @@
-"""Plan how ipyparallel's launchers start the engines: here, by SSH, Slurm or MPI."""
+"""Plan how ipyparallel's launchers start the engines: here, by SSH, Slurm or MPI; start one.
+
+An engine is ``python -m gpumagic.cluster.launching``, with ipyparallel's options of an engine. It
+sets its rank and its GPU before anything reads them.
+"""
 
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any
 
 from gpumagic import device
-from gpumagic.cluster.start_engine import LOCAL, ONE_GPU
 from gpumagic.errors import GpuError
 from gpumagic.virtual.torchless import part_of_the_host
 
 LOOPBACK = "127.0.0.1"
-_MODULE = ["-m", "gpumagic.cluster.start_engine"]
+_MODULE = ["-m", "gpumagic.cluster.launching"]
 # Seconds an engine waits for the controller's file and answer, on a busy machine.
 _PATIENT = ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
+
+# The launchers' variables for the rank, and for the rank on a machine.
+_RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+LOCAL = "GPUMAGIC_LOCAL_RANK"
+"""The number of the engine on its machine, where nobody else numbers them."""
+_LOCALS = (LOCAL, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+ONE_GPU = "GPUMAGIC_ONE_GPU"
+"""Set where the engine is to see one GPU of its machine: that of its number there."""
+
+FIRST = "GPUMAGIC_FIRST_ENGINE"
+"""The number that the engine of rank 0 of this start has, or would have, for ipyparallel."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,11 @@ class EngineSet:
     ranks: tuple[int, ...]
     environment: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)  # of ipyparallel's launcher
+
+    @property
+    def key(self) -> str:
+        """Its name for ipyparallel."""
+        return f"ranks-{self.ranks[0]}"
 
 
 @dataclass(frozen=True)
@@ -172,3 +191,44 @@ def virtual_memory(plan: Plan) -> int:
     """Return the bytes of an engine's virtual GPU: this process's, or its share."""
     virtual = [gpu for gpu in device.here() if gpu.virtual]
     return (virtual and virtual[0].memory_total) or part_of_the_host(plan.count)
+
+
+def _first(names: tuple[str, ...], environment: MutableMapping[str, str], default: str) -> str:
+    return next((environment[name] for name in names if name in environment), default)
+
+
+def take_place(environment: MutableMapping[str, str]) -> None:
+    """Set the rank for `torch.distributed`, and leave one GPU visible."""
+    environment.setdefault("RANK", _first(_RANKS, environment, "0"))
+    local = int(_first(_LOCALS, environment, "0"))
+    # It sees one GPU, the first.
+    environment["LOCAL_RANK"] = "0"
+    if environment.pop(ONE_GPU, ""):
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+        known = [each for each in visible.split(",") if each]
+        environment["CUDA_VISIBLE_DEVICES"] = known[local % len(known)] if known else str(local)
+
+
+def main() -> None:
+    """Run as an engine until the controller ends it."""
+    take_place(os.environ)
+    # ipyparallel would use mpi4py, only for the rank, which is already known.
+    sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
+    number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
+    sys.argv.append(f"--IPEngine.id={number}")
+    # Import while the controller answers, so that the first cell need not wait. Before IPython is
+    # loaded, tqdm chooses text: a rank has no notebook for widgets.
+    import torch  # noqa: F401
+    import tqdm.auto  # noqa: F401
+    from ipyparallel.engine import app
+    from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
+
+    import gpumagic.cluster.engine  # noqa: F401
+
+    # Only cells handle interrupts: none must cut off an order or an answer.
+    Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
+    app.main()
+
+
+if __name__ == "__main__":
+    main()

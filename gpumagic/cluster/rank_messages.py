@@ -8,10 +8,8 @@ notebook's values it has received, so a rank that was replaced lacks all.
 import ast
 import linecache
 import signal
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -19,9 +17,9 @@ from uuid import uuid4
 import ipyparallel
 
 from gpumagic.cluster import engine, sending
-from gpumagic.cluster.engine import CellOrder
+from gpumagic.cluster.engine import CellOrder, Wants
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt
-from gpumagic.cluster.scattered import Sharing, SplitValues, check
+from gpumagic.cluster.scattered import Sharing, SplitValues, Whole, check
 from gpumagic.cluster.sending import Print
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.dry_cell import dry_run_cell
@@ -30,42 +28,6 @@ from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.program import awaits
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
-
-
-class Delivery:
-    """The delivery of a cell's variables to the ranks."""
-
-    def __init__(self, values: Mapping[str, Any], prints: Mapping[str, Print]) -> None:
-        self._values, self._prints = values, dict(prints)
-        self.sent: dict[str, bool] = {}  # whether ranks had another value of that name
-        self.nbytes = 0
-        self.kept: dict[str, None] = {}  # names that changed both here and in ranks
-        self.sources: dict[str, str] = {}  # names of functions
-
-    def deliver(self, engines: Engines, ranks: Sequence[RankEngine]) -> None:
-        """Send all ranks what they lack. Raises `GpuError`, and a rank's `RanksError`."""
-        if not self._prints:
-            return
-        packed: dict[Any, bytes] = {}
-        calls: list[Any] = []
-        for rank, wants in engines.all_answers(ranks, engine.wanted, self._prints):
-            names = [name for name in self._prints if name in wants.names]
-            key = tuple(names), tuple(wants.tensors.items())
-            if names and key not in packed:
-                values = {name: self._values[name] for name in names}
-                packed[key] = sending.pack(values, wants.tensors, self.sources)
-            if names or wants.kept:
-                data = packed.get(key, b"")
-                self.nbytes += len(data)
-                prints = {name: self._prints[name] for name in (*names, *wants.kept)}
-                calls.append((rank, engine.receive, data, prints))
-            self.kept |= dict.fromkeys(wants.kept)
-            for name in names:
-                if not isinstance(self._values[name], ModuleType):
-                    self.sent[name] = wants.names[name]
-        for rank, error in engines.answers(calls):
-            if error is not None:
-                raise RanksError(rank.number, error, "", ())
 
 
 def prints_here(names: Iterable[str]) -> dict[str, Print]:
@@ -77,18 +39,8 @@ def prints_here(names: Iterable[str]) -> dict[str, Print]:
     return prints
 
 
-@dataclass(frozen=True)
-class Whole:
-    """A request without split variables: every rank runs the whole cell."""
-
-    split: tuple[str, ...] = ()
-    gather: tuple[str, ...] = ()
-    reduce: tuple[tuple[str, str], ...] = ()
-    chunk: int | None = None
-
-
 class Orders:
-    """The orders of one cell; call `deliver` first."""
+    """The orders of one cell, and the delivery of its variables; call `deliver` first."""
 
     def __init__(
         self, tree: ast.Module, file: str, ranks: Sequence[RankEngine], asked: Sharing
@@ -98,49 +50,65 @@ class Orders:
         space, ipython = user_namespace(), shell()
         check(asked, tree, space)
         self.asked, self.cell = asked, uuid4().hex
-        self.split = SplitValues(asked, space, len(ranks)) if asked.split else None
+        self.split = SplitValues(asked, space, len(ranks))
         self.keep = (*asked.gather, *dict(asked.reduce))
         self._tree, self._file = tree, sending.file_in_rank(file)
         self._ranks = ranks
-        source = "".join(linecache.getlines(file))  # to explain errors in ranks
+        # The text of the cells by file, to explain errors in ranks.
+        self._sources = {self._file: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
         hidden = ipython.user_ns_hidden if ipython else {}
         found = sending.prints_of(variables_read(names, space), space, hidden)
-        self.delivery = Delivery(*found)
-        self.delivery.sources[self._file] = source
+        self._values, self._prints = found
         self._assigned = prints_here(names_assigned(tree))
-        self.split_bytes = 0
-        numbers = [rank.number for rank in ranks]
-        own: list[deque[int]] = [deque([n]) for n in range(len(ranks))]
-        queues = self.split.queues if self.split else own
-        self.queues = dict(zip(numbers, queues, strict=True))
-        self.parts = self.split.total if self.split else len(ranks)
+        self._sent: dict[str, bool] = {}  # whether ranks had another value of that name
+        self.sent_bytes = 0
+        self.kept: dict[str, None] = {}  # names that changed both here and in ranks
+        self.queues = {r.number: queue for r, queue in zip(ranks, self.split.queues, strict=True)}
 
     def deliver(self, engines: Engines) -> None:
-        """Send the variables that ranks with work lack."""
+        """Send ranks with work what they lack. Raises `GpuError`, and a rank's `RanksError`."""
+        if not self._prints:
+            return
         busy = [rank for rank in self._ranks if self.queues[rank.number]]
-        self.delivery.deliver(engines, busy)
+        groups: dict[Any, list[tuple[RankEngine, Wants]]] = {}  # of ranks that want the same
+        found = engines.answers(busy, engine.wanted, self._prints)
+        for rank, wants in zip(busy, found, strict=True):
+            key = *wants.names.items(), *wants.kept, *wants.tensors.items()
+            groups.setdefault(key, []).append((rank, wants))
+        for group in groups.values():
+            self._send(engines, [rank for rank, _ in group], group[0][1])
+
+    def _send(self, engines: Engines, ranks: Sequence[RankEngine], wants: Wants) -> None:
+        """Send ranks that want the same what they lack."""
+        values = {n: value for n, value in self._values.items() if n in wants.names}
+        data = sending.pack(values, wants.tensors, self._sources) if values else b""
+        self.sent_bytes += len(data) * len(ranks)
+        self.kept |= dict.fromkeys(wants.kept)
+        for name, value in values.items():
+            if not isinstance(value, ModuleType):
+                self._sent[name] = wants.names[name]
+        prints = {name: self._prints[name] for name in (*values, *wants.kept)}
+        if not prints:
+            return
+        errors = engines.answers(ranks, engine.receive, data, prints)
+        for rank, error in zip(ranks, errors, strict=True):
+            if error is not None:
+                raise RanksError(rank.number, error, "", ())
 
     @property
     def sent(self) -> tuple[str, ...]:
         """Return the names that were sent, for the report."""
-        sent = self.delivery.sent.items()
+        sent = self._sent.items()
         return (*self.asked.split, *(f"{name} again" if again else name for name, again in sent))
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.delivery.nbytes + self.split_bytes
 
     def order(self, part: int) -> CellOrder:
         """Return the order of a rank for a part."""
-        given = b""
-        if self.split is not None:
-            given = sending.pack(self.split.part(part))
-            self.split_bytes += len(given)
-        sources = self.delivery.sources
+        given = sending.pack(self.split.part(part)) if self.asked.split else b""
+        self.sent_bytes += len(given)
         return CellOrder(
-            self.cell, self._tree, self._file, sources, given, self.keep, self._assigned
+            self.cell, self._tree, self._file, self._sources, given, self.keep, self._assigned
         )
 
 

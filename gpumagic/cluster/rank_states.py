@@ -4,7 +4,6 @@ One rank of each such host posts snapshots to the store while somebody watches. 
 last one at once.
 """
 
-import json
 import time
 from contextlib import suppress
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.cluster import engine
 from gpumagic.cluster.engines import Engines, RankEngine
-from gpumagic.cluster.this_rank import host_report_of, pulse_of, watched
+from gpumagic.cluster.this_rank import HOST_REPORT, PULSE, WATCHED
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.collect import host_name
 from gpumagic.telemetry.snapshot import Snapshot
@@ -33,7 +32,7 @@ def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
         try:
             about = engines.answer(asked.get(rank.number), ANSWER_S)
         except TimeoutError:
-            where = json.loads(engines.read(pulse_of(rank.number)) or b"{}")
+            where = engines.read(PULSE.format(rank.number))
             state = f"busy, line {where['line']}" if where else "busy"
         except GpuError:
             engines.check()
@@ -44,6 +43,7 @@ def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
 
 # After this many seconds without a request, nobody watches.
 _PATIENCE_S = 5.0
+_LOOK_S = 0.05
 
 
 class RankHosts:
@@ -56,13 +56,16 @@ class RankHosts:
         self._last: dict[str, Any] = {}  # by host
 
     def now(self) -> list[Snapshot]:
-        """Return a snapshot of each host, from a rank that is not busy."""
-        asked = [self._engines.ask(rank, engine.host_now) for rank in self._elsewhere().values()]
-        found = []
-        for each in asked:
-            with suppress(TimeoutError, GpuError):
-                found.append(Snapshot.from_dict(self._engines.answer(each, ANSWER_S)))
-        return found
+        """Return a snapshot of each host, without hosts that do not answer in time."""
+        before, until = self._asked_at, time.monotonic() + ANSWER_S
+        while len(found := self.heard() or []) < len(self._elsewhere()):
+            if time.monotonic() > until:
+                break
+            self.listen()
+            time.sleep(_LOOK_S)
+        self._asked_at = before
+        self.listen()
+        return [Snapshot.from_dict(each["snapshot"]) for each in found]
 
     def heard(self) -> list[dict[str, Any]] | None:
         """Return the last snapshot of each host and the ranks' processes there, at once; None if
@@ -81,15 +84,14 @@ class RankHosts:
         store = self._engines.store
         with faults.kept("learning what the hosts of ranks do"):
             for number in self._watched - wanted.keys():
-                store.delete_key(watched(number))
-                store.delete_key(host_report_of(number))
+                store.delete_key(WATCHED.format(number))
             for number in wanted.keys() - self._watched:
-                store.set(watched(number), "")
+                store.delete_key(HOST_REPORT.format(number))
+                store.set(WATCHED.format(number), "")
             self._watched = {*wanted}
-            found = {
-                host: self._engines.read(host_report_of(number)) for number, host in wanted.items()
-            }
-            self._last = {host: json.loads(said) for host, said in found.items() if said}
+            read = self._engines.read
+            found = {host: read(HOST_REPORT.format(n)) for n, host in wanted.items()}
+            self._last = {host: said for host, said in found.items() if said}
 
     def _elsewhere(self) -> dict[str, RankEngine]:
         """Return a rank of each other host."""

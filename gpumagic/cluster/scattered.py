@@ -70,8 +70,10 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
 def length(value: Any) -> int:
     """Return the number of items; raise `GpuError` for a value that cannot be split."""
     kind = kind_of(value)
-    if kind in ("columns", "fields"):
-        return _of_all(value.items() if kind == "columns" else value._asdict().items())
+    if kind == "fields":
+        return length(value._asdict())
+    if kind == "columns":
+        return _of_all(value.items())
     try:
         if kind:
             return len(value)
@@ -90,9 +92,7 @@ def _of_all(columns: Iterable[tuple[Any, Any]]) -> int:
             raise GpuError(f"{name!r}: {error}") from None
     if len(lengths) > 1:
         counted = ", ".join(f"{name!r} has {count:,}" for count, name in lengths.items())
-        raise GpuError(
-            f"its parts have different lengths: {counted}; give all the same number of items"
-        )
+        raise GpuError(f"parts of different lengths: {counted}; give all the same number of items")
     return next(iter(lengths), 0)
 
 
@@ -114,7 +114,7 @@ def take(value: Any, start: int, stop: int) -> Any:
     if kind == "columns":
         return _of_columns(value, start, stop)
     if kind == "fields":
-        return type(value)(*(take(item, start, stop) for item in value))
+        return type(value)(**take(value._asdict(), start, stop))
     if kind == "frame":
         return value.iloc[start:stop]
     if kind == "rows":
@@ -213,9 +213,7 @@ def _columns(parts: Sequence[Any]) -> Any:
 
 
 def _fields(parts: Sequence[Any]) -> Any:
-    kind = type(parts[0])
-    items = zip(kind._fields, zip(*parts, strict=True), strict=True)
-    return kind(*(_named(name, column) for name, column in items))
+    return type(parts[0])(**_columns([part._asdict() for part in parts]))
 
 
 def _named(name: Any, parts: Sequence[Any]) -> Any:
@@ -264,12 +262,8 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
     check_how(how)
     if how == "last":
         return parts[-1]
-    if any(isinstance(part, Tensor) for part in parts):
+    if any(isinstance(part, (Tensor, *_classes("numpy", "ndarray"))) for part in parts):
         return _reduced(parts, how)
-    arrays = getattr(sys.modules.get("numpy"), "ndarray", ())
-    if any(isinstance(part, arrays) for part in parts):
-        numpy: Any = sys.modules["numpy"]
-        return getattr(numpy, how)(numpy.stack(list(parts)), axis=0)
     try:
         if all(isinstance(part, Number) for part in parts):
             return _PLAIN[how](parts)
@@ -279,47 +273,64 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
     raise GpuError(f"a {kind} has no {how}; reduce numbers or tensors, or type --gather")
 
 
-def _reduced(parts: Sequence[Any], how: str) -> Tensor:
-    wrong = next((part for part in parts if not isinstance(part, (Tensor, Number))), None)
+def _reduced(parts: Sequence[Any], how: str) -> Any:
+    arrays = _classes("numpy", "ndarray")
+    wrong = next((p for p in parts if not isinstance(p, (Tensor, Number, *arrays))), None)
     if wrong is not None:
         raise GpuError(f"a {type(wrong).__name__} among tensors has no {how}; assign the same kind")
-    tensors = [torch.as_tensor(part).detach().cpu() for part in parts]
-    shapes = {tuple(tensor.shape) for tensor in tensors}
+    shapes = {tuple(getattr(part, "shape", ())) for part in parts}
     if len(shapes) > 1:
         found = " and ".join(map(str, sorted(shapes)))
         raise GpuError(
             f"the parts have shapes {found}; reduce parts of one shape, or type --gather"
         )
-    return _TENSORS[how](torch.stack(tensors))
+    if any(isinstance(part, Tensor) for part in parts):
+        return _TENSORS[how](torch.stack([torch.as_tensor(p).detach().cpu() for p in parts]))
+    numpy: Any = sys.modules["numpy"]
+    return getattr(numpy, how)(numpy.stack(list(parts)), axis=0)
 
 
 class Sharing(Protocol):
     """The options of a line: names to split, to gather and to reduce, and the chunk size."""
 
     @property
-    def split(self) -> tuple[str, ...]: ...
+    def split(self) -> tuple[str, ...]:
+        return ()
+
     @property
-    def gather(self) -> tuple[str, ...]: ...
+    def gather(self) -> tuple[str, ...]:
+        return ()
+
     @property
-    def reduce(self) -> tuple[tuple[str, str], ...]: ...
+    def reduce(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     @property
-    def chunk(self) -> int | None: ...
+    def chunk(self) -> int | None:
+        return None
+
+
+class Whole(Sharing):
+    """No options: every rank runs the whole cell."""
 
 
 class SplitValues:
-    """The variables of `--split`: one part per rank, or with `--chunk` parts of that size."""
+    """The variables of `--split`: one part per rank, or with `--chunk` parts of that size.
+
+    Without variables, each rank has one part.
+    """
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
-        self._values = {name: _value(name, namespace) for name in asked.split}
-        counts = {name: _length(name, value) for name, value in self._values.items()}
-        if len({*counts.values()}) > 1:
-            counted = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
-            raise GpuError(f"--split: {counted}; split variables of the same length together")
-        count = next(iter(counts.values()), 0)
+        self._values = {name: namespace[name] for name in asked.split}
+        try:
+            count = length(self._values)
+        except GpuError as error:
+            raise GpuError(f"--split: {error}") from None
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
         # Without items one part is run, so that the result has the right type.
-        filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start] or [0]
+        filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
+        filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)
         # The parts of each rank: its own, or a common queue.
         common = deque(filled)
@@ -330,33 +341,23 @@ class SplitValues:
 
     def part(self, number: int) -> dict[str, Any]:
         """Return the variables of one part, by name."""
-        return {name: take(value, *self.bounds[number]) for name, value in self._values.items()}
+        found: dict[str, Any] = take(self._values, *self.bounds[number])
+        return found
 
     def __str__(self) -> str:
-        """``"17 prompts: 9 + 8"``."""
-        return parts_in_words(" and ".join(self._values), self.bounds)
-
-
-def _value(name: str, namespace: Mapping[str, Any]) -> Any:
-    if name not in namespace:
-        question = meant(name, [known for known in namespace if not known.startswith("_")])
-        raise GpuError(f"--split {name}: no such variable; {question}make it in a cell before")
-    return namespace[name]
-
-
-def _length(name: str, value: Any) -> int:
-    try:
-        return length(value)
-    except GpuError as error:
-        raise GpuError(f"--split {name}: {error}") from None
+        """``"17 prompts: 9 + 8"``; empty without variables."""
+        return parts_in_words(" and ".join(self._values), self.bounds) if self._values else ""
 
 
 def check(asked: Sharing, tree: ast.AST, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for a split name that the cell does not read, a gathered name that it does
-    not assign, or an unknown reduction."""
+    """Raise `GpuError` for a split name that is no variable or that the cell does not read, a
+    gathered name that it does not assign, or an unknown reduction."""
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
     for name in asked.split:
-        if name in namespace and name not in read:
+        if name not in namespace:
+            question = meant(name, [known for known in namespace if not known.startswith("_")])
+            raise GpuError(f"--split {name}: no such variable; {question}make it in a cell before")
+        if name not in read:
             raise GpuError(
                 f"--split {name}: the cell does not read {name}, so each would do all of it; "
                 f"{meant(name, read)}it reads {some(read) or 'no variable'}"

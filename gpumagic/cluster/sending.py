@@ -38,10 +38,6 @@ _states: dict[int, State] = {}
 """Their states in the notebook when they were sent."""
 
 
-def _here() -> Mapping[str, Any]:
-    return user_namespace()
-
-
 def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
     tensor: torch.Tensor = make(*args)
     _known[number], _states[number] = tensor, state
@@ -68,7 +64,7 @@ class _Variables:
     """A placeholder for the notebook's variables, which becomes the rank's."""
 
     def __reduce__(self) -> Any:
-        return _here, ()
+        return user_namespace, ()
 
 
 def file_in_rank(file: str) -> str:

@@ -1,7 +1,8 @@
 """Join a rank to its process group, and report to the notebook where its cell is.
 
 Everything here runs in a rank. A collective waits in C++, where Python sees no interrupt. Aborting
-its connection ends it and keeps all variables. A thread does this, since the main thread waits.
+its connection ends it and keeps all variables. A thread does this, since the main thread waits; it
+is the one that reports the position.
 
 A late interrupt ends no other cell: the store names the cell that is to end.
 """
@@ -148,28 +149,18 @@ def place_of(thread: int) -> tuple[str, int, str]:
 
 
 _PULSE_S = 0.5
-# After this many seconds an unseen interrupt is waiting behind a collective.
-_FREE_S = 1.0
+# A cell that runs this many pulses after it was to end waits in a collective.
+_FREE = 3
 
-
-def ending(cell: str) -> str:
-    """Return the store's key that is set when a cell must end."""
-    return f"end/{cell}"
-
-
-def pulse_of(rank: int) -> str:
-    """Return the store's key of a rank's last position."""
-    return f"pulse/{rank}"
-
-
-def watched(rank: int) -> str:
-    """Return the store's key that is set while a rank must report its host."""
-    return f"look/{rank}"
-
-
-def host_report_of(rank: int) -> str:
-    """Return the store's key of its last snapshot."""
-    return f"host/{rank}"
+# Keys of the store.
+ENDING = "end/{}"
+"""Set when a cell must end."""
+PULSE = "pulse/{}"
+"""The last position of a rank."""
+WATCHED = "look/{}"
+"""Set while a rank must report its host."""
+HOST_REPORT = "host/{}"
+"""The last snapshot that a rank took of its host."""
 
 
 class ThisRank:
@@ -181,15 +172,11 @@ class ThisRank:
         self.running = ""  # the cell
         self.cut = self.in_code = False
         self._store = store_at(*store)
-        self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
         threading.Thread(target=self._pulse, daemon=True).start()
-        threading.Thread(target=self._free, daemon=True).start()
 
     @contextmanager
     def runs(self, cell: str) -> Iterator[None]:
         """Within, report the cell's position, and let an interrupt end a collective."""
-        before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         handler = signal.signal(signal.SIGINT, self._interrupt)
         self.cut, self.running = False, cell
         try:
@@ -197,7 +184,6 @@ class ThisRank:
         finally:
             self.running = ""
             signal.signal(signal.SIGINT, handler)
-            signal.set_wakeup_fd(before)
 
     def _is_there(self, key: str) -> bool:
         try:
@@ -207,7 +193,7 @@ class ThisRank:
             return True
 
     def _is_to_end(self, cell: str) -> bool:
-        return bool(cell) and self._is_there(ending(cell))
+        return bool(cell) and self._is_there(ENDING.format(cell))
 
     def _interrupt(self, *_: object) -> None:
         """Interrupt the user's code, but not the work after it."""
@@ -216,15 +202,21 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time, and the host if asked, twice a second."""
-        last, since, used = None, 0.0, 0.0
+        """Report the cell's position and idle time, and the host if asked, twice a second.
+
+        Abort a collective in which a cell waits that is to end.
+        """
+        last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
-            if self._is_there(watched(self.rank)):
-                self._say(host_report_of(self.rank), json.dumps(collect.snapshot().to_dict()))
+            if self._is_there(WATCHED.format(self.rank)):
+                self._say(HOST_REPORT.format(self.rank), json.dumps(collect.snapshot().to_dict()))
             running = self.running
+            ending_for = ending_for + 1 if self._is_to_end(running) else 0
+            if ending_for >= _FREE and self.running == running:
+                self.cut |= cut()
             if not running:
-                self._say(pulse_of(self.rank), "")
+                self._say(PULSE.format(self.rank), "")
                 continue
             now, busy = time.monotonic(), time.process_time()
             place = running, *place_of(self.main)
@@ -232,19 +224,10 @@ class ThisRank:
                 last, since = place, now
             used = busy
             pulse = dict(zip(("cell", "file", "line", "call"), place, strict=True))
-            self._say(pulse_of(self.rank), json.dumps({**pulse, "idle": now - since}))
+            self._say(PULSE.format(self.rank), json.dumps({**pulse, "idle": now - since}))
 
     def _say(self, key: str, text: str) -> None:
         try:
             self._store.set(key, text)
         except RuntimeError:
             parent_watch.end_orphan()
-
-    def _free(self) -> None:
-        """Abort a collective when the C handler of an interrupt writes to the socket."""
-        while number := self._woken.recv(1):
-            cell = self.running
-            if number[0] == signal.SIGINT and self._is_to_end(cell):
-                time.sleep(_FREE_S)
-                if self.running == cell:
-                    self.cut = cut()

@@ -99,8 +99,8 @@ class DeviceThread:
         self.device, self._target = device, as_torch(device)
         self._namespace = namespace
         self._codes = [None if code is None else own_code(code) for code in codes]
-        self._context, self._stack = copy_context(), ExitStack()
-        self._worker = Worker(str(device))
+        self._context, self.stack = copy_context(), ExitStack()
+        self.worker = Worker(str(device))
         self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
         self.number = 0  # the number of its current or last part
         self._copies = CopiedVariables(namespace, names, self._target, stays=stays, otherwise="")
@@ -111,20 +111,16 @@ class DeviceThread:
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Queue a job for the thread."""
         # The notebook finds the printing cell by the context.
-        return self._worker.submit(partial(self._context.run, job))
-
-    def interrupt(self) -> None:
-        """Interrupt the thread, as Ctrl-C does."""
-        self._worker.interrupt()
+        return self.worker.submit(partial(self._context.run, job))
 
     def set_up(self, modes: Callable[[ExitStack], None], labels: dict[int, str]) -> None:
         """On the thread: enter the placement, with the caller's modes."""
         labels[threading.get_ident()] = str(self.device)
-        modes(self._stack)
-        place(self._stack, self._target, self._copies.globals)
+        modes(self.stack)
+        place(self.stack, self._target, self._copies.globals)
 
-    def run(self, part: dict[str, Any]) -> Any:
-        """On the thread: run the cell on a part; return its value."""
+    def run(self, part: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """On the thread: run the cell on a part; return its value and its variables."""
         space = self._copies.globals
         space.update(self._brought(part))
         began, value = time.perf_counter(), None
@@ -133,7 +129,7 @@ class DeviceThread:
         wait_for(self._target)
         self.seconds += time.perf_counter() - began
         self.parts += 1
-        return value
+        return value, space
 
     def _brought(self, part: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of a part on the device; a part without tensors itself."""
@@ -149,23 +145,15 @@ class DeviceThread:
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}
 
-    def has(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return its variables of these names."""
-        return {n: self._copies.globals[n] for n in names if n in self._copies.globals}
-
     def time(self, rank: int, peaks: Mapping[str, int]) -> RankTime:
         """Return its time, with the peak memory by device."""
         peak, virtual = peaks.get(str(self.device)), self.device.virtual
         return RankTime(rank, self.seconds, peak, self.parts, virtual, str(self.device))
 
-    def leave(self) -> None:
-        """On the thread: leave the placement."""
-        self._stack.close()
-
     def close(self, *, failed: bool) -> None:
         """End the thread. Gathered functions keep its variables. An error loses them, or its frames
         would keep copies on every device."""
-        self._worker.close()
+        self.worker.close()
         self._copies.close(emptied=failed)
 
 
@@ -277,7 +265,7 @@ class CellOnDevices:
             queue.clear()
         for future, thread in futures.items():
             if not future.done():
-                thread.interrupt()
+                thread.worker.interrupt()
         wait_for_all(futures)
 
     def _work(
@@ -292,8 +280,8 @@ class CellOnDevices:
             except IndexError:
                 return
             thread.number = number
-            value = thread.run(self._split.part(number))
-            self._came[number] = value, thread.has(self._gathered)
+            value, space = thread.run(self._split.part(number))
+            self._came[number] = value, {n: space[n] for n in self._gathered if n in space}
 
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
         """Return an error's place: the device, the line, and the items of the part."""
@@ -325,7 +313,7 @@ class CellOnDevices:
 
     def _close(self) -> None:
         with deferred():
-            wait_for_all([each.submit(each.leave) for each in self._threads])
+            wait_for_all([each.submit(each.stack.close) for each in self._threads])
             for each in self._threads:
                 each.close(failed=self._failed)
         if self._failed:

@@ -1,6 +1,6 @@
 """Restore what code changed in the process or its thread: settings and random state.
 
-The settings are listed in torch_settings.py and python_settings.py. A setting that cannot be read
+The settings are listed in known_settings.py. A setting that cannot be read
 is not restored. One that cannot be restored is kept as a fault, and the others are restored.
 """
 
@@ -17,12 +17,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpumagic import faults
-from gpumagic.isolation.python_settings import (
+from gpumagic.isolation.known_settings import (
     Setting,
+    of_a_thread,
+    of_cuda,
     of_libraries,
     of_numpy,
     of_python,
     of_signals,
+    of_the_process,
 )
 from gpumagic.usercode.values import torch_here
 
@@ -136,7 +139,7 @@ _Known = tuple[Setting, Any]
 def kept() -> Iterator[None]:
     """Restore settings that are changed within."""
     signals = _now(of_signals())
-    torchs = _of_torch("of_a_thread", "of_the_process", "of_cuda")
+    torchs = _of_torch(of_a_thread, of_the_process, of_cuda)
     others = _now(chain(torchs, of_python(), of_libraries()))
     randomness = Randomness()
     try:
@@ -155,7 +158,7 @@ class Growth:
     """Snapshot of the process-wide lists that repeated runs may append to."""
 
     def __init__(self) -> None:
-        every = (*_of_torch("of_the_process"), *of_python())
+        every = (*_of_torch(of_the_process), *of_python())
         self._settings = _now(setting for setting in every if setting.grows)
 
     def put_back(self) -> None:
@@ -165,36 +168,44 @@ class Growth:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Within, defer an interrupt to the end; a second one is raised at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets signals
-        return
+def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
+    """Within, call `note` at an interrupt instead of raising; raise at more than `most`."""
     before: Any = signal.getsignal(signal.SIGINT)
-    if not callable(before):  # ignored, or set by C code
+    # Only the main thread gets signals. They may be ignored, or set by C code.
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
+    came: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if came:
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > most:
             before(number, frame)
-        came.append((number, frame))
+        note(number, frame)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Within, defer an interrupt to the end; a second one is raised at once."""
+    came: list[tuple[int, FrameType | None]] = []
+    with noted(lambda *signaled: came.append(signaled)):
+        yield
     if came:
-        before(*came[0])
+        handler: Any = signal.getsignal(signal.SIGINT)
+        handler(*came[0])
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
     """Return a function that gives another thread this thread's modes of torch and numpy."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
-    here = _now(chain(_of_torch("of_a_thread"), of_numpy()))
+    here = _now(chain(_of_torch(of_a_thread), of_numpy()))
 
     def follow(stack: ExitStack) -> None:
         if inference:
@@ -205,13 +216,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
     return follow
 
 
-def _of_torch(*lists: str) -> list[Setting]:
-    """Return settings of torch_settings.py; empty if torch is not imported."""
-    if torch_here() is None:
-        return []
-    from gpumagic.isolation import torch_settings
-
-    return [setting for name in lists for setting in getattr(torch_settings, name)()]
+def _of_torch(*lists: Callable[[], list[Setting]]) -> list[Setting]:
+    """Return the settings in these lists; empty if torch is not imported."""
+    return [] if torch_here() is None else [setting for each in lists for setting in each()]
 
 
 def _now(settings: Iterable[Setting]) -> list[_Known]:

@@ -1,6 +1,6 @@
-"""Parse the lines of the magics; bad input is an error of one line.
+"""Parse the lines of the magics, and complete them at Tab.
 
-The parsers are made from the table in options.py.
+Parsers and completions are made from the table in options.py. Bad input is an error of one line.
 """
 
 import argparse
@@ -12,13 +12,16 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
+from IPython import get_ipython
+from IPython.core.completer import SimpleCompletion
 from IPython.core.error import UsageError
 
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError, meant
-from gpumagic.magics.options import MAGICS, options
+from gpumagic.magics.options import MAGICS, file, options, reductions, variables
 from gpumagic.usercode.files import last_cell
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
@@ -152,3 +155,72 @@ def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:
             " or below a line %%gputime"
         )
     return parse("%gputime", split[1]), line[split.end() :]
+
+
+_TYPED = re.compile(rf"\s*(%{{1,2}}(?:{'|'.join(MAGICS)}))\s+(.*?)(\S*)$")
+
+
+def completions(context: Any) -> dict[str, Any]:
+    """Complete the argument of one of our magics; leave every other line alone."""
+    match = _TYPED.match(context.text_until_cursor)
+    if match is None:
+        return {"completions": []}
+    typed, words, last = match[1], match[2].split(), match[3]
+    magic = typed.lstrip("%")
+    option = next(
+        (o for o in options(magic) if words and o.examples and words[-1] in o.flags), None
+    )
+    is_path = option.type is file if option else words[-1:] == ["restore"]
+    if is_path or (magic == "gputime" and "--" in words):
+        return {"completions": []}  # IPython completes paths and Python
+    if option is None:
+        offers = [o.flag for o in options(magic) if o.flag not in words]
+        offers += _arguments(typed, words, last)
+    elif option.type in (variables, reductions):
+        # Several, separated by commas.
+        others, comma, one = last.rpartition(",")
+        names = (name for name in _variables(one) if name not in others.split(","))
+        offers = [f"{others}{comma}{name}" for name in names]
+    else:
+        offers = [example for example in option.examples if " " not in example]
+    # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
+    skip = len(last) - len(context.token)
+    fit = (offer for offer in offers if offer.startswith(last))
+    return {
+        "completions": [SimpleCompletion(text=offer[skip:], type="device") for offer in fit],
+        "suppress": True,
+    }
+
+
+def _arguments(typed: str, words: list[str], last: str) -> list[str]:
+    """Return what may stand here besides an option."""
+    magic = typed.lstrip("%")
+    if verbs := MAGICS[magic].verbs:
+        return [] if words else [*verbs]
+    if magic == "gpufree":
+        return [name for name in _variables(last) if name not in words]
+    if magic == "gpumem":
+        return [*(name for name in _devices(last) if name != "cpu"), *_variables(last)]
+    if magic == "gputime":  # several, also several at the same time: "0+1"
+        others, plus, one = last.rpartition("+")
+        found = [f"{others}{plus}{name}" for name in _devices(one)]
+        return [each for each in found if each not in words]
+    if any(not word.startswith("-") for word in words):
+        return []
+    return [*_devices(last), *["home", "off"] * (typed == "%ongpu")]
+
+
+def _devices(prefix: str) -> list[str]:
+    from gpumagic.device import complete, here
+
+    # A cell runs on one device, and a table is of all unless one is named.
+    offers = complete(prefix, here(memory=False))
+    return [offer for offer in offers if offer != "all" and "," not in offer]
+
+
+def _variables(prefix: str) -> list[str]:
+    """Return the user's variables, without modules, functions and classes."""
+    shell = get_ipython()
+    named = {n: v for n, v in shell.user_ns.items() if n not in shell.user_ns_hidden}
+    holding = (n for n, v in named.items() if not isinstance(v, (ModuleType, FunctionType, type)))
+    return sorted(n for n in holding if n.startswith(prefix) and not n.startswith("_"))

@@ -1,6 +1,5 @@
 """Define `%gpucluster`: it parses its line, calls the library, and shows what that returns."""
 
-import sys
 from argparse import Namespace
 from typing import Any
 
@@ -8,18 +7,12 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display
 
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
-from gpumagic.magics.command import magic
+from gpumagic.magics.commands import magic
 
 _NEW = (
     "the new rank starts with the notebook's variables, the others keep theirs; "
     "to make them equal, restore a checkpoint or broadcast"
 )
-
-
-def running_cluster() -> Any:
-    """Return the cluster of this notebook, or None; imports nothing."""
-    starts = sys.modules.get("gpumagic.cluster.gpu_cluster")
-    return starts.current() if starts is not None and starts.is_running() else None
 
 
 @magics_class

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from comm.base_comm import BaseComm
 
 from gpumagic import faults
-from gpumagic.magics.cluster_commands import running_cluster
+from gpumagic.magics.hooks import running_cluster
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

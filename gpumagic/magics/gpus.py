@@ -1,4 +1,4 @@
-"""Collect what `%gpus` shows: a Snapshot, the live monitor, the doctor; switch virtual GPUs."""
+"""Collect what `%gpus` shows: a Snapshot, the doctor's checks; switch virtual GPUs."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ from IPython.display import display
 from gpumagic import device, faults
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
-from gpumagic.magics.cluster_commands import running_cluster
+from gpumagic.magics.hooks import running_cluster
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot, other_hosts
 from gpumagic.usercode.values import torch_here
@@ -20,28 +20,24 @@ def gpus(where: str | None = None) -> Snapshot:
         from gpumagic.placement.torch_devices import tell_cuda_order
 
         tell_cuda_order()
-    wanted = _uuids(where) if where else None
+    if not where:
+        return collect.snapshot()
+    found = device.resolve(where)
+    if any(each.kind != "cuda" or each.uuid is None for each in found):
+        raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
+    wanted = {each.uuid for each in found}
     snapshot = collect.snapshot()
-    if wanted is not None:
-        snapshot = replace(
-            snapshot,
-            gpus=tuple(g for g in snapshot.gpus if g.uuid in wanted),
-            processes=tuple(p for p in snapshot.processes if p.uuid in wanted),
-        )
-    return snapshot
+    return replace(
+        snapshot,
+        gpus=tuple(gpu for gpu in snapshot.gpus if gpu.uuid in wanted),
+        processes=tuple(each for each in snapshot.processes if each.uuid in wanted),
+    )
 
 
 def of_cluster(own: Snapshot) -> list[Snapshot]:
     """Return Snapshots of the cluster's other hosts."""
     ranks = running_cluster()
     return other_hosts(own, ranks.hosts.now()) if ranks else []
-
-
-def _uuids(where: str) -> set[str]:
-    found = device.resolve(where)
-    if any(d.kind != "cuda" or d.uuid is None for d in found):
-        raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
-    return {d.uuid for d in found if d.uuid}
 
 
 def doctor() -> None:
@@ -59,15 +55,6 @@ def doctor() -> None:
     display(DoctorTable(checks))
     for fault in failed:
         print(f"{fault}\n{fault.traceback}")
-
-
-def live(where: str | None = None) -> Any:
-    """Return the monitor; None in a terminal, where it has printed the table."""
-    from gpumagic.widget import monitor
-
-    if where:
-        raise GpuError(f"{where}: the monitor shows all GPUs; type %gpus --live")
-    return monitor()
 
 
 def virtual_on(

@@ -30,6 +30,12 @@ def cuda_state() -> Any:
     return cuda_state
 
 
+def running_cluster() -> Any:
+    """Return the cluster of this notebook, or None; imports nothing."""
+    starts = sys.modules.get("gpumagic.cluster.gpu_cluster")
+    return starts.current() if starts is not None and starts.is_running() else None
+
+
 class Explaining:
     """Explains errors below their tracebacks in one shell."""
 

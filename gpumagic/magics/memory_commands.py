@@ -10,8 +10,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
 
 from gpumagic.errors import GpuError, meant, torch_needed
-from gpumagic.magics.command import magic
-from gpumagic.magics.commands import GpuMagics
+from gpumagic.magics.commands import GpuMagics, magic
 
 
 class Memories:

@@ -74,18 +74,6 @@ def _count(text: str) -> int:
     return int(digits)
 
 
-def _items(text: str) -> float | str:
-    try:
-        float(text)
-    except ValueError:
-        try:
-            compile(text.strip(), "<--items>", "eval")
-        except (SyntaxError, ValueError):
-            raise ArgumentTypeError(f"{text} is no number and no expression") from None
-        return text.strip()
-    return _above_zero(text)
-
-
 def _switch(text: str) -> str:
     if text.lower() not in ("on", "off"):
         raise ArgumentTypeError(f"{text} is neither on nor off")
@@ -155,7 +143,7 @@ OPTIONS = (
     Option("gpufit", "--dry", "predict only, run nothing"),
     Option("gputime", "--sweep n=64,256,1024", "repeat with each value of a variable"),
     Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, untimed"),
-    Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run", _items),
+    Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run"),
     Option("gputime", "--max-time 5", "seconds for each device and value", _above_zero, 5.0),
     Option("gputime", "--in-place", "work on the variables themselves, which changes them"),
     Option("gputime", "--against last", "compare with the last result, a variable, or a file"),

@@ -19,7 +19,7 @@ from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
-from gpumagic.magics.cluster_commands import running_cluster
+from gpumagic.magics.hooks import running_cluster
 from gpumagic.magics.ongpu_arguments import Request
 
 # Magics that choose a device, as IPython translates them to Python.

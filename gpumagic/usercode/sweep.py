@@ -1,10 +1,15 @@
-"""Check a sweep: the values of its variable, its points, and the items at each point."""
+"""Read a sweep: the values of its variable, its points, and the items at each point.
 
+Values are typed as ``n=64,256``, ``n=1..4096`` or ``n=pow2:1..64``.
+"""
+
+import ast
 import keyword
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any
 
 from gpumagic import faults
@@ -15,6 +20,97 @@ from gpumagic.usercode.variables import variables_read
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
+# The limit of torch's sizes, of 64 bits.
+_TOO_LARGE = 2.0**63
+_NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
+_RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
+
+
+def parse(
+    typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
+) -> dict[str, tuple[Any, ...]]:
+    """Return the values typed for a variable; raise GpuError for others.
+
+    ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several with
+    commas; ``"dtype=torch.float16"`` is read from `names`.
+    """
+    typed = " ".join(typed.split())  # in one line
+    text = option + typed
+    name, equals, listed = (part.strip() for part in typed.partition("="))
+    if not equals:
+        raise GpuError(f"{text}: a variable or its values are missing; {TYPE}")
+    pieces = [piece.strip() for piece in listed.split(",")]
+    if not all(pieces):
+        raise GpuError(f"{text}: a value is missing; {TYPE}")
+    return check({name: [value for each in pieces for value in _values(each, text, names or {})]})
+
+
+def range_of(typed: str) -> tuple[str, Sequence[Any]]:
+    """Return one variable and its values; a range of ``batch=1..4096``, which may be long."""
+    name, _, listed = (part.strip() for part in typed.partition("="))
+    between = _RANGE.fullmatch(listed)
+    if between and not between[1] and name.isidentifier():
+        first, last, step = (_number(end or "1", typed) for end in between.groups()[1:])
+        whole = isinstance(first, int) and isinstance(last, int) and isinstance(step, int)
+        if whole and step > 0 and last >= first:
+            return name, range(int(first), int(last) + 1, int(step))
+    ((name, values),) = parse(typed, option="").items()
+    return name, values
+
+
+def _values(piece: str, text: str, names: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the values of one piece between commas."""
+    if between := _RANGE.fullmatch(piece):
+        base, *ends = between.groups()
+        first, last, step = (_number(end or "1", text) for end in ends)
+        return _powers(int(base), first, last, text) if base else _steps(first, last, step, text)
+    if _NUMBER.fullmatch(piece):
+        return [_number(piece, text)]
+    if piece in ("True", "False", "None"):
+        return [ast.literal_eval(piece)]
+    word = piece.strip("\"'")
+    owner, _, rest = word.partition(".")
+    if not word.replace("-", "_").replace(".", "_").isidentifier():
+        raise GpuError(f"{text}: {piece} is not a value; {TYPE}")
+    try:  # torch.float16
+        return [attrgetter(rest)(names[owner])]
+    except (AttributeError, KeyError):
+        return [word]
+
+
+def _number(typed: str, text: str) -> int | float:
+    try:
+        found = float(typed)
+    except ValueError:
+        raise GpuError(f"{text}: {typed} is not a number; {TYPE}") from None
+    if not abs(found) < _TOO_LARGE:
+        raise GpuError(f"{text}: {typed} is too large; {TYPE}")
+    try:
+        return int(typed)
+    except ValueError:
+        return found
+
+
+def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
+    if base < 2 or first <= 0 or last < first:
+        raise GpuError(f"{text}: pow2:A..B needs 0 < A ≤ B; type pow2:1..4096")
+    # Between the smallest float and the largest size. Integers from the exponent 0 on.
+    found = [base**n for n in range(-1075, 64) if first <= base**n <= last]
+    if not found:
+        raise GpuError(f"{text}: there is no power of {base} between; type pow{base}:1..4096")
+    return found
+
+
+def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
+    if step == 0 or (last - first) * step < 0:
+        raise GpuError(f"{text}: steps of {step} do not reach {last} from {first}; {TYPE}")
+    # Slightly more, so that 0.1..0.5:0.1 includes its end.
+    count = (last - first) / step + 1 + 1e-9
+    if count > MOST_POINTS + 1:
+        raise GpuError(f"{text}: more than {MOST_POINTS:,} points; take larger steps")
+    values = (first + n * step for n in range(int(count)))
+    # As typed: 0.3, not 0.30000000000000004.
+    return [each if isinstance(each, int) else float(f"{each:.12g}") for each in values]
 
 
 def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:

@@ -81,11 +81,11 @@ def test_what_was_lost_comes_back_and_training_goes_on_as_if_nothing_had_been(
 
 def loaded_by_one(shell, directory):
     """What goes on in this process, which is in no group, from what two ranks saved."""
-    from gpumagic.cluster import saving
+    from gpumagic.cluster.checkpoints import restore
 
     code = MAKE.partition("\n")[2].replace(".cuda()", "")
     shell.run(code)
-    assert isinstance(saving.restore(str(directory)), Checkpoint)
+    assert isinstance(restore(str(directory)), Checkpoint)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a rank has them: sums are rounded alike
     try:

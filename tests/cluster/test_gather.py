@@ -70,6 +70,8 @@ def test_tensors_of_several_devices_are_reduced_on_the_cpu(gpus):
         ([1j, 2j], "max", "a complex number has no max"),
         ([torch.ones(1), "a"], "sum", "a str among tensors has no sum"),
         ([torch.ones(1), torch.ones(2)], "mean", "the parts have shapes (1,) and (2,)"),
+        ([np.ones(1), np.ones(2)], "mean", "the parts have shapes (1,) and (2,)"),
+        ([np.ones(1), "a"], "sum", "a str among tensors has no sum"),
     ],
 )
 def test_what_cannot_be_reduced_is_told_in_one_line(parts, how, says):

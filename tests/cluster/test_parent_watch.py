@@ -90,7 +90,7 @@ def test_kernel_killed(kernel, does):
         busy = [
             psutil.Process(p.pid)
             for p in parent_watch.marked(mark)
-            if "start_engine" in str(p.cmdline())
+            if "gpumagic.cluster.launching" in str(p.cmdline())
         ]
         before = sum(p.cpu_times().user for p in busy)
         if does == "busy":
@@ -152,9 +152,7 @@ def test_engines_that_no_watch_reaches_end_too(kernel, does):
     [watches] = [p for p in of_kernel if "gpumagic.cluster.parent_watch" in p.cmdline()]
     directory = watches.cmdline()[-1]
     watches.kill()
-    engines = [
-        p for p in parent_watch.marked(mark) if "gpumagic.cluster.start_engine" in p.cmdline()
-    ]
+    engines = [p for p in parent_watch.marked(mark) if "gpumagic.cluster.launching" in p.cmdline()]
     assert len(engines) == 2
     psutil.Process(kernel.manager.provisioner.pid).kill()
     try:

@@ -7,7 +7,7 @@ from kernels import Kernel, text
 
 from gpumagic import cli
 from gpumagic.errors import GpuError
-from gpumagic.magics import every_notebook
+from gpumagic.magics import loading
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_what_it_cannot_write_beside_is_one_line(profile, capsys):
     script.write_text("c = get_config()\nc.InteractiveShell.colors = 'nocolor'\n")
     (profile / "ipython_config.json").write_text("{")
     with pytest.raises(GpuError, match="is not JSON"):
-        every_notebook.enable()
+        loading.enable()
     assert (profile / "ipython_config.json").read_text() == "{"
 
 
@@ -69,7 +69,7 @@ def test_a_cell_that_awaits_and_loads_it_is_to_be_run_again(empty_shell):
 
 
 def test_the_first_placed_cell_of_a_kernel_is_as_any_other(profile):
-    every_notebook.enable()
+    loading.enable()
     kernel = Kernel(IPYTHONDIR=str(profile.parent), GPUMAGIC_VIRTUAL="2")
     try:
         _, reply = kernel.run("import sys\nassert 'gpumagic' not in sys.modules")

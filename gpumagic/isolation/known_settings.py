@@ -1,4 +1,4 @@
-"""List the settings of Python, numpy, matplotlib and JAX that code may change."""
+"""List the settings of Python, torch, numpy, matplotlib and JAX that code may change."""
 
 import gc
 import logging
@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
+
+from gpumagic.usercode.values import torch_here
 
 
 class Setting(NamedTuple):
@@ -162,3 +164,84 @@ def _set_config(config: Any, before: dict[str, Any]) -> None:
 def _close_figures(helpers: Any, before: set[int]) -> None:
     for number in set(helpers.figs) - before:
         helpers.destroy(number)
+
+
+@cache
+def of_a_thread() -> list[Setting]:
+    """Return torch's settings of a thread."""
+    torch = torch_here()
+    autocast: dict[str, tuple[Any, Any]] = {
+        "enabled": (torch.is_autocast_enabled, torch.set_autocast_enabled),
+        "dtype": (torch.get_autocast_dtype, torch.set_autocast_dtype),
+    }
+    return [
+        *pairs(
+            torch,
+            ("is_grad_enabled", "set_grad_enabled"),
+            ("is_autocast_cache_enabled", "set_autocast_cache_enabled"),
+        ),
+        *(
+            Setting(f"autocast {name}, {kind}", partial(read, kind), partial(write, kind))
+            for kind in ("cpu", "cuda", "mps")
+            for name, (read, write) in autocast.items()
+        ),
+    ]
+
+
+@cache
+def of_the_process() -> list[Setting]:
+    """Return torch's settings of the process, without the GPU's."""
+    torch = torch_here()
+    return [
+        Setting("the default device, and modes of functions", _modes, _set_modes),
+        *accessors(torch, "_default_dtype", "_num_threads", "_deterministic_debug_mode"),
+        *accessors(torch, "_float32_matmul_precision"),
+        Setting(
+            "torch.autograd.set_detect_anomaly",
+            lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            lambda now: torch.set_anomaly_enabled(*now),
+        ),
+        mapping("torch.set_printoptions", vars(torch._tensor_str.PRINT_OPTS)),
+        *_of_backends(),
+    ]
+
+
+def of_cuda() -> list[Setting]:
+    """Return torch's settings of the current GPU, if CUDA is initialized."""
+    torch = torch_here()
+    if not torch.cuda.is_initialized():
+        return []
+    return pairs(torch.cuda, ("current_device", "set_device"), ("current_stream", "set_stream"))
+
+
+def _of_backends() -> list[Setting]:
+    backends = torch_here().backends
+    cudnn = "enabled benchmark deterministic allow_tf32 fp32_precision"
+    matmul = (
+        "allow_tf32 allow_fp16_accumulation fp32_precision "
+        "allow_fp16_reduced_precision_reduction allow_bf16_reduced_precision_reduction"
+    )
+    kinds = ("flash", "mem_efficient", "math", "cudnn")
+    return [
+        *attributes(backends.cudnn, *cudnn.split()),
+        *attributes(backends.cuda.matmul, *matmul.split()),
+        *pairs(backends.cuda, *((f"{k}_sdp_enabled", f"enable_{k}_sdp") for k in kinds)),
+    ]
+
+
+def _modes() -> tuple[list[Any], Any, Any]:
+    # The default device is a mode too, saved separately because torch would end it.
+    torch = torch_here()
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    stack = torch.overrides._get_current_function_mode_stack()
+    return stack, default, torch.utils._device.CURRENT_DEVICE
+
+
+def _set_modes(before: tuple[list[Any], Any, Any]) -> None:
+    torch = torch_here()
+    stack, torch._GLOBAL_DEVICE_CONTEXT.device_context, current = before
+    while torch.overrides._get_current_function_mode_stack():
+        torch.overrides._pop_mode()
+    for mode in stack:
+        torch.overrides._push_mode(mode)
+    torch.utils._device.CURRENT_DEVICE = current

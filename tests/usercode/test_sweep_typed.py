@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.gputime import parse
-from gpumagic.usercode.sweep import MOST_POINTS
+from gpumagic.usercode.sweep import MOST_POINTS, parse
 
 INTS = st.integers(-(2**40), 2**40)
 
