@@ -17,7 +17,7 @@ from gpumagic.device import has_virtual
 from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.device.cards import cublas_workspace
 from gpumagic.frameworks.framework import Place
-from gpumagic.memory.heap import no_collections
+from gpumagic.memory.object_graph import no_collections
 
 # A subclass may override these methods, so they are called on C's own class.
 _base: Any = torch._C.TensorBase

@@ -16,8 +16,8 @@ from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
 from gpumagic.memory import find_holders
-from gpumagic.memory.ask import WORKSPACE, grouped
 from gpumagic.memory.find_holders import FoundStorage, find
+from gpumagic.memory.holders_by_name import WORKSPACE, grouped
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, MemoryHolder
 from gpumagic.memory.roots import KeptErrors, KeptOutputs
 from gpumagic.usercode.files import user_namespace

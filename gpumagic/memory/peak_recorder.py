@@ -17,11 +17,11 @@ from torch.cuda import memory
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.memory.autograd_graph import edges
+from gpumagic.memory.allocation_site import users
 from gpumagic.memory.find_holders import find
-from gpumagic.memory.made_in import users
 from gpumagic.memory.memory_report import SAVED
 from gpumagic.memory.peak import UNKNOWN, MemoryPeak, Note, Replay, peak_of
+from gpumagic.memory.references import edges_of_node
 from gpumagic.usercode.lines import UserLine, innermost, source_of
 
 RING = 100_000
@@ -142,7 +142,7 @@ def _graph(tensors: Any) -> Iterator[tuple[Any, str]]:
     nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None]
     seen = set(nodes)
     while nodes:
-        for value, step in edges(nodes.pop()):
+        for value, step in edges_of_node(nodes.pop()):
             if isinstance(value, torch.Tensor):
                 yield value, step
             elif step.startswith(": ") and value not in seen:

@@ -15,9 +15,9 @@ from traceback import walk_stack, walk_tb
 from types import TracebackType
 from typing import Any
 
-from gpumagic.memory.heap import Root
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT
-from gpumagic.memory.paths import local_variables
+from gpumagic.memory.object_graph import Root
+from gpumagic.memory.step_names import local_variables
 from gpumagic.usercode.files import is_ours, is_users, label, shell
 from gpumagic.usercode.frames import errors
 from gpumagic.usercode.values import comes_from, defined_in, is_module, own

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 
-from gpumagic.memory.heap import Root, Walk, of_kinds
 from gpumagic.memory.memory_report import GARBAGE
+from gpumagic.memory.object_graph import Root, Walk, of_kinds
 from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.values import class_name, defined_in, of_function
 
@@ -24,7 +24,7 @@ _whole_name = vars(type)["__qualname__"].__get__
 FarRoots = Callable[[Container[int]], Iterable[Root]]
 
 
-def walk_leftovers(
+def walk_unreachable(
     walk: Walk, missing: Callable[[list[Any]], Iterable[Any]], far: FarRoots
 ) -> None:
     """Walk only the objects from which a missing tensor can be reached."""
