@@ -2,14 +2,14 @@
 
 torch's own record of its allocator is turned on meanwhile, a ring of the last 100,000 events; it
 costs about 2 µs for each. What the user records already is read, and left as it is. Before each
-backward pass the graph is read, after it the gradients.
+backward pass the graph is read, after it the gradients; the time that this takes is measured.
 """
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import time_ns
+from time import perf_counter, time_ns
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class PeakRecorder:
         self._stack = ExitStack()
         self._before: list[Mapping[str, Any]] = []
         self._start = 0
+        self._added_seconds = 0.0
 
     def start(self) -> None:
         """Begin to record; memory allocated now counts as there before."""
@@ -72,6 +73,7 @@ class PeakRecorder:
 
     def stop(self) -> MemoryPeak | None:
         """Put back what was changed, and return what the peak was made of."""
+        began = perf_counter()
         with self._stack:
             self._note(self._held())
             snapshot = memory._snapshot()
@@ -84,7 +86,13 @@ class PeakRecorder:
         missing = abs(replay.now - torch.cuda.memory_allocated(self._index))
         complete = len(whole) < RING and missing <= _ROUNDED * replay.most
         return peak_of(
-            replay, str(self._device), self._start, complete=complete, saved=self._save or ""
+            replay,
+            str(self._device),
+            self._start,
+            complete=complete,
+            saved=self._save or "",
+            events=len(trace),
+            added_seconds=self._added_seconds + perf_counter() - began,
         )
 
     def _held(self) -> dict[int, str]:
@@ -99,18 +107,26 @@ class PeakRecorder:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             leaves: list[Any] = []
-            with faults.kept("reading a graph for the peak of memory"):
+            with self._measured("reading a graph for the peak of memory"):
                 leaves = self._note_graph(tensors)
             start, line = time_ns() // 1000, innermost()
             try:
                 return run(tensors, *args, **kwargs)
             finally:
-                self._backwards.append((start, time_ns() // 1000, _told(line)))
-                with faults.kept("reading gradients for the peak of memory"):
+                self._backwards.append((start, time_ns() // 1000, _written(line)))
+                with self._measured("reading gradients for the peak of memory"):
                     grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
                     self._note({_address(grad): "gradient" for grad in grads})
 
         return backward
+
+    @contextmanager
+    def _measured(self, what: str) -> Iterator[None]:
+        """Count the time of reading as the recording's, and keep a fault of our own."""
+        began = perf_counter()
+        with faults.kept(what):
+            yield
+        self._added_seconds += perf_counter() - began
 
     def _note_graph(self, tensors: Any) -> list[Any]:
         """Note what the graphs that end in some tensors have saved; the leaves that they reach."""
@@ -131,7 +147,7 @@ class PeakRecorder:
         if frame is not None:
             file, line, name = frame["filename"], frame["line"], frame["name"]
             function = "" if name.startswith("<") else name
-            return _told(UserLine(line, source_of(file, line), function, file))
+            return _written(UserLine(line, source_of(file, line), function, file))
         # A thread of autograd has no line of its own.
         when = entry["time_us"]
         return next((line for a, b, line in self._backwards if a <= when <= b), UNKNOWN)
@@ -154,7 +170,7 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _told(line: UserLine | None) -> str:
+def _written(line: UserLine | None) -> str:
     if line is None:
         return UNKNOWN
     return f"{line.place}: {line.source}" if line.source else line.place
