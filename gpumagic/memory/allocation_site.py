@@ -51,7 +51,7 @@ class MadeIn:
                 origin = id(block.frames), block.stamp or trace
                 found[origin] = found.get(origin, 0) + count * block.size
                 if origin not in self._known:
-                    self._known[origin] = _made(users(block.frames), origin[1])
+                    self._known[origin] = _made(block.frames, origin[1])
         return self._known[max(found, key=found.__getitem__)] if found else None
 
     def _counted(self, device: str, addresses: Iterable[int]) -> Iterable[_Counted]:
@@ -80,15 +80,26 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((frame for frame in frames if is_users(frame["filename"])), None)
 
 
-def _made(frame: Mapping[str, Any] | None, stamp: str) -> Made | None:
-    file = frame["filename"] if frame is not None else ""
-    if frame is None or file.startswith("<timed "):  # of `%%time`, whose lines are its own
+def _made(frames: Sequence[Mapping[str, Any]], stamp: str) -> Made | None:
+    """Return the user's innermost line, and the cell that ran it if that is another one."""
+    frame = users(frames)
+    if frame is None or frame["filename"].startswith("<timed "):  # `%%time` counts its own lines
         return Made(stamp) if stamp else None
-    name = label(file)
+    name = label(frame["filename"])
     # Each run of a cell has the same file; a function in it is as old as its last run.
     if stamp and name.startswith("In [") and frame["name"] == "<module>":
-        name = stamp
-    return Made(name, frame["line"])
+        return Made(stamp, frame["line"])
+    cell = next((f for f in frames if _is_cell(f)), None)
+    ran_in = stamp or (label(cell["filename"]) if cell is not None else "")
+    if ran_in == name:
+        ran_in = ""
+    elif cell is not None:
+        ran_in += f", line {cell['line']}"
+    return Made(name, frame["line"], ran_in)
+
+
+def _is_cell(frame: Mapping[str, Any]) -> bool:
+    return bool(frame["name"] == "<module>" and label(frame["filename"]).startswith("In ["))
 
 
 def record(on: bool) -> str:

@@ -139,7 +139,7 @@ def _grown(
         return Grown(name, more, f"line {line}", adds=True, graph=graph)
     came = next(iter(new.addresses - old.addresses), None)
     made = MadeIn().of(*came) if came else None
-    return Grown(name, more, str(made or ""), graph=graph)
+    return Grown(name, more, made.place if made else "", graph=graph)
 
 
 def _adding_line(code: str, name: str) -> int | None:

@@ -42,13 +42,23 @@ def is_of_other_library(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class Made:
-    """Name the code that made something: a cell or a file, and its line."""
+    """Name the code that made something: a cell or a file, its line, and the cell that ran it.
+
+    Of a function or class that another cell defines, `ran_in` is the cell that called it, with the
+    line if torch recorded the whole stack: ``"In [5], line 1"``.
+    """
 
     cell: str
     line: int | None = None
+    ran_in: str = ""
+
+    @property
+    def place(self) -> str:
+        """The cell or file and its line, without the cell that ran it."""
+        return self.cell if self.line is None else f"{self.cell}, line {self.line}"
 
     def __str__(self) -> str:
-        return self.cell if self.line is None else f"{self.cell}, line {self.line}"
+        return f"{self.ran_in} ({self.place})" if self.ran_in else self.place
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gpumagic.device import cuda_state
 from gpumagic.display import table
 from gpumagic.display.table import Column, Fold, Shown, block, folded, tag
 from gpumagic.display.units import size, some
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, as_typed
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.holders_by_name import allocations
 from gpumagic.memory.memory_report import SAVED, STATE, Made
@@ -236,16 +236,19 @@ def _branches(
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
-# Rows that are shown at once: as deep as they fit.
-_ROWS = 40
+# The levels below the name that are shown at once, and the rows.
+_LEVELS, _ROWS = 2, 40
 _FOLD = Fold(_ROWS)
 _UNFOLDED = Fold(400)
 
 
 def text(tree: MemoryTree) -> str:
-    """The whole, and below it its layers or items."""
-    head = table.wrapped(_head(tree))
-    return "\n".join([*head, *table.lines(_columns(_shallow(tree)), margin="  ", fold=_FOLD)])
+    """The whole, and below it two levels of its layers or items."""
+    rows = _shallow(tree)
+    lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
+    if len(rows) < len(tree.branches):
+        lines.append(f"  {as_typed('%gpumem')} {_with_more(tree)} opens more")
+    return "\n".join(lines)
 
 
 def html(tree: MemoryTree) -> str:
@@ -272,15 +275,14 @@ def _head(tree: MemoryTree) -> str:
     return words + (f" · also held by {some(tree.aliases)}" if tree.aliases else "")
 
 
-def _shallow(tree: MemoryTree) -> Sequence[MemoryBranch]:
-    """Return the branches down to the depth at which they become too many."""
-    deepest = max(branch.depth for branch in tree.branches)
-    kept: Sequence[MemoryBranch] = tree.branches
-    for depth in range(deepest, 0, -1):
-        kept = [branch for branch in tree.branches if branch.depth <= depth]
-        if len(kept) <= _ROWS:
-            break
-    return kept
+def _shallow(tree: MemoryTree) -> list[MemoryBranch]:
+    return [branch for branch in tree.branches if branch.depth <= _LEVELS]
+
+
+def _with_more(tree: MemoryTree) -> str:
+    """Return the path of the first branch that has more below it than is shown."""
+    hidden = next(n for n, branch in enumerate(tree.branches) if branch.depth > _LEVELS)
+    return tree.branches[hidden - 1].path
 
 
 def _columns(rows: Sequence[MemoryBranch], *, html: bool = False) -> list[Column]:

@@ -131,7 +131,7 @@ class Replay:
         notes: Sequence[Note],
         line: Callable[[Mapping[str, Any]], str],
     ) -> None:
-        """Follow a trace from the blocks that were there before it; `line` names an entry's line."""
+        """Follow a trace from the blocks before it; `line` returns the line of an entry."""
         live = {b["address"]: Piece(b["size"], BEFORE, -1) for b in before}
         self.pieces = list(live.values())
         self.now = self.most = sum(piece.nbytes for piece in self.pieces)
