@@ -135,7 +135,7 @@ class MemoryMagics(Magics):
             raise GpuError(f"--record is for a line of its own; leave out {others[0]}")
         if asked.record:
             with torch_needed("%gpumem --record"):
-                from gpumagic.memory.allocation_site import record
+                from gpumagic.memory.allocator import record
 
             return print(record(asked.record == "on"))
         answer = self.memories.changes if asked.since else self.memories.held

@@ -18,7 +18,7 @@ from gpumagic.frameworks.known import started
 from gpumagic.memory.memory_report import KEPT, kind_of_array
 from gpumagic.memory.object_graph import AT_ONCE, Root, Walk, no_collections, of_kinds
 from gpumagic.memory.paths import Paths, Way
-from gpumagic.memory.roots import Roots
+from gpumagic.memory.roots import Roots, walk_unreachable
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
@@ -120,8 +120,6 @@ def find(
                 walk.walk(group)
             walk.walk_postponed(roots.is_users_class)
             if search.misses_any():
-                from gpumagic.memory.unreachable import walk_unreachable
-
                 walk_unreachable(walk, search.missing, roots.far)
             return search.found(paths)
         finally:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpumagic.display.units import size
-from gpumagic.memory.allocation_site import MadeIn
+from gpumagic.memory.allocator import MadeIn
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.memory_report import OUTPUT
 from gpumagic.memory.references import GRAPH

@@ -35,8 +35,7 @@ from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
-    from gpumagic.memory.allocation_site import MadeIn
-    from gpumagic.memory.allocator import Allocator
+    from gpumagic.memory.allocator import Allocator, MadeIn
 
 
 _cells: dict[int, tuple["weakref.ref[Any]", str]] = {}
@@ -223,8 +222,7 @@ def allocations() -> "tuple[Allocator | None, MadeIn | None]":
     """Return what torch has allocated now, and where it was made; empty without torch."""
     if torch_here() is None:
         return None, None
-    from gpumagic.memory.allocation_site import MadeIn
-    from gpumagic.memory.allocator import Allocator
+    from gpumagic.memory.allocator import Allocator, MadeIn
 
     allocator = Allocator()
     return allocator, MadeIn(allocator)
@@ -276,7 +274,8 @@ def grouped(
         if every[0].is_of_other_library:
             made = most_of(every, by_cells or {})
         else:
-            made = made_in.most_of(every) if made_in is not None else None
+            addresses = map(attrgetter("address"), every)
+            made = made_in and made_in.most_of(every[0].device, addresses)
         rows.append(_row(root, groups, made))
     return sorted(rows, key=_most_first)
 

@@ -1,4 +1,8 @@
-"""Replay what torch's allocator recorded up to the peak, and show what the peak was made of.
+"""Record what a stretch of code allocates on one GPU, and show what the peak was made of.
+
+torch's own record of its allocator is turned on meanwhile, a ring of the last 100,000 events; it
+costs about 2 µs for each. What the user records already is read, and left as it is. Before each
+backward pass the graph is read, after it the gradients; the time that this takes is measured.
 
 A block has one kind for all of its life, from what was found in it at any time (a parameter, a
 tensor that a graph saved). A block of no known kind that is gone at the end was temporary.
@@ -6,16 +10,29 @@ tensor that a graph saved). A block of no known kind that is gone at the end was
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter, time_ns
 from typing import Any, NamedTuple
 
+import torch
+from torch.cuda import memory
+
+from gpumagic import faults
 from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, block, coded, tag
 from gpumagic.display.units import duration, size
+from gpumagic.errors import GpuError
+from gpumagic.memory.allocator import users
+from gpumagic.memory.find_holders import find
 from gpumagic.memory.memory_report import EXCEPTION, MANY, OUTPUT, SAVED, STATE, share
+from gpumagic.memory.references import edges_of_node
+from gpumagic.usercode.lines import UserLine, innermost, source_of
 
 KINDS = (
     "parameter",
@@ -32,6 +49,12 @@ KINDS = (
 _TEMPORARY = len(KINDS) - 1
 BEFORE = "before the cell"
 UNKNOWN = "line not known"
+RING = 100_000
+_ROUNDED = 0.05
+"""Of what is allocated: a real allocator gives more than was asked for, and records what was."""
+_C: Any = torch._C
+_GRAPHS = (torch.autograd, torch.autograd.graph)
+_RUN = "_engine_run_backward"
 
 
 class PeakLine(NamedTuple):
@@ -89,11 +112,8 @@ class MemoryPeak(Shown):
     added_seconds: float = 0.0
 
 
-class Note(NamedTuple):
-    """Record the kinds at some addresses at a time, in µs."""
-
-    time_us: int
-    kinds: Mapping[int, str]
+Kinds = Mapping[int, str]
+"""The kinds that were found at some addresses."""
 
 
 @dataclass
@@ -102,7 +122,7 @@ class Piece:
 
     nbytes: int
     line: str
-    born: int  # number of the event that allocated it
+    born: int  # the change that allocated it; -1: before the record
     died: int | None = None
     rank: int = _TEMPORARY  # its kind's
 
@@ -113,87 +133,200 @@ class Piece:
             self.rank = min(self.rank, KINDS.index(known))
 
 
-@dataclass
-class Replay:
-    """Record the pieces that lived in a stretch of time, and when each change happened."""
+def replay(
+    before: Iterable[Mapping[str, Any]],
+    trace: Iterable[Mapping[str, Any]],
+    notes: Iterable[tuple[int, Kinds]],
+    line: Callable[[Mapping[str, Any]], str],
+    device: str,
+    start_us: int = 0,
+) -> tuple[MemoryPeak, int]:
+    """Follow a trace from the blocks before it; return the peak, and the bytes at the end.
 
-    pieces: list[Piece] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)  # µs, of each change
-    now: int = 0
-    most: int = 0
-    at: int = -1  # the change after which the most was allocated; -1: none
-    refused: tuple[int, str] | None = None  # the last request that failed, and its line
-
-    def run(
-        self,
-        before: Iterable[Mapping[str, Any]],
-        trace: Sequence[Mapping[str, Any]],
-        notes: Sequence[Note],
-        line: Callable[[Mapping[str, Any]], str],
-    ) -> None:
-        """Follow a trace from the blocks before it; `line` returns the line of an entry."""
-        live = {b["address"]: Piece(b["size"], BEFORE, -1) for b in before}
-        self.pieces = list(live.values())
-        self.now = self.most = sum(piece.nbytes for piece in self.pieces)
-        waiting = sorted(notes)[::-1]
-        for entry in trace:
-            while waiting and waiting[-1].time_us < entry["time_us"]:
-                _note_kinds(waiting.pop(), live)
-            if entry["action"] == "alloc":
-                nbytes = in_blocks(entry["size"])
-                piece = live[entry["addr"]] = Piece(nbytes, line(entry), len(self.times))
-                self.pieces.append(piece)
-                self._change(entry, nbytes)
-            elif entry["action"] == "oom":
-                self.refused = entry["size"], line(entry)
-            elif entry["action"] == "free_completed" and entry["addr"] in live:
-                piece = live.pop(entry["addr"])
-                piece.died = len(self.times)
-                self._change(entry, -piece.nbytes)
-        for note in waiting[::-1]:
-            _note_kinds(note, live)
-
-    def _change(self, entry: Mapping[str, Any], nbytes: int) -> None:
-        self.now += nbytes
-        if self.now > self.most:
-            self.most, self.at = self.now, len(self.times)
-        self.times.append(entry["time_us"])
-
-    def at_peak(self) -> list[Piece]:
-        """Return the pieces that lived at the peak."""
-        return [
-            p for p in self.pieces if p.born <= self.at and (p.died is None or p.died > self.at)
-        ]
-
-    def last(self) -> Piece | None:
-        """Return the piece whose allocation reached the peak."""
-        return next((piece for piece in self.pieces if piece.born == self.at >= 0), None)
-
-
-def _note_kinds(note: Note, live: Mapping[int, Piece]) -> None:
-    for address, kind in note.kinds.items():
-        if address in live:
-            live[address].note(kind)
-
-
-def peak_of(replay: Replay, device: str, start_us: int, **details: Any) -> MemoryPeak:
-    """Return the peak of a replay; `details` are further attributes of it."""
+    `notes` are the kinds at addresses, each from a time on; `line` returns the line of an entry.
+    """
+    live = {each["address"]: Piece(each["size"], BEFORE, -1) for each in before}
+    pieces, times = [*live.values()], list[int]()
+    now = most = sum(piece.nbytes for piece in pieces)
+    at, refused = -1, None
+    events = [(time, 1, note) for time, note in notes]
+    events += [(entry["time_us"], 0, entry) for entry in trace]
+    for time, is_note, entry in sorted(events, key=lambda event: event[:2]):
+        if is_note:
+            for address in entry.keys() & live.keys():
+                live[address].note(entry[address])
+        elif entry["action"] == "oom":
+            refused = entry["size"], line(entry)
+        elif entry["action"] == "alloc":
+            piece = Piece(in_blocks(entry["size"]), line(entry), len(times))
+            live[entry["addr"]] = piece
+            pieces.append(piece)
+            times.append(time)
+            now += piece.nbytes
+            if now > most:
+                most, at = now, piece.born
+        elif entry["action"] == "free_completed" and entry["addr"] in live:
+            piece = live.pop(entry["addr"])
+            piece.died = len(times)
+            times.append(time)
+            now -= piece.nbytes
     by_line: dict[str, Counter[str]] = {}
-    for piece in replay.at_peak():
-        by_line.setdefault(piece.line, Counter())[KINDS[piece.rank]] += piece.nbytes
+    for piece in pieces:
+        if piece.born <= at and (piece.died is None or piece.died > at):
+            by_line.setdefault(piece.line, Counter())[KINDS[piece.rank]] += piece.nbytes
     lines = (PeakLine(n, kinds.total(), (*kinds.most_common(),)) for n, kinds in by_line.items())
-    last = replay.last()
-    return MemoryPeak(
+    peak = MemoryPeak(
         device=device,
-        nbytes=replay.most,
-        seconds=max(replay.times[replay.at] - start_us, 0) / 1e6 if last else 0.0,
-        line=last.line if last else BEFORE,
+        nbytes=most,
+        seconds=max(times[at] - start_us, 0) / 1e6 if at >= 0 else 0.0,
+        line=next((piece.line for piece in pieces if piece.born == at >= 0), BEFORE),
         kinds=(*sum(by_line.values(), Counter[str]()).most_common(),),
-        lines=tuple(sorted(lines, key=lambda line: -line.nbytes)),
-        changes=len(replay.times),
-        refused=replay.refused,
-        **details,
+        lines=tuple(sorted(lines, key=lambda each: -each.nbytes)),
+        changes=len(times),
+        refused=refused,
     )
+    return peak, now
+
+
+class PeakRecorder:
+    """Record one stretch of code: `start`, run the code, then always `stop`."""
+
+    def __init__(
+        self, device: torch.device, namespace: Mapping[str, Any], save: str | None = None
+    ) -> None:
+        if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):
+            raise GpuError(f"--memory is about the memory of a CUDA GPU, and {device} is none")
+        if save and not Path(save).absolute().parent.is_dir():
+            raise GpuError(f"--save: there is no folder {Path(save).absolute().parent}")
+        self._device = device
+        self._index = device.index or 0
+        self._namespace = namespace
+        self._save = save
+        self._notes: list[tuple[int, Kinds]] = []
+        self._backwards: list[tuple[int, int, str]] = []
+        self._stack = ExitStack()
+        self._before: list[Mapping[str, Any]] = []
+        self._start = 0
+        self._added_seconds = 0.0
+
+    def start(self) -> None:
+        """Begin to record; memory allocated now counts as there before."""
+        self._note(self._held())
+        if not _C._cuda_isHistoryEnabled():
+            memory._record_memory_history("all", context="alloc", stacks="python", max_entries=RING)
+            self._stack.callback(memory._record_memory_history, None)
+        for module in _GRAPHS:
+            run = getattr(module, _RUN)
+            self._stack.callback(setattr, module, _RUN, run)
+            setattr(module, _RUN, self._noting(run))
+        self._before = [
+            block
+            for segment in torch.cuda.memory_snapshot()
+            for block in segment["blocks"]
+            if segment["device"] == self._index and block["state"] == "active_allocated"
+        ]
+        self._start = time_ns() // 1000
+
+    def stop(self) -> MemoryPeak | None:
+        """Put back what was changed, and return what the peak was made of."""
+        began = perf_counter()
+        with self._stack:
+            self._note(self._held())
+            snapshot = memory._snapshot()
+            if self._save:
+                Path(self._save).write_bytes(pickle.dumps(snapshot))
+        whole = snapshot["device_traces"][self._index]
+        trace = [entry for entry in whole if entry["time_us"] >= self._start]
+        device = str(self._device)
+        peak, now = replay(self._before, trace, self._notes, self._line, device, self._start)
+        missing = abs(now - torch.cuda.memory_allocated(self._index))
+        return replace(
+            peak,
+            complete=len(whole) < RING and missing <= _ROUNDED * peak.nbytes,
+            saved=self._save or "",
+            events=len(trace),
+            added_seconds=self._added_seconds + perf_counter() - began,
+        )
+
+    def _held(self) -> dict[int, str]:
+        """What is held now, by address."""
+        found = find(self._namespace)
+        return {s.address: s.ways[0].kind for s in found if s.device == str(self._device)}
+
+    def _note(self, kinds: Kinds) -> None:
+        self._notes.append((time_ns() // 1000, kinds))
+
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            leaves: list[Any] = []
+            with self._measured("reading a graph for the peak of memory"):
+                leaves = self._note_graph(tensors)
+            start, line = time_ns() // 1000, innermost()
+            try:
+                return run(tensors, *args, **kwargs)
+            finally:
+                self._backwards.append((start, time_ns() // 1000, _written(line)))
+                with self._measured("reading gradients for the peak of memory"):
+                    grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+                    self._note({_address(grad): "gradient" for grad in grads})
+
+        return backward
+
+    @contextmanager
+    def _measured(self, what: str) -> Iterator[None]:
+        """Count the time of reading as the recording's, and keep a fault of our own."""
+        began = perf_counter()
+        with faults.kept(what):
+            yield
+        self._added_seconds += perf_counter() - began
+
+    def _note_graph(self, tensors: Any) -> list[Any]:
+        """Note what the graphs that end in some tensors have saved; the leaves that they reach."""
+        leaves, saved = [], {}
+        for value, step in _graph(tensors):
+            if step == ".variable":
+                leaves.append(value)
+            else:
+                saved[_address(value)] = SAVED
+        for leaf in leaves:
+            if isinstance(leaf, torch.nn.Parameter):
+                saved[_address(leaf)] = "parameter"
+        self._note(saved)
+        return leaves
+
+    def _line(self, entry: Mapping[str, Any]) -> str:
+        frame = users(entry.get("frames", ()))
+        if frame is not None:
+            file, line, name = frame["filename"], frame["line"], frame["name"]
+            function = "" if name.startswith("<") else name
+            return _written(UserLine(line, source_of(file, line), function, file))
+        # A thread of autograd has no line of its own.
+        when = entry["time_us"]
+        return next((line for a, b, line in self._backwards if a <= when <= b), UNKNOWN)
+
+
+def _graph(tensors: Any) -> Iterator[tuple[Any, str]]:
+    """List what the graphs behind some tensors hold, each with the step that reaches it."""
+    nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        for value, step in edges_of_node(nodes.pop()):
+            if isinstance(value, torch.Tensor):
+                yield value, step
+            elif step.startswith(": ") and value not in seen:
+                seen.add(value)
+                nodes.append(value)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _written(line: UserLine | None) -> str:
+    if line is None:
+        return UNKNOWN
+    return f"{line.place}: {line.source}" if line.source else line.place
 
 
 _LINES = 8

@@ -5,8 +5,8 @@ import torch
 from torch.cuda import memory
 
 import gpumagic
-from gpumagic.memory import allocation_site
-from gpumagic.memory.allocation_site import MadeIn
+from gpumagic.memory import allocator
+from gpumagic.memory.allocator import MadeIn
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import last_cell
 
@@ -94,7 +94,7 @@ def test_a_silent_cell_is_not_stamped(ip):
 @pytest.fixture
 def as_real(monkeypatch):
     """Virtual GPUs pass for real ones, which know the line only while it is recorded."""
-    monkeypatch.setattr(allocation_site, "has_virtual", lambda: False)
+    monkeypatch.setattr(allocator, "has_virtual", lambda: False)
 
 
 def test_virtual_gpus_need_no_record(ip):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 import gpumagic
-from gpumagic.memory.peak import Note, Replay, peak_of
+from gpumagic.memory.peak import replay
 
 TRAIN = """%%ongpu 1 --memory
 for _ in range(2):
@@ -122,10 +122,10 @@ def test_all_is_put_back_also_where_the_cell_fails(net):
 def test_an_error_within_a_backward_pass_has_no_frame_of_ours(net):
     result = net.run("%%ongpu 1 --memory\nnet(x).backward()")
     assert "grad can be implicitly created only for scalar outputs" in result.text
-    assert "peak_recorder" not in result.text
+    assert "memory/peak" not in result.text
     result = net.run("%%ongpu 1 --memory\ny = net(x).sum()\ny.backward()\ny.backward()")
     assert "Trying to backward through the graph a second time" in result.text
-    assert "peak_recorder" not in result.text
+    assert "memory/peak" not in result.text
 
 
 def test_what_the_user_records_is_read_and_left(net):
@@ -180,10 +180,8 @@ def test_a_replay_against_a_table(steps, held):
         trace.append({"action": action, "addr": address, "size": size, "time_us": time})
         if sum(live.values()) > sum(most.values()):
             most = dict(live)
-    replay = Replay()
-    replay.run(before, trace, [Note(-1, {0: "parameter"})], lambda entry: "line 1")
-    found = peak_of(replay, "cuda:0", 0)
+    found, left = replay(before, trace, [(-1, {0: "parameter"})], lambda entry: "line 1", "cuda:0")
     assert found.nbytes == sum(most.values()) == sum(n for _, n in found.kinds)
     assert found.nbytes == sum(line.nbytes for line in found.lines)
     assert all(line.nbytes == sum(n for _, n in line.kinds) for line in found.lines)
-    assert sum(live.values()) == replay.now
+    assert sum(live.values()) == left
