@@ -275,7 +275,7 @@ def grouped(
             made = most_of(every, by_cells or {})
         else:
             addresses = map(attrgetter("address"), every)
-            made = made_in and made_in.most_of(every[0].device, addresses)
+            made = made_in.most_of(every[0].device, addresses) if made_in is not None else None
         rows.append(_row(root, groups, made))
     return sorted(rows, key=_most_first)
 

@@ -252,11 +252,11 @@ def label(device: DeviceMemory) -> str:
 
 
 def numbers(device: DeviceMemory) -> list[str]:
-    """``["3.2 GiB of 16.0 GiB allocated", "reserved 3.4 GiB", "torn up 102 MiB", …]``."""
+    """``["3.2 GiB of 16.0 GiB allocated", "reserved 3.4 GiB", "fragmented 102 MiB", …]``."""
     of = "" if device.total is None else f" of {size(device.total)}"
     found = [f"{size(device.allocated)}{of} allocated", f"reserved {size(device.reserved)}"]
     if device.torn is None or device.torn:
-        found.append(f"torn up {size(device.torn)}")
+        found.append(f"fragmented {size(device.torn)}")
     # Where torch has taken nothing, nobody is asked what else there is of this process.
     if device.other_in_process or (device.other_in_process is None and device.reserved):
         found.append(f"driver and other libraries {size(device.other_in_process)}")

@@ -149,7 +149,7 @@ def replay(
     pieces, times = [*live.values()], list[int]()
     now = most = sum(piece.nbytes for piece in pieces)
     at, refused = -1, None
-    events = [(time, 1, note) for time, note in notes]
+    events: list[tuple[int, int, Any]] = [(time, 1, note) for time, note in notes]
     events += [(entry["time_us"], 0, entry) for entry in trace]
     for time, is_note, entry in sorted(events, key=lambda event: event[:2]):
         if is_note:

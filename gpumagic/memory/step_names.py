@@ -74,15 +74,8 @@ def _items(items: dict[Any, Any], owner: Any, key_name: KeyName) -> Iterator[tup
     attributes = _is_own(owner, items)
     part = issubclass(kind, dict) and _is_module_state(owner, items)
     for key, value in dict.items(items):
-        if (
-            attributes
-            and type(key) is str
-            and key in _MODULE_STATE
-            and _is_module_state(items, value)
-        ):
-            yield value, ""
-        elif attributes:
-            yield value, f".{key}"
+        if attributes:
+            yield value, "" if _is_module_state(items, value) else f".{key}"
         elif part:
             yield value, f"[{key}]" if str.isdigit(key) else f".{key}"
         elif issubclass(kind, types.FunctionType) and owner.__kwdefaults__ is items:
