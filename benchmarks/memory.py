@@ -17,7 +17,7 @@ from torch import nn
 
 import gpumagic
 from gpumagic import virtual
-from gpumagic.memory.made_in import record
+from gpumagic.memory.allocator import record
 from gpumagic.virtual import memory_account
 
 TENSORS, ROUNDS, LIMIT = 100_000, 5, 1.0  # the last in seconds

@@ -23,13 +23,13 @@ from .frameworks.own_devices import try_all_gpus as try_all_gpus
 from .frameworks.own_devices import try_gpu as try_gpu
 from .frameworks.own_devices import where as where
 from .frameworks.watching import watch as watch
-from .memory.ask import memory as memory
 from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory
 from .memory.free import Freed as Freed
 from .memory.free import free_memory as free_memory
+from .memory.holders_by_name import memory as memory
 from .memory.memory_report import MemoryReport as MemoryReport
 from .memory.out_of_memory import OutOfMemory as OutOfMemory
-from .memory.rescue import save_host as save_host
+from .memory.save_host import save_host as save_host
 from .telemetry.collect import snapshot as snapshot
 from .timing import Comparison as Comparison
 from .timing import compare as compare

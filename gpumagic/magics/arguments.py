@@ -75,9 +75,9 @@ def of_cuda(error: BaseException) -> str:
     line = innermost_of(chain[-1].__traceback__)
     cuda_state.look(f"{line.label}, line {line.line}" if line else last_cell(), chain[-1])
     if (death := cuda_state.death()) is not None and any(map(cuda_state.is_death, chain)):
-        from gpumagic.memory.rescue import told
+        from gpumagic.memory.save_host import what_is_left
 
-        return told(death)
+        return what_is_left(death)
     return next(filter(None, map(cuda_state.advice, chain)), "")
 
 

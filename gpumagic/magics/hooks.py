@@ -95,12 +95,12 @@ class Explaining:
         if state is not None and (death := state.look(where)) is not None:
             self._death_published = True
             with faults.kept("reporting that CUDA is dead"):
-                from gpumagic.memory.rescue import told
+                from gpumagic.memory.save_host import what_is_left
                 from gpumagic.telemetry.dead_cuda import publish
 
                 publish(death)
                 if not self._death_told:
-                    print(f"→ {told(death)}")
+                    print(f"→ {what_is_left(death)}")
 
     def _between_devices(self, error: Any) -> Any:
         with self._not_timed():
@@ -231,7 +231,7 @@ def _working_cuda() -> Any:
 def _note_arrays(cell: str) -> None:
     if "jax" in sys.modules:
         with faults.kept("recording which cell made an array"):
-            from gpumagic.memory.ask import note
+            from gpumagic.memory.holders_by_name import note
 
             note(cell)
 

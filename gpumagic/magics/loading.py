@@ -110,8 +110,8 @@ _matcher: Any = context_matcher()(_complete)
 FORGET = (
     ("gpumagic.ledger.dispatch", "uninstall"),
     ("gpumagic.moving.move", "forget_origins"),
-    ("gpumagic.memory.made_in", "forget"),
-    ("gpumagic.memory.ask", "forget"),
+    ("gpumagic.memory.allocator", "forget"),
+    ("gpumagic.memory.holders_by_name", "forget"),
     ("gpumagic.device.cuda_state", "forget"),
     ("gpumagic.faults", "forget"),
 )

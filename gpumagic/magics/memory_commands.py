@@ -42,7 +42,7 @@ class Memories:
         if "torch" not in sys.modules and not started():
             print("Neither torch nor JAX is in use here: this notebook has nothing on a GPU.")
             return gpus()
-        from gpumagic.memory import ask
+        from gpumagic.memory.holders_by_name import memory
         from gpumagic.memory.memory_tree import first_name, tree
         from gpumagic.usercode.files import user_namespace
 
@@ -52,7 +52,7 @@ class Memories:
         ordinals = {str(device) for word in others for device in _gpus(word, variables)}
         if len(asked) == len(names) == 1:
             return tree(names[0], variables)
-        report = ask.memory(*names)
+        report = memory(*names)
         if not names:
             self.last = report
         if not report.devices and (snapshot := gpus()).gpus:
@@ -134,7 +134,7 @@ class MemoryMagics(Magics):
             raise GpuError(f"--record is for a line of its own; leave out {others[0]}")
         if asked.record:
             with torch_needed("%gpumem --record"):
-                from gpumagic.memory.made_in import record
+                from gpumagic.memory.allocator import record
 
             return print(record(asked.record == "on"))
         answer = self.memories.changes if asked.since else self.memories.held

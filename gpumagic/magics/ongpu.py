@@ -304,7 +304,7 @@ def _is_handed_over(text: str) -> bool:
 
 
 def _peak_recorder(asked: "Request", device: Any, namespace: dict[str, Any]) -> Any:
-    from gpumagic.memory.peak_recorder import PeakRecorder
+    from gpumagic.memory.peak import PeakRecorder
     from gpumagic.placement.torch_devices import as_torch
 
     return PeakRecorder(as_torch(device), namespace, asked.save)

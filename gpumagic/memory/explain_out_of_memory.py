@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
-from gpumagic.memory import ask
+from gpumagic.memory import holders_by_name
 from gpumagic.memory.levers import by_figures, delete, free_kept, other_gpu
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
@@ -50,7 +50,9 @@ def explain_out_of_memory(
             said, shortage = found
             frames = _frames(said, error)
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
-            here = any(each.device == f"cuda:{shortage.ordinal}" for each in ask.figures())
+            here = any(
+                each.device == f"cuda:{shortage.ordinal}" for each in holders_by_name.figures()
+            )
             if frames and where is not None and here:
                 state = OutOfMemoryState(shortage, said, error, frames, user_namespace(), earlier)
                 with ProgressLine(shell()) as line:

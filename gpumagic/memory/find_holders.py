@@ -2,7 +2,7 @@
 
 Each storage counts once, as torch's allocator counts it; arrays of other libraries by the
 protocols for exchanging arrays. The result is names and numbers and keeps nothing alive; none of
-the user's code runs. What no root reaches, `leftovers` follows backwards.
+the user's code runs.
 """
 
 import gc
@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpumagic import faults
 from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import started
-from gpumagic.memory.heap import AT_ONCE, Root, Walk, no_collections, of_kinds
 from gpumagic.memory.memory_report import KEPT, kind_of_array
-from gpumagic.memory.paths import FoundPath, Paths
-from gpumagic.memory.roots import Roots
-from gpumagic.memory.ways import Way, Ways
+from gpumagic.memory.object_graph import AT_ONCE, Root, Walk, no_collections, of_kinds
+from gpumagic.memory.paths import Paths, Way
+from gpumagic.memory.roots import Roots, walk_unreachable
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
@@ -61,13 +60,14 @@ _UNMET = "held by {} itself, or by no Python object"
 
 
 class FoundStorage(NamedTuple):
-    """Describe a piece of memory on a GPU: its bytes, and the ways to it; the first one counts."""
+    """Describe a piece of memory on a GPU: its bytes, and its holders; the first one counts."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
     ways: tuple[Way, ...]
-    paths: tuple[FoundPath, ...] = ()  # where they were asked for
+    path: str = ""  # where paths were asked for
+    parameter: str = ""  # path of the parameter that this state or saved tensor belongs to
     is_of_other_library: bool = False  # torch has not allocated it
 
     @property
@@ -83,35 +83,44 @@ class FoundStorage(NamedTuple):
 
 def find(
     namespace: Mapping[str, Any],
-    more: Iterable[Root] = (),
+    *,
+    before: Iterable[Root] = (),
+    after: Iterable[Root] = (),
     closed: Iterable[Any] = (),
     allocator: "Allocator | None" = None,
-    *,
     paths: bool = False,
 ) -> list[FoundStorage]:
     """List every storage on a GPU that this process holds, the largest first.
 
-    It looks from `more` than the notebook's roots, and through nothing that is `closed`. Where the
-    blocks of the allocator were read already, they are given. To write the `paths` takes longer.
+    Parameters
+    ----------
+    namespace : mapping
+        The notebook's variables.
+    before, after : iterable of Root
+        Where to look before and after the notebook's own roots.
+    closed : iterable
+        Objects through which no path passes.
+    allocator : Allocator, optional
+        The allocator's blocks, if they were read already.
+    paths : bool, default False
+        Whether each storage gets the path to it, which takes longer.
     """
     torch = torch_here()
     if torch is not None and allocator is None:
         from gpumagic.memory.allocator import Allocator
 
         allocator = Allocator()
-    # Nor may a `__torch_function__` of the user's come in between.
+    # Nor may a `__torch_function__` of the user's run.
     with no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
         roots = Roots(namespace)
         walk = Walk([*roots.closed(), *closed])
         search = _Search(walk, allocator)
         try:
-            for group in (*roots.near(), more):
+            for group in (before, *roots.near(), after):
                 walk.walk(group)
-            walk.walk_later(roots.is_users_class)
+            walk.walk_postponed(roots.is_users_class)
             if search.misses_any():
-                from gpumagic.memory.leftovers import walk_leftovers
-
-                walk_leftovers(walk, search.missing, roots.far)
+                walk_unreachable(walk, search.missing, roots.far)
             return search.found(paths)
         finally:
             walk.forget()
@@ -125,7 +134,7 @@ class _Search:
         self._first: dict[Spot, int] = {}
         """By place the number of the object there that was met first."""
         self._more: dict[int, list[int]] = {}
-        """Beside that number those of the others, where there are some."""
+        """By that number those of other objects there, if there are any."""
         self._matched = 0
 
     def misses_any(self) -> bool:
@@ -148,7 +157,7 @@ class _Search:
 
     def _match(self) -> None:
         """Note the storages of the objects visited since the last call."""
-        met, objects = self._walk.edges.tensors, self._walk.objects
+        met, objects = self._walk.references.tensors, self._walk.objects
         note = self._first.setdefault
         if self._allocator is None:
             return
@@ -173,7 +182,7 @@ class _Search:
         self._match()
         of_others: set[int] = set()
         unmet: dict[Place, FoundStorage] = {}
-        for array, place in array_places(self._walk.edges.arrays):
+        for array, place in array_places(self._walk.references.arrays):
             ours = self._allocator and self._allocator.block(place)  # whose memory it shares
             number = self._walk.number(array)
             if number is not None:
@@ -182,25 +191,15 @@ class _Search:
             else:
                 library = library_of(array)
                 way = Way(_UNMET.format(library), kind_of_array(library))
-                unmet[ours or place] = FoundStorage(*(ours or place), (way,), (), not ours)
-        ways = Ways(self._walk, chain(self._first.values(), *self._more.values()))
-        written, more = Paths(self._walk, ways) if paths else None, self._more
-        every = [
-            FoundStorage(
-                device,
-                address,
-                nbytes,
-                ways.of(number, more.get(number, ())),
-                _written(written, [number, *more.get(number, ())]) if written else (),
-                number in of_others,
-            )
-            for (device, address, nbytes), number in self._first.items()
-        ]
-        every += [storage for place, storage in unmet.items() if place not in self._first]
+                here = ours or place
+                unmet[here] = FoundStorage(*here, (way,), is_of_other_library=not ours)
+        found = Paths(self._walk, chain(self._first.values(), *self._more.values()))
+        every = [storage for place, storage in unmet.items() if place not in self._first]
+        for spot, number in self._first.items():
+            ways, objects = found.ways(number), [number]
+            if number in self._more:
+                objects = found.plain_first([number, *self._more[number]])
+                ways = tuple(dict.fromkeys(chain.from_iterable(map(found.ways, objects))))
+            names = (found.path(objects[0]), found.parameter(objects)) if paths else ("", "")
+            every.append(FoundStorage(*spot, ways, *names, number in of_others))
         return sorted(every, key=itemgetter(2), reverse=True)
-
-
-def _written(paths: Paths, numbers: Iterable[int]) -> tuple[FoundPath, ...]:
-    """Remove repeated paths."""
-    found = chain.from_iterable(map(paths.found, numbers))
-    return tuple({path.path: path for path in found}.values())

@@ -16,8 +16,8 @@ from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
 from gpumagic.memory import find_holders
-from gpumagic.memory.ask import WORKSPACE, grouped
 from gpumagic.memory.find_holders import FoundStorage, find
+from gpumagic.memory.holders_by_name import WORKSPACE, grouped
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, MemoryHolder
 from gpumagic.memory.roots import KeptErrors, KeptOutputs
 from gpumagic.usercode.files import user_namespace
@@ -56,7 +56,7 @@ class Freed(Shown):
     returned : dict of str to int
         Bytes that torch's allocator gave back to the driver, by device.
     allocated : dict of str to int
-        What tensors still hold, by device.
+        Bytes that tensors still hold, by device.
     holders : tuple of MemoryHolder
         Those that still hold the most.
     debug_gone : bool
@@ -247,25 +247,13 @@ _HOLDERS = 3
 
 def text(freed: Freed) -> str:
     """`freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
-    return " · ".join(_parts(freed))
+    return " · ".join([_head(freed), *freed.skipped, _held(freed)])
 
 
 def html(freed: Freed) -> str:
     """The same line as HTML."""
-    head, *rest = _parts(freed)
-    return block(tag("b", head) + "".join(tag("span", f" · {part}", "gm-dim") for part in rest))
-
-
-def _parts(freed: Freed) -> list[str]:
-    parts = [_head(freed), *freed.skipped]
-    if freed.kept:
-        are = "is a variable" if len(freed.kept) == 1 else "are variables"
-        parts.append(f"{some(freed.kept)} {are} too, and stayed")
-    if freed.debug_gone:
-        parts.append("%debug has nothing to look into any more")
-    if any(freed.returned.values()):
-        parts.append(f"{_sizes(freed.returned)} went back to the driver")
-    return [*parts, _held(freed)]
+    rest = "".join(tag("span", f" · {part}", "gm-dim") for part in (*freed.skipped, _held(freed)))
+    return block(tag("b", _head(freed)) + rest)
 
 
 def _head(freed: Freed) -> str:
@@ -293,10 +281,5 @@ def _sizes(nbytes: dict[str, int]) -> str:
 def _held(freed: Freed) -> str:
     if not any(freed.allocated.values()):
         return "no tensor is left on a GPU"
-    most = ", ".join(_holder(row) for row in freed.holders[:_HOLDERS])
+    most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:_HOLDERS])
     return f"{_sizes(freed.allocated)} still allocated" + (f", most by {most}" if most else "")
-
-
-def _holder(row: MemoryHolder) -> str:
-    made = f" of {row.made}" if row.made else ""
-    return f"{row.path}{made} ({size(row.nbytes)})"

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from gpumagic.display.units import size
-from gpumagic.memory.autograd_graph import GRAPH
+from gpumagic.memory.allocator import MadeIn
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import OUTPUT
+from gpumagic.memory.references import GRAPH
 
 LEAST = 2**16
 """Bytes more at the end of a run that are worth a word."""
@@ -111,13 +111,13 @@ def _holders(namespace: Mapping[str, Any]) -> dict[str, _Holder]:
     """Return all holders by name; all outputs are one holder."""
     of_names: dict[str, list[FoundStorage]] = {}
     for storage in find(namespace, paths=True):
-        first = storage.paths[0]
+        first = storage.ways[0]
         of_names.setdefault("Out" if first.kind == OUTPUT else first.root, []).append(storage)
     return {name: _holder(storages) for name, storages in of_names.items()}
 
 
 def _holder(storages: list[FoundStorage]) -> _Holder:
-    graph = sum(s.nbytes for s in storages if GRAPH in s.paths[0].path)
+    graph = sum(s.nbytes for s in storages if GRAPH in s.path)
     addresses = frozenset((s.device, s.address) for s in storages)
     return _Holder(sum(s.nbytes for s in storages), graph, addresses)
 
@@ -139,7 +139,7 @@ def _grown(
         return Grown(name, more, f"line {line}", adds=True, graph=graph)
     came = next(iter(new.addresses - old.addresses), None)
     made = MadeIn().of(*came) if came else None
-    return Grown(name, more, str(made or ""), graph=graph)
+    return Grown(name, more, made.place if made else "", graph=graph)
 
 
 def _adding_line(code: str, name: str) -> int | None:

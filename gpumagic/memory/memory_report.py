@@ -42,13 +42,23 @@ def is_of_other_library(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class Made:
-    """Name the code that made something: a cell or a file, and its line."""
+    """Name the code that made something: a cell or a file, its line, and the cell that ran it.
+
+    Of a function or class that another cell defines, `ran_in` is the cell that called it, with the
+    line if torch recorded the whole stack: ``"In [5], line 1"``.
+    """
 
     cell: str
     line: int | None = None
+    ran_in: str = ""
+
+    @property
+    def place(self) -> str:
+        """The cell or file and its line, without the cell that ran it."""
+        return self.cell if self.line is None else f"{self.cell}, line {self.line}"
 
     def __str__(self) -> str:
-        return self.cell if self.line is None else f"{self.cell}, line {self.line}"
+        return f"{self.ran_in} ({self.place})" if self.ran_in else self.place
 
 
 @dataclass(frozen=True)
@@ -242,11 +252,11 @@ def label(device: DeviceMemory) -> str:
 
 
 def numbers(device: DeviceMemory) -> list[str]:
-    """``["3.2 GiB of 16.0 GiB allocated", "reserved 3.4 GiB", "torn up 102 MiB", …]``."""
+    """``["3.2 GiB of 16.0 GiB allocated", "reserved 3.4 GiB", "fragmented 102 MiB", …]``."""
     of = "" if device.total is None else f" of {size(device.total)}"
     found = [f"{size(device.allocated)}{of} allocated", f"reserved {size(device.reserved)}"]
     if device.torn is None or device.torn:
-        found.append(f"torn up {size(device.torn)}")
+        found.append(f"fragmented {size(device.torn)}")
     # Where torch has taken nothing, nobody is asked what else there is of this process.
     if device.other_in_process or (device.other_in_process is None and device.reserved):
         found.append(f"driver and other libraries {size(device.other_in_process)}")

@@ -17,12 +17,12 @@ from gpumagic.device import cuda_state
 from gpumagic.display import table
 from gpumagic.display.table import Column, Fold, Shown, block, folded, tag
 from gpumagic.display.units import size, some
-from gpumagic.errors import GpuError
-from gpumagic.memory.ask import allocations
-from gpumagic.memory.autograd_graph import GRAPH
+from gpumagic.errors import GpuError, as_typed
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.heap import Root
+from gpumagic.memory.holders_by_name import allocations
 from gpumagic.memory.memory_report import SAVED, STATE, Made
+from gpumagic.memory.object_graph import Root
+from gpumagic.memory.references import GRAPH
 from gpumagic.usercode.values import is_module, torch_here
 
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
@@ -117,38 +117,41 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     cuda_state.check()
     value, name = _value(name, namespace), ast.unparse(ast.parse(name))
     first = first_name(name)
-    # What is made when it is asked for, as data[0] of a tensor, has no path from a variable.
+    # Walked before everything else, so that what is reached from it has a path from it.
+    start = [Root(name, value, holder=first)]
     allocator, made_in = allocations()
-    found = find(namespace, [Root(name, value, holder=first)], allocator=allocator, paths=True)
-    own = {storage: _within(name, storage, "path") for storage in found}
-    _with_their_layer(own)
     root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
-    if is_module(value):
-        for path in _in_order(value, own):
-            root.at(_steps(name, path, "parameter"))
     made, aliases = Counter[Made | None](), dict[str, None]()
-    for storage, (path, kind) in own.items():
-        if path:
+    rows: list[tuple[FoundStorage, str, str]] = []
+    for storage in find(namespace, before=start, allocator=allocator, paths=True):
+        inside, kind = _is_within(name, storage.path), storage.ways[0].kind
+        if inside:
             where = storage.device, storage.address
             made[made_in.of(*where) if made_in is not None else None] += storage.nbytes
             roots = (way.root for way in storage.ways)
             # Outputs are roots by their numbers.
             aliases |= {root: None for root in roots if first_name(root) != first}
-        else:
-            path, kind = _within(name, storage, "beside")
+        elif _is_within(name, storage.parameter):
             # What an output or an error keeps is shown as saved, whatever its own kind is.
             kind = kind if kind in _OWN else SAVED
-            beside[kind] += storage.nbytes if path else 0
-        if path:
-            devices[storage.device] = None
-            root.at(_steps(name, path, kind)).own[kind] += storage.nbytes
+            beside[kind] += storage.nbytes
+        else:
+            continue
+        devices[storage.device] = None
+        with_layer = not inside or (kind == STATE and _is_in_module(name, storage.parameter))
+        rows.append((storage, storage.parameter if with_layer else storage.path, kind))
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
+    if is_module(value):
+        for path in _in_order(value, [row[0] for row in rows]):
+            root.at(_steps(name, path, "parameter"))
+    for storage, path, kind in rows:
+        root.at(_steps(name, path, kind)).own[kind] += storage.nbytes
     return MemoryTree(
         name=name,
         devices=tuple(sorted(devices)),
         branches=tuple(_branches(root, is_module(value))),
-        beside={kind: nbytes for kind, nbytes in beside.items() if nbytes},
+        beside=dict(beside),
         made=made.most_common(1)[0][0] if made else None,
         aliases=tuple(aliases),
     )
@@ -191,33 +194,19 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
 
-def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
-    """Return the first path to a storage that begins with a name, and its kind. A parameter's state
-    or saved tensor has the parameter's path (`beside`) instead. Empty if there is none."""
-    signs = tuple(name + sign for sign in ".[:,")
-    found = ((getattr(each, what), each.kind) for each in storage.paths)
-    within = (each for each in found if each[0] == name or each[0].startswith(signs))
-    return min(within, key=lambda each: _goes_around(each[0]), default=("", ""))
+def _is_within(name: str, path: str) -> bool:
+    return path == name or path.startswith(tuple(name + sign for sign in ".[:,"))
 
 
-def _with_their_layer(own: dict[FoundStorage, tuple[str, str]]) -> None:
-    """Put gradients and an optimizer's state into the row of their parameter's module."""
-    parameters = {each.path: path for storage, (path, _) in own.items() for each in storage.paths}
-    for storage, (path, kind) in own.items():
-        of = {"gradient": path.removesuffix(".grad"), STATE: storage.paths[0].beside}.get(kind)
-        at = parameters.get(of or "", "")
-        if at and not _goes_around(at):
-            own[storage] = at, kind
+def _is_in_module(name: str, parameter: str) -> bool:
+    """Whether a parameter is inside, and not reached through an optimizer or a graph alone."""
+    indirect = any(step in parameter for step in (".param_groups[", ".<key>", GRAPH))
+    return _is_within(name, parameter) and not indirect
 
 
-def _goes_around(path: str) -> bool:
-    """Whether a path reaches a parameter through an optimizer or a graph, not its module."""
-    return any(step in path for step in (".param_groups[", ".<key>", GRAPH))
-
-
-def _in_order(module: Any, own: Mapping[FoundStorage, tuple[str, str]]) -> Iterator[str]:
+def _in_order(module: Any, found: Iterable[FoundStorage]) -> Iterator[str]:
     """Return the paths of a module's parameters, in the module's order."""
-    paths = {(s.device, s.address): path for s, (path, _) in own.items() if path}
+    paths = {(each.device, each.address): each.path for each in found}
     # Torch's own method: a module may have another one of this name.
     for p in torch_here().nn.Module.parameters(module):
         path = paths.get((str(p.device), p.untyped_storage().data_ptr()))
@@ -247,16 +236,19 @@ def _branches(
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
-# Rows that are shown at once: as deep as they fit.
-_ROWS = 40
+# The levels below the name that are shown at once, and the rows.
+_LEVELS, _ROWS = 2, 40
 _FOLD = Fold(_ROWS)
 _UNFOLDED = Fold(400)
 
 
 def text(tree: MemoryTree) -> str:
-    """The whole, and below it its layers or items."""
-    head = table.wrapped(_head(tree))
-    return "\n".join([*head, *table.lines(_columns(_shallow(tree)), margin="  ", fold=_FOLD)])
+    """The whole, and below it two levels of its layers or items."""
+    rows = _shallow(tree)
+    lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
+    if len(rows) < len(tree.branches):
+        lines.append(f"  {as_typed('%gpumem')} {_with_more(tree)} opens more")
+    return "\n".join(lines)
 
 
 def html(tree: MemoryTree) -> str:
@@ -283,15 +275,14 @@ def _head(tree: MemoryTree) -> str:
     return words + (f" · also held by {some(tree.aliases)}" if tree.aliases else "")
 
 
-def _shallow(tree: MemoryTree) -> Sequence[MemoryBranch]:
-    """Return the branches down to the depth at which they become too many."""
-    deepest = max(branch.depth for branch in tree.branches)
-    kept: Sequence[MemoryBranch] = tree.branches
-    for depth in range(deepest, 0, -1):
-        kept = [branch for branch in tree.branches if branch.depth <= depth]
-        if len(kept) <= _ROWS:
-            break
-    return kept
+def _shallow(tree: MemoryTree) -> list[MemoryBranch]:
+    return [branch for branch in tree.branches if branch.depth <= _LEVELS]
+
+
+def _with_more(tree: MemoryTree) -> str:
+    """Return the path of the first branch that has more below it than is shown."""
+    hidden = next(n for n, branch in enumerate(tree.branches) if branch.depth > _LEVELS)
+    return tree.branches[hidden - 1].path
 
 
 def _columns(rows: Sequence[MemoryBranch], *, html: bool = False) -> list[Column]:

@@ -14,10 +14,8 @@ from traceback import walk_tb
 from types import FunctionType
 from typing import Any
 
-from gpumagic.memory import ask
-from gpumagic.memory.autograd_graph import GRAPH
+from gpumagic.memory import holders_by_name
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.heap import Root, of_kinds
 from gpumagic.memory.memory_report import (
     EXCEPTION,
     TEMPORARY,
@@ -26,6 +24,8 @@ from gpumagic.memory.memory_report import (
     Made,
     MemoryHolder,
 )
+from gpumagic.memory.object_graph import Root, of_kinds
+from gpumagic.memory.references import GRAPH
 from gpumagic.memory.roots import KeptOutputs, tracebacks
 from gpumagic.memory.shortage import Shortage
 from gpumagic.mismatch.syntax import RestOfCode, stored
@@ -57,7 +57,7 @@ class OutOfMemoryState:
         self.name = f"cuda:{shortage.ordinal}"
         self.wanted = shortage.wanted or 0
         self.rests = [RestOfCode(frame) for frame in frames]
-        self._allocator, self._made_in = ask.allocations()
+        self._allocator, self._made_in = holders_by_name.allocations()
         self._chain = list(errors(error))
         self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
         traces = list(tracebacks(error))
@@ -82,7 +82,13 @@ class OutOfMemoryState:
         """List every storage held now on the GPU, with its paths."""
         more = [Root(_EARLIER, each, EXCEPTION) for each in self._earlier]
         roots = [*more, *self._locals()]
-        found = find(self.namespace, roots, self._closed, self._allocator, paths=True)
+        found = find(
+            self.namespace,
+            after=roots,
+            closed=self._closed,
+            allocator=self._allocator,
+            paths=True,
+        )
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
@@ -117,8 +123,8 @@ class OutOfMemoryState:
     def device(self) -> DeviceMemory:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = device_now(self.name, self.storages)
-        held = ask.with_holders(
-            now, self.storages, self._made_in, ask.places(), self._allocator
+        held = holders_by_name.with_holders(
+            now, self.storages, self._made_in, holders_by_name.places(), self._allocator
         ).holders
         said = ("free", "allocated", "reserved", "others")
         then = {name: getattr(self.shortage, name) for name in said}
@@ -191,19 +197,10 @@ class OutOfMemoryState:
         found = (each for each in self.storages if by & each.roots)
         return sum(each.nbytes for each in found if each.roots <= by | also)
 
-    @cached_property
-    def _only_by_graphs(self) -> list[tuple[FoundStorage, set[str]]]:
-        """Storages with the holders that reach them through graphs alone."""
-        found = []
-        for each in self.storages:
-            direct = {path.root for path in each.paths if GRAPH not in path.path}
-            found.append((each, each.roots - direct))
-        return found
-
     def in_graphs(self, name: str, *, in_frames: bool) -> int:
         """Return the bytes that only the graphs below a holder keep."""
         also = {name} | (set[str]() if in_frames else self._frames)
-        found = (each for each, by in self._only_by_graphs if name in by)
+        found = (each for each in self.storages if name in each.roots and GRAPH in each.path)
         return sum(each.nbytes for each in found if each.roots <= also)
 
     @cached_property
@@ -246,5 +243,5 @@ class OutOfMemoryState:
 
 def device_now(name: str, storages: list[FoundStorage]) -> DeviceMemory:
     """Return a GPU's figures, with the memory of other libraries than torch."""
-    now = next(d for d in ask.figures() if d.device == name)
-    return ask.with_other_libraries(now, storages)
+    now = next(d for d in holders_by_name.figures() if d.device == name)
+    return holders_by_name.with_other_libraries(now, storages)

@@ -1,337 +1,218 @@
-"""Write the path from a root to an object as one would type it: ``model.fc.weight``.
+"""Tell which holders reach an object of a walk, its kind, and its path as one would type it.
 
-Only what C keeps is read. A step that begins with a colon belongs to the last thing that a person
-knows by name: ``loss.grad_fn: MulBackward0``, ``the exception of In [4]: frame step``.
+An object's first path comes from the parents that the walk noted: ``model.fc.weight``. Other
+holders are known by name only. A step that begins with a colon belongs to the last part that a
+person knows by name: ``loss.grad_fn: MulBackward0``, ``the exception of In [4]: frame step``.
 """
 
-import asyncio
-import functools
-import gc
-import sys
-import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from inspect import CO_OPTIMIZED
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gpumagic.memory.autograd_graph import is_node, nearest_leaf
-from gpumagic.memory.heap import Edges, Walk, ndarray, of_array
-from gpumagic.memory.memory_report import SAVED, STATE
-from gpumagic.memory.ways import MOST, Ways
-from gpumagic.usercode.values import bases_of, class_name, is_tensor, members_of, own
+from gpumagic.frameworks.framework import library_of
+from gpumagic.memory.memory_report import SAVED, STATE, kind_of_array
+from gpumagic.memory.object_graph import Walk
+from gpumagic.memory.references import is_node, is_other_array, nearest_leaf
+from gpumagic.memory.step_names import StepNames
+from gpumagic.usercode.values import class_name, comes_from, is_module, is_tensor, own
 
-Named = Iterable[tuple[Any, str]]
-_PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
-_MODULE_STATE = ("_parameters", "_buffers", "_modules")
-_CACHED = type(functools.lru_cache(str))
-_GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-KeyName = Callable[[Any], str]
+MOST = 8
+"""The most roots that are reported to reach one object."""
 
 
-class StepNames:
-    """Names the steps from objects of a walk."""
+class Way(NamedTuple):
+    """Name the holder that reaches a storage, and the storage's kind there."""
 
-    def __init__(self, edges: Edges) -> None:
-        self._edges = edges
-        self._known: dict[int, tuple[Any, list[tuple[str, Any]]]] = {}
-
-    def of(self, obj: Any, owner: Any, key_name: KeyName) -> dict[int, str]:
-        """Return the step to each object that `obj` refers to, by id. `owner` refers to `obj`;
-        `key_name` writes a key that is no plain value, such as a parameter."""
-        found: dict[int, str] = {}
-        for child, step in self._named(obj, owner, key_name):
-            found.setdefault(id(child), step)
-        return found
-
-    def _named(self, obj: Any, owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
-        kind = type(obj)
-        if id(kind) not in self._known:
-            self._known[id(kind)] = _way(kind, self._edges), _members(kind)
-        named, members = self._known[id(kind)]
-        if named is _items:
-            yield from _items(obj, owner, key_name)
-        elif named is not None:
-            yield from named(obj, owner)
-        if not _is_one_of(kind, _WHOLE):
-            yield from _attributes(obj, kind, members)
-        if kind is _CACHED:
-            yield from ((child, ".<cache>") for child in gc.get_referents(obj))
-
-
-def _is_one_of(kind: type, kinds: tuple[type, ...]) -> bool:
-    return any(kind is each for each in kinds)  # a metaclass may define what is equal
-
-
-def _members(kind: type) -> list[tuple[str, Any]]:
-    """Return the slots of a class, and C's own members."""
-    # Not what C computes when it is asked: a node of a graph would unpack what it saved.
-    return [
-        (name, member.__get__)
-        for base in bases_of(kind)
-        for name, member in members_of(base).items()
-        if type(member) is types.MemberDescriptorType
-    ]
-
-
-def _items(items: dict[Any, Any], owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
-    kind = type(owner)
-    attributes = _is_own(owner, items)
-    part = issubclass(kind, dict) and _is_module_state(owner, items)
-    for key, value in dict.items(items):
-        if (
-            attributes
-            and type(key) is str
-            and key in _MODULE_STATE
-            and _is_module_state(items, value)
-        ):
-            yield value, ""
-        elif attributes:
-            yield value, f".{key}"
-        elif part:
-            yield value, f"[{key}]" if str.isdigit(key) else f".{key}"
-        elif issubclass(kind, types.FunctionType) and owner.__kwdefaults__ is items:
-            yield value, f".<default> {key}"
-        else:
-            yield value, f"[{_key(key, key_name)}]"
-    for key in dict.keys(items):
-        if not _is_one_of(type(key), _PLAIN_KEYS):
-            yield key, ".<key>"
-
-
-def _key(key: Any, key_name: KeyName) -> str:
-    parts = key if type(key) is tuple else (key,)
-    if all(_is_one_of(type(part), _PLAIN_KEYS) for part in parts):
-        return repr(key)
-    return key_name(key)
-
-
-def _is_own(owner: Any, items: dict[Any, Any]) -> bool:
-    """Whether a dictionary is where `owner` keeps its attributes."""
-    kind = type(owner)
-    if issubclass(kind, type):
-        return any(child is items for child in gc.get_referents(members_of(owner)))
-    return own(owner) is items
-
-
-def _is_module_state(attributes: Any, items: Any) -> bool:
-    return any(dict.get(attributes, name) is items for name in _MODULE_STATE)
-
-
-def _sequence(items: Any, owner: Any) -> Iterator[tuple[Any, str]]:
-    base = next(base for base in (list, tuple, deque) if issubclass(type(items), base))
-    values: list[Any] = list(base.__iter__(items))
-    if issubclass(type(owner), types.FunctionType):
-        code = owner.__code__
-        if items is owner.__closure__:
-            names = [f".<closure> {name}" for name in code.co_freevars]
-        else:
-            arguments = code.co_varnames[: code.co_argcount]
-            names = [f".<default> {name}" for name in arguments[-len(values) :]]
-    else:
-        fields: Any = members_of(type(items)).get("_fields")
-        named = base is tuple and type(fields) is tuple and len(fields) == len(values)
-        names = (
-            [f".{field}" for field in fields] if named else [f"[{n}]" for n in range(len(values))]
-        )
-    yield from zip(values, names, strict=False)
-
-
-def _cell(cell: types.CellType, owner: Any) -> Named:
-    try:
-        return [(cell.cell_contents, "")]
-    except ValueError:  # not bound yet
-        return []
-
-
-def _frame(frame: types.FrameType, owner: Any) -> Iterator[tuple[Any, str]]:
-    for name, value in local_variables(frame).items():
-        yield value, f", {name}"
-    if frame.f_back is not None:
-        yield frame.f_back, _frame_step(frame.f_back)
-
-
-def _frame_step(frame: types.FrameType) -> str:
-    return f": frame {frame.f_code.co_name}"
-
-
-def _generator(generator: Any, owner: Any) -> Iterator[tuple[Any, str]]:
-    prefix = next(p for p in ("gi", "cr", "ag") if hasattr(type(generator), f"{p}_frame"))
-    frame = getattr(generator, f"{prefix}_frame")
-    if frame is not None:
-        for name, value in local_variables(frame).items():
-            yield value, f"{_frame_step(frame)}, {name}"
-        inner = "yieldfrom" if prefix == "gi" else "await"
-        yield getattr(generator, f"{prefix}_{inner}"), ""
-
-
-def _exception(obj: Any, owner: Any) -> Iterator[tuple[Any, str]]:
-    if type(obj) is types.TracebackType:
-        yield obj.tb_frame, _frame_step(obj.tb_frame)
-        yield obj.tb_next, ""
-        return
-    base = vars(BaseException)
-    yield base["__traceback__"].__get__(obj), ""
-    for name in ("__cause__", "__context__"):
-        origin = base[name].__get__(obj)
-        yield origin, f", from the {class_name(type(origin))}"
-    yield base["args"].__get__(obj), ".args"
-
-
-def _function(function: Any, owner: Any) -> Named:
-    # Their items are named by what they are to the function.
-    return [
-        (getattr(function, name), "") for name in ("__closure__", "__defaults__", "__kwdefaults__")
-    ]
-
-
-def _array(array: Any, owner: Any) -> Named:
-    return [(child, f".flat[{n}]") for n, child in enumerate(of_array(array))]
-
-
-def _attributes(obj: Any, kind: type, members: list[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
-    """Yield an object's attributes: from its dictionary, its slots, and C's own members."""
-    if issubclass(kind, type):
-        for held in gc.get_referents(members_of(obj)):
-            yield held, ""
-    else:
-        yield kind, ".__class__"
-        held = own(obj)
-        yield held, ""
-        for name, value in held.items():
-            yield value, f".{name}"
-    for name, get in members:
-        try:
-            yield get(obj), f".{name}"
-        except AttributeError:  # not set
-            continue
-
-
-_NAMED: tuple[tuple[Any, Any], ...] = (
-    (dict, _items),
-    ((list, tuple, deque), _sequence),
-    (types.CellType, _cell),
-    (types.FrameType, _frame),
-    (types.FunctionType, _function),
-    (asyncio.Task, lambda task, owner: [(asyncio.Task.get_coro(task), "")]),
-    (_GENERATORS, _generator),
-    ((BaseException, types.TracebackType), _exception),
-)
-
-
-def _way(kind: type, edges: Edges) -> Any:
-    """Return the function that names a class's references other than attributes, if any."""
-    if (beyond := edges.beyond(kind)) is not None:
-        return lambda obj, owner: beyond(obj)
-    named = (*_NAMED, (ndarray(), _array))
-    return next((name for base, name in named if issubclass(kind, base)), None)
-
-
-# These have no attributes.
-_WHOLE = (dict, list, tuple, deque, types.CellType, types.FrameType)
-
-
-def local_variables(frame: types.FrameType) -> dict[str, Any]:
-    """Return the names of a frame, without making the frame keep more than before."""
-    seen = frame.f_locals
-    names = dict(seen)
-    # Until Python 3.13 a frame keeps the dictionary that it was asked for; `locals()` of the
-    # user's own is that dictionary, too, and is then held by somebody else.
-    if type(seen) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
-        held_by_frame_and_us = 3
-        if sys.getrefcount(seen) <= held_by_frame_and_us:
-            seen.clear()
-    return names
-
-
-_BESIDE = (STATE, SAVED)
-
-
-class FoundPath(NamedTuple):
-    """Describe a path to a storage: ``net.fc1.weight``, its kind, and its first holder."""
-
-    path: str
-    kind: str
     root: str
-    beside: str = ""  # path of the parameter that this state or saved tensor belongs to
+    kind: str
 
 
 class Paths:
-    """The paths to objects of a walk, by the number of the object and that of the root."""
+    """The holders, kinds and paths of some objects of a walk, by number.
 
-    def __init__(self, walk: Walk, ways: Ways) -> None:
-        self._walk, self._ways = walk, ways
-        self._names = StepNames(walk.edges)
+    A meeting is an object that several others refer to. Each object has the roots of the nearest
+    meeting above it, so 100,000 tensors in a list cost little more than one.
+    """
+
+    def __init__(self, walk: Walk, numbers: Iterable[int]) -> None:
+        self._walk = walk
+        self._meetings: list[int] = []  # the nearest one of each object; ``~n`` is root `n`
+        self._parts: list[str] = []  # the kind of everything below an object; empty if unknown
+        self._look_through()
+        self._roots = self._roots_of({self._meetings[number] for number in numbers})
+        self._ways: dict[tuple[int, str], tuple[Way, ...]] = {}
+        # The kinds that a class alone decides.
+        self._kinds: dict[int, str] = {}
+        self._names = StepNames(walk.references)
         self._steps: dict[int, dict[int, str]] = {}
-        # The text, and the part of it from which a step with a colon begins.
-        self._written: dict[tuple[int, int], tuple[str, str]] = {}
+        # The path, and the part of it after which a step with a colon is written.
+        self._written: dict[int, tuple[str, str]] = {}
         self._naming_a_key = False
 
-    def found(self, number: int) -> Iterator[FoundPath]:
-        """Return all paths to an object: those from its first root, then from other roots."""
-        kind = self._ways.kind(number)
-        beside = self._beside(number) if kind in _BESIDE else ""
-        for root in self._ways.roots(number):
-            first, here = root == self._ways.root(number), self._walk.roots[root]
-            for text in self._direct(number) if first else [self.text(number, root)]:
-                yield FoundPath(text, here.kind or kind, here.holder or here.name, beside)
+    def _look_through(self) -> None:
+        objects, others = self._walk.objects, self._walk.others
+        parts, meetings = self._parts, self._meetings
+        kinds = self._walk.references.types
+        below = {id(kind): _part(kind) for kind in kinds}
+        self._keeping = {id(k) for k in kinds if is_node(k) or comes_from(k, "torch.Tensor")}
+        alike: dict[tuple[int, ...], int] = {}  # objects with the same referrers are one meeting
+        for number, parent in enumerate(self._walk.parents):  # a parent has a lower number
+            part = below[id(type(objects[number]))]
+            if part is None:
+                part = parts[parent] if parent >= 0 else ""
+            parts.append(part)
+            if number in others:
+                meetings.append(alike.setdefault((parent, *others[number]), number))
+            else:
+                meetings.append(meetings[parent] if parent >= 0 else parent)
 
-    def text(self, number: int, root: int | None = None) -> str:
-        """The path to an object, by default from the root that it was met from."""
-        root = self._ways.root(number) if root is None else root
+    def _meeting(self, number: int) -> int:
+        return self._meetings[number] if number >= 0 else number
+
+    def _roots_of(self, wanted: set[int]) -> dict[int, list[int]]:
+        """Return the roots that reach each of some meetings, in the order of the walk."""
+        below: dict[int, list[int]] = defaultdict(list)
+        todo = list(wanted)
+        while todo:
+            if (meeting := todo.pop()) < 0:
+                continue
+            referrers = self._walk.parents[meeting], *self._walk.others[meeting]
+            for above in dict.fromkeys(map(self._meeting, referrers)):
+                below[above].append(meeting)
+                if above not in wanted:
+                    wanted.add(above)
+                    todo.append(above)
+        found: dict[int, list[int]] = {each: [] for each in wanted}
+        for root in sorted((each for each in wanted if each < 0), reverse=True):
+            todo, seen = [root], {root}
+            while todo:
+                meeting = todo.pop()
+                found[meeting].append(~root)
+                new = [each for each in below[meeting] if each not in seen]
+                seen.update(new)
+                todo += [each for each in new if len(found[each]) < MOST]
+        return found
+
+    def _root(self, number: int) -> int:
+        """Return the root of an object's first path."""
+        meeting = self._meetings[number]
+        while meeting >= 0:
+            meeting = self._meeting(self._walk.parents[meeting])
+        return ~meeting
+
+    def ways(self, number: int) -> tuple[Way, ...]:
+        """Return all ways to an object, the first one first."""
+        key = meeting, kind = self._meetings[number], self.kind(number)
+        if key not in self._ways:
+            every = [self._root(number), *self._roots[meeting]]
+            roots = [self._walk.roots[root] for root in every]
+            ways = (Way(root.holder or root.name, root.kind or kind) for root in roots)
+            self._ways[key] = tuple(dict.fromkeys(ways))
+        return self._ways[key]
+
+    def plain_first(self, numbers: list[int]) -> list[int]:
+        """Sort the objects of one storage so that what a graph saved comes after the rest."""
+        root = self._root(numbers[0])
+        return sorted(numbers, key=lambda n: (self._root(n) != root, self.kind(n) == SAVED))
+
+    # -- kinds
+    def kind(self, number: int) -> str:
+        """Return the kind of an object: a parameter, a gradient, an output …"""
+        obj, parent = self._walk.objects[number], self._walk.parents[number]
+        known = self._kinds.get(id(type(obj)))
+        if known is None:
+            known = self._kinds[id(type(obj))] = _kind_by_class(obj)
+        if parent < 0:
+            return known or "tensor"
+        above = self._walk.objects[parent]
+        if id(type(above)) in self._keeping and (kept := self._kept_by_torch(obj, above)):
+            return kept
+        is_buffer = type(above) is dict and self._is_buffer(parent)
+        return known or self._parts[parent] or ("buffer" if is_buffer else "tensor")
+
+    def _kept_by_torch(self, obj: Any, above: Any) -> str:
+        """Return the kind of a gradient, and of what a graph saved; empty for all others."""
+        tensor, edges = is_tensor(above), self._walk.references.edges(type(above))
+        steps = [step for child, step in edges(above) if child is obj] if edges else []
+        if tensor:
+            return "gradient" if ".grad" in steps else ""
+        return SAVED if any(step.startswith("._saved_") for step in steps) else ""
+
+    def _is_buffer(self, number: int) -> bool:
+        """Whether an object is a module's own dictionary of buffers."""
+        objects, held = self._walk.objects, number
+        while number >= 0 and type(objects[number]) is dict:
+            number = self._walk.parents[number]
+        if number < 0 or number == held or not is_module(objects[number]):
+            return False
+        return own(objects[number]).get("_buffers") is objects[held]
+
+    # -- paths
+    def path(self, number: int) -> str:
+        """Return the path to an object from the root that it was met from."""
         chain = []
-        while number >= 0 and (number, root) not in self._written:
+        while number >= 0 and number not in self._written:
             chain.append(number)
-            number = self._ways.parent(number, root)
-        name = self._walk.roots[root].name
-        text, start = (name, name) if number < 0 else self._written[number, root]
+            number = self._walk.parents[number]
+        name = self._walk.roots[~number].name if number < 0 else ""
+        text, start = (name, name) if number < 0 else self._written[number]
         for child in reversed(chain):
             step = "" if number < 0 else self._step(number, child)
             if step.startswith(": "):
                 text = start + step
             elif step:
                 text = start = text + step
-            self._written[child, root] = text, start
+            self._written[child] = text, start
             number = child
         return text
 
-    def _direct(self, number: int) -> list[str]:
-        """Yield the paths from the first root through each direct referrer of an object."""
-        root = self._ways.root(number)
-        found = [self.text(number)]
-        for parent in self._walk.others.get(number, ())[:MOST]:
-            if parent >= 0 and self._ways.root(parent) == root:
-                found.append(self.text(parent) + self._step(parent, number))
-        return found
-
     def _step(self, parent: int, child: int) -> str:
-        obj = self._walk.objects[child]
+        objects = self._walk.objects
         if parent not in self._steps:
             above = self._walk.parents[parent]
-            owner = self._walk.objects[above] if above >= 0 else None
-            self._steps[parent] = self._names.of(self._walk.objects[parent], owner, self._key)
+            owner = objects[above] if above >= 0 else None
+            self._steps[parent] = self._names.of(objects[parent], owner, self._key)
+        obj = objects[child]
         return self._steps[parent].get(id(obj), f".<{class_name(type(obj))}>")
 
     def _key(self, key: Any) -> str:
         number = self._walk.number(key) if is_tensor(key) else None
-        if number is None or self._naming_a_key:  # it may itself be found by way of a key
+        if number is None or self._naming_a_key:  # its own path may lead through a key
             return f"<{class_name(type(key))}>"
         self._naming_a_key = True
         try:
-            return self.text(number)
+            return self.path(number)
         finally:
             self._naming_a_key = False
 
-    def _above(self, number: int) -> Any:
-        parent = self._walk.parents[number]
-        return self._walk.objects[parent] if parent >= 0 else None
+    def parameter(self, numbers: Sequence[int]) -> str:
+        """Return the path of the parameter that some memory was kept for; empty if there is none.
 
-    def _beside(self, number: int) -> str:
-        """Return the path of the parameter that a state or saved tensor belongs to."""
+        That memory is an optimizer's state, or was saved by the graph.
+        """
+        found = (self._parameter(each) for each in numbers if self.kind(each) in (STATE, SAVED))
+        return next(filter(None, found), "")
+
+    def _parameter(self, number: int) -> str:
         parent = self._walk.parents[number]
         above = self._walk.parents[parent] if parent >= 0 else -1
         if above >= 0 and (step := self._step(above, parent))[:2].startswith("["):
             return step[1:-1] if step[1:2].isidentifier() else ""
-        node = self._above(number)
-        leaf = nearest_leaf(node) if is_node(type(node)) else None
-        known = None if leaf is None else self._walk.number(leaf)
-        return "" if known is None else self.text(known)
+        node = self._walk.objects[parent] if parent >= 0 else None
+        leaf = self._walk.number(nearest_leaf(node)) if is_node(type(node)) else None
+        return "" if leaf is None else self.path(leaf)
+
+
+def _part(kind: type) -> str | None:
+    """Return the kind of everything below objects of a class; None if it is that of the above."""
+    if is_node(kind):
+        return SAVED
+    if comes_from(kind, "torch.optim.Optimizer"):
+        return STATE
+    return "" if comes_from(kind, "torch.nn.Module") else None
+
+
+def _kind_by_class(obj: Any) -> str:
+    if comes_from(type(obj), "torch.nn.Parameter"):
+        return "parameter"
+    return kind_of_array(library_of(obj)) if is_other_array(type(obj)) else ""

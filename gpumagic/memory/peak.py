@@ -1,21 +1,38 @@
-"""Replay what torch's allocator recorded up to the peak, and show what the peak was made of.
+"""Record what a stretch of code allocates on one GPU, and show what the peak was made of.
 
-What is known of a block at any time of its life (a parameter is in it, a graph saved it) holds for
-all of it; what nobody knows and is gone at the end was temporary.
+torch's own record of its allocator is turned on meanwhile, a ring of the last 100,000 events; it
+costs about 2 µs for each. What the user records already is read, and left as it is. Before each
+backward pass the graph is read, after it the gradients; the time that this takes is measured.
+
+A block has one kind for all of its life, from what was found in it at any time (a parameter, a
+tensor that a graph saved). A block of no known kind that is gone at the end was temporary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter, time_ns
 from typing import Any, NamedTuple
 
+import torch
+from torch.cuda import memory
+
+from gpumagic import faults
 from gpumagic.device.caching_allocator import in_blocks
-from gpumagic.display import plot, table
+from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, block, coded, tag
 from gpumagic.display.units import duration, size
+from gpumagic.errors import GpuError
+from gpumagic.memory.allocator import users
+from gpumagic.memory.find_holders import find
 from gpumagic.memory.memory_report import EXCEPTION, MANY, OUTPUT, SAVED, STATE, share
+from gpumagic.memory.references import edges_of_node
+from gpumagic.usercode.lines import UserLine, innermost, source_of
 
 KINDS = (
     "parameter",
@@ -28,18 +45,24 @@ KINDS = (
     "tensor",
     "temporary",
 )
-"""In the order in which they are stacked, and in which one is believed rather than the next."""
+"""The kind of a block in which several were found is the first of them."""
 _TEMPORARY = len(KINDS) - 1
 BEFORE = "before the cell"
 UNKNOWN = "line not known"
-_POINTS = 160
+RING = 100_000
+_ROUNDED = 0.05
+"""Of what is allocated: a real allocator gives more than was asked for, and records what was."""
+_C: Any = torch._C
+_GRAPHS = (torch.autograd, torch.autograd.graph)
+_RUN = "_engine_run_backward"
 
 
-class Moment(NamedTuple):
-    """Record the bytes of each kind at some time, in seconds from the start."""
+class PeakLine(NamedTuple):
+    """Record the bytes that one line had allocated at the peak, and their kinds, most first."""
 
-    seconds: float
-    nbytes: tuple[int, ...]
+    line: str
+    nbytes: int
+    kinds: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,19 +81,21 @@ class MemoryPeak(Shown):
         Whose allocation it was: ``"line 7: loss.backward()"``.
     kinds : tuple of (str, int)
         The bytes by what they were for, the most first; they add up to `nbytes`.
-    lines : tuple of (str, int)
+    lines : tuple of PeakLine
         The same by the line that allocated them; ``"before the cell"`` is a line too.
-    curve : tuple of Moment
-        How it went on: at most 160 moments, whose bytes are by the kinds of `curve_kinds`.
-    curve_kinds : tuple of str
     complete : bool
-        False where more happened than the record holds: what was before is missing.
+        False if there were more events than the record holds: the first ones are missing.
     saved : str
         The file of torch's own snapshot, for its viewer.
-    allocations : int
-        How often the code allocated.
+    changes : int
+        How often the code allocated or freed.
     refused : tuple of (int, str) or None
         Where it last ran out of memory: the bytes that were wanted, and the line.
+    events : int
+        How many events of the allocator were recorded.
+    added_seconds : float
+        What the recording added to the cell's time at most, without torch's own part: that is about
+        2 µs for each event, and is not measured.
     """
 
     device: str
@@ -78,20 +103,17 @@ class MemoryPeak(Shown):
     seconds: float
     line: str
     kinds: tuple[tuple[str, int], ...]
-    lines: tuple[tuple[str, int], ...]
-    curve: tuple[Moment, ...] = ()
-    curve_kinds: tuple[str, ...] = ()
+    lines: tuple[PeakLine, ...]
     complete: bool = True
     saved: str = ""
-    allocations: int = 0
+    changes: int = 0
     refused: tuple[int, str] | None = None
+    events: int = 0
+    added_seconds: float = 0.0
 
 
-class Note(NamedTuple):
-    """Record the kinds at some addresses at a time, in µs."""
-
-    time_us: int
-    kinds: Mapping[int, str]
+Kinds = Mapping[int, str]
+"""The kinds that were found at some addresses."""
 
 
 @dataclass
@@ -100,7 +122,7 @@ class Piece:
 
     nbytes: int
     line: str
-    born: int  # number of the event that allocated it
+    born: int  # the change that allocated it; -1: before the record
     died: int | None = None
     rank: int = _TEMPORARY  # its kind's
 
@@ -111,155 +133,217 @@ class Piece:
             self.rank = min(self.rank, KINDS.index(known))
 
 
-@dataclass
-class Replay:
-    """Record the pieces that lived in a stretch of time, and when each change happened."""
+def replay(
+    before: Iterable[Mapping[str, Any]],
+    trace: Iterable[Mapping[str, Any]],
+    notes: Iterable[tuple[int, Kinds]],
+    line: Callable[[Mapping[str, Any]], str],
+    device: str,
+    start_us: int = 0,
+) -> tuple[MemoryPeak, int]:
+    """Follow a trace from the blocks before it; return the peak, and the bytes at the end.
 
-    pieces: list[Piece] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)  # µs, of each change
-    now: int = 0
-    most: int = 0
-    at: int = -1  # the change after which the most was allocated; -1: none
-    refused: tuple[int, str] | None = None  # the last request that failed, and its line
-
-    def run(
-        self,
-        before: Iterable[Mapping[str, Any]],
-        trace: Sequence[Mapping[str, Any]],
-        notes: Sequence[Note],
-        line: Callable[[Mapping[str, Any]], str],
-    ) -> None:
-        """Follow a trace from the blocks that there were before it; `line` tells of an entry."""
-        live = {b["address"]: Piece(b["size"], BEFORE, -1) for b in before}
-        self.pieces = list(live.values())
-        self.now = self.most = sum(piece.nbytes for piece in self.pieces)
-        waiting = sorted(notes)[::-1]
-        for entry in trace:
-            while waiting and waiting[-1].time_us < entry["time_us"]:
-                _believe(waiting.pop(), live)
-            if entry["action"] == "alloc":
-                nbytes = in_blocks(entry["size"])
-                piece = live[entry["addr"]] = Piece(nbytes, line(entry), len(self.times))
-                self.pieces.append(piece)
-                self._change(entry, nbytes)
-            elif entry["action"] == "oom":
-                self.refused = entry["size"], line(entry)
-            elif entry["action"] == "free_completed" and entry["addr"] in live:
-                piece = live.pop(entry["addr"])
-                piece.died = len(self.times)
-                self._change(entry, -piece.nbytes)
-        for note in waiting[::-1]:
-            _believe(note, live)
-
-    def _change(self, entry: Mapping[str, Any], nbytes: int) -> None:
-        self.now += nbytes
-        if self.now > self.most:
-            self.most, self.at = self.now, len(self.times)
-        self.times.append(entry["time_us"])
-
-    def at_peak(self) -> list[Piece]:
-        """Return the pieces that lived at the peak."""
-        return [
-            p for p in self.pieces if p.born <= self.at and (p.died is None or p.died > self.at)
-        ]
-
-    def last(self) -> Piece | None:
-        """Return the piece whose allocation reached the peak."""
-        return next((piece for piece in self.pieces if piece.born == self.at >= 0), None)
-
-    def curve(self, start_us: int) -> Iterator[Moment]:
-        """Return the bytes of each kind over time, at the fullest of too many moments."""
-        steps: list[list[tuple[int, int]]] = [[] for _ in self.times]
-        now = [0] * len(KINDS)
-        for piece in self.pieces:
-            if piece.born < 0:
-                now[piece.rank] += piece.nbytes
-            else:
-                steps[piece.born].append((piece.rank, piece.nbytes))
-            if piece.died is not None:
-                steps[piece.died].append((piece.rank, -piece.nbytes))
-        yield Moment(0.0, tuple(now))
-        each = -(-len(steps) // _POINTS)
-        for first in range(0, len(steps), each or 1):
-            best = Moment(0.0, ())
-            for n in range(first, min(first + each, len(steps))):
-                for rank, nbytes in steps[n]:
-                    now[rank] += nbytes
-                if not best.nbytes or sum(now) > sum(best.nbytes):
-                    best = Moment(max(self.times[n] - start_us, 0) / 1e6, tuple(now))
-            yield best
-
-
-def _believe(note: Note, live: Mapping[int, Piece]) -> None:
-    for address, kind in note.kinds.items():
-        if address in live:
-            live[address].note(kind)
-
-
-def peak_of(
-    replay: Replay, device: str, start_us: int, *, complete: bool, saved: str
-) -> MemoryPeak:
-    """Return the peak of a replay."""
-    kinds: dict[str, int] = {}
-    lines: dict[str, int] = {}
-    for piece in replay.at_peak():
-        kind = KINDS[piece.rank]
-        kinds[kind] = kinds.get(kind, 0) + piece.nbytes
-        lines[piece.line] = lines.get(piece.line, 0) + piece.nbytes
-    last, curve = replay.last(), list(replay.curve(start_us))
-    shown = [n for n in range(len(KINDS)) if any(moment.nbytes[n] for moment in curve)]
-    return MemoryPeak(
+    `notes` are the kinds at addresses, each from a time on; `line` returns the line of an entry.
+    """
+    live = {each["address"]: Piece(each["size"], BEFORE, -1) for each in before}
+    pieces, times = [*live.values()], list[int]()
+    now = most = sum(piece.nbytes for piece in pieces)
+    at, refused = -1, None
+    events: list[tuple[int, int, Any]] = [(time, 1, note) for time, note in notes]
+    events += [(entry["time_us"], 0, entry) for entry in trace]
+    for time, is_note, entry in sorted(events, key=lambda event: event[:2]):
+        if is_note:
+            for address in entry.keys() & live.keys():
+                live[address].note(entry[address])
+        elif entry["action"] == "oom":
+            refused = entry["size"], line(entry)
+        elif entry["action"] == "alloc":
+            piece = Piece(in_blocks(entry["size"]), line(entry), len(times))
+            live[entry["addr"]] = piece
+            pieces.append(piece)
+            times.append(time)
+            now += piece.nbytes
+            if now > most:
+                most, at = now, piece.born
+        elif entry["action"] == "free_completed" and entry["addr"] in live:
+            piece = live.pop(entry["addr"])
+            piece.died = len(times)
+            times.append(time)
+            now -= piece.nbytes
+    by_line: dict[str, Counter[str]] = {}
+    for piece in pieces:
+        if piece.born <= at and (piece.died is None or piece.died > at):
+            by_line.setdefault(piece.line, Counter())[KINDS[piece.rank]] += piece.nbytes
+    lines = (PeakLine(n, kinds.total(), (*kinds.most_common(),)) for n, kinds in by_line.items())
+    peak = MemoryPeak(
         device=device,
-        nbytes=replay.most,
-        seconds=max(replay.times[replay.at] - start_us, 0) / 1e6 if last else 0.0,
-        line=last.line if last else BEFORE,
-        kinds=_most_first(kinds),
-        lines=_most_first(lines),
-        curve=tuple(Moment(m.seconds, tuple(m.nbytes[n] for n in shown)) for m in curve),
-        curve_kinds=tuple(KINDS[n] for n in shown),
-        complete=complete,
-        saved=saved,
-        allocations=sum(piece.born >= 0 for piece in replay.pieces),
-        refused=replay.refused,
+        nbytes=most,
+        seconds=max(times[at] - start_us, 0) / 1e6 if at >= 0 else 0.0,
+        line=next((piece.line for piece in pieces if piece.born == at >= 0), BEFORE),
+        kinds=(*sum(by_line.values(), Counter[str]()).most_common(),),
+        lines=tuple(sorted(lines, key=lambda each: -each.nbytes)),
+        changes=len(times),
+        refused=refused,
     )
+    return peak, now
 
 
-def _most_first(nbytes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(nbytes.items(), key=lambda item: -item[1]))
+class PeakRecorder:
+    """Record one stretch of code: `start`, run the code, then always `stop`."""
+
+    def __init__(
+        self, device: torch.device, namespace: Mapping[str, Any], save: str | None = None
+    ) -> None:
+        if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):
+            raise GpuError(f"--memory is about the memory of a CUDA GPU, and {device} is none")
+        if save and not Path(save).absolute().parent.is_dir():
+            raise GpuError(f"--save: there is no folder {Path(save).absolute().parent}")
+        self._device = device
+        self._index = device.index or 0
+        self._namespace = namespace
+        self._save = save
+        self._notes: list[tuple[int, Kinds]] = []
+        self._backwards: list[tuple[int, int, str]] = []
+        self._stack = ExitStack()
+        self._before: list[Mapping[str, Any]] = []
+        self._start = 0
+        self._added_seconds = 0.0
+
+    def start(self) -> None:
+        """Begin to record; memory allocated now counts as there before."""
+        self._note(self._held())
+        if not _C._cuda_isHistoryEnabled():
+            memory._record_memory_history("all", context="alloc", stacks="python", max_entries=RING)
+            self._stack.callback(memory._record_memory_history, None)
+        for module in _GRAPHS:
+            run = getattr(module, _RUN)
+            self._stack.callback(setattr, module, _RUN, run)
+            setattr(module, _RUN, self._noting(run))
+        self._before = [
+            block
+            for segment in torch.cuda.memory_snapshot()
+            for block in segment["blocks"]
+            if segment["device"] == self._index and block["state"] == "active_allocated"
+        ]
+        self._start = time_ns() // 1000
+
+    def stop(self) -> MemoryPeak | None:
+        """Put back what was changed, and return what the peak was made of."""
+        began = perf_counter()
+        with self._stack:
+            self._note(self._held())
+            snapshot = memory._snapshot()
+            if self._save:
+                Path(self._save).write_bytes(pickle.dumps(snapshot))
+        whole = snapshot["device_traces"][self._index]
+        trace = [entry for entry in whole if entry["time_us"] >= self._start]
+        device = str(self._device)
+        peak, now = replay(self._before, trace, self._notes, self._line, device, self._start)
+        missing = abs(now - torch.cuda.memory_allocated(self._index))
+        return replace(
+            peak,
+            complete=len(whole) < RING and missing <= _ROUNDED * peak.nbytes,
+            saved=self._save or "",
+            events=len(trace),
+            added_seconds=self._added_seconds + perf_counter() - began,
+        )
+
+    def _held(self) -> dict[int, str]:
+        """What is held now, by address."""
+        found = find(self._namespace)
+        return {s.address: s.ways[0].kind for s in found if s.device == str(self._device)}
+
+    def _note(self, kinds: Kinds) -> None:
+        self._notes.append((time_ns() // 1000, kinds))
+
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            leaves: list[Any] = []
+            with self._measured("reading a graph for the peak of memory"):
+                leaves = self._note_graph(tensors)
+            start, line = time_ns() // 1000, innermost()
+            try:
+                return run(tensors, *args, **kwargs)
+            finally:
+                self._backwards.append((start, time_ns() // 1000, _written(line)))
+                with self._measured("reading gradients for the peak of memory"):
+                    grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+                    self._note({_address(grad): "gradient" for grad in grads})
+
+        return backward
+
+    @contextmanager
+    def _measured(self, what: str) -> Iterator[None]:
+        """Count the time of reading as the recording's, and keep a fault of our own."""
+        began = perf_counter()
+        with faults.kept(what):
+            yield
+        self._added_seconds += perf_counter() - began
+
+    def _note_graph(self, tensors: Any) -> list[Any]:
+        """Note what the graphs that end in some tensors have saved; the leaves that they reach."""
+        leaves, saved = [], {}
+        for value, step in _graph(tensors):
+            if step == ".variable":
+                leaves.append(value)
+            else:
+                saved[_address(value)] = SAVED
+        for leaf in leaves:
+            if isinstance(leaf, torch.nn.Parameter):
+                saved[_address(leaf)] = "parameter"
+        self._note(saved)
+        return leaves
+
+    def _line(self, entry: Mapping[str, Any]) -> str:
+        frame = users(entry.get("frames", ()))
+        if frame is not None:
+            file, line, name = frame["filename"], frame["line"], frame["name"]
+            function = "" if name.startswith("<") else name
+            return _written(UserLine(line, source_of(file, line), function, file))
+        # A thread of autograd has no line of its own.
+        when = entry["time_us"]
+        return next((line for a, b, line in self._backwards if a <= when <= b), UNKNOWN)
+
+
+def _graph(tensors: Any) -> Iterator[tuple[Any, str]]:
+    """List what the graphs behind some tensors hold, each with the step that reaches it."""
+    nodes = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        for value, step in edges_of_node(nodes.pop()):
+            if isinstance(value, torch.Tensor):
+                yield value, step
+            elif step.startswith(": ") and value not in seen:
+                seen.add(value)
+                nodes.append(value)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _written(line: UserLine | None) -> str:
+    if line is None:
+        return UNKNOWN
+    return f"{line.place}: {line.source}" if line.source else line.place
 
 
 _LINES = 8
-_BARS = "▁▂▃▄▅▆▇█"
-_COLUMNS = 60
-# A plot's size in pixels, and its margins: left, right, above, below.
-_WIDTH, _HEIGHT = 460.0, 170.0
-_LEFT, _RIGHT, _TOP, _FOOT = 64.0, 12.0, 20.0, 144.0
-# The GPU's own grays are for what nobody explains.
-_GRAY = "#7d8590"
-_COLORS = dict(zip(KINDS, (*plot.COLORS, _GRAY), strict=True))
 _MANY = MANY | {"tensor": "other tensors"}
 
 
 def text(peak: MemoryPeak) -> str:
-    """What was allocated when the most was, and a line of bars over time."""
-    columns = [*_columns(peak.kinds, peak, "at the peak"), *_columns(_lines(peak), peak, "by line")]
-    rows = max(len(column.cells) for column in columns)
-    even = [
-        Column(c.head, [*c.cells, *[""] * (rows - len(c.cells))], number=c.number, fit=c.fit)
-        for c in columns
-    ]
-    made_of = table.lines(even, margin="  ") if peak.kinds else []
-    return "\n".join([*table.wrapped(_head(peak)), *made_of, *_below(peak)])
+    """The peak in a sentence, and a row for each line that had allocated some of it."""
+    rows = table.lines(_columns(peak), margin="  ") if peak.lines else []
+    return "\n".join([*table.wrapped(_head(peak)), *rows, *(f"  {note}" for note in _notes(peak))])
 
 
 def html(peak: MemoryPeak) -> str:
-    """The same, and the kinds one above the other over time."""
-    kinds = table.html(_columns(peak.kinds, peak, "at the peak", colors=True))
-    lines = table.html(_columns(_lines(peak), peak, "by line"))
-    plot = f"<figure>{_plot(peak)}</figure>" if len(peak.curve) > 1 else ""
+    """The same as a table."""
+    rows = table.html(_columns(peak), css="gm-titled gm-section") if peak.lines else ""
     notes = "".join(tag("div", note, "gm-note") for note in _notes(peak))
-    body = f'<div class="gm-plots"><div>{kinds}</div>{plot}<div>{lines}</div></div>{notes}'
-    return block(f"<div>{coded(_head(peak))}</div>{body}", "table", "comparison")
+    return block(f"<div>{coded(_head(peak))}</div>{rows}{notes}")
 
 
 def _head(peak: MemoryPeak) -> str:
@@ -269,7 +353,7 @@ def _head(peak: MemoryPeak) -> str:
         words = f"out of memory at {_at(line)}, which wanted {size(wanted)} more; {words}"
     if peak.line != BEFORE:
         return f"{words}{duration(peak.seconds)} after the start, at {_at(peak.line)}"
-    if peak.allocations or len(peak.curve) > 1:
+    if peak.changes:
         return f"{words}before the cell: it gave back more than it allocated"
     return f"{words}before the cell: the cell allocated nothing"
 
@@ -279,88 +363,33 @@ def _at(line: str) -> str:
     return f"{place}: `{code}`" if code else place
 
 
-def _columns(
-    parts: tuple[tuple[str, int], ...], peak: MemoryPeak, head: str, *, colors: bool = False
-) -> list[Column]:
-    words = [_MANY.get(name, name) for name, _ in parts]
-    marks = [
-        f'<i style="background:{_COLORS.get(name, _GRAY)};display:inline-block;width:9px;'
-        f'height:9px;border-radius:2px;margin-right:7px"></i>{escape(shown)}'
-        for (name, _), shown in zip(parts, words, strict=True)
-    ]
+def _columns(peak: MemoryPeak) -> list[Column]:
+    """Return the columns of the first lines, and one row for all others."""
+    rows, rest = peak.lines[:_LINES], peak.lines[_LINES:]
+    if rest:
+        kinds = sum((Counter(dict(line.kinds)) for line in rest), Counter[str]())
+        rows += (PeakLine(f"{len(rest):,} more", kinds.total(), (*kinds.most_common(),)),)
     return [
-        Column(head, words, fit="cut", html=marks if colors else ()),
-        Column("memory", [size(nbytes) for _, nbytes in parts], number=True),
-        Column("share", [share(nbytes, peak.nbytes) for _, nbytes in parts], number=True),
+        Column("by line", [row.line for row in rows], fit="cut", css="gm-code"),
+        Column("memory", [size(row.nbytes) for row in rows], number=True),
+        Column("share", [share(row.nbytes, peak.nbytes) for row in rows], number=True),
+        Column("kind", [_kinds(row) for row in rows], fit="wrap"),
     ]
 
 
-def _lines(peak: MemoryPeak) -> tuple[tuple[str, int], ...]:
-    """The first lines, and the others as one."""
-    rest = peak.lines[_LINES:]
-    if len(rest) < 2:
-        return peak.lines
-    more = (f"{len(rest):,} more lines", sum(nbytes for _, nbytes in rest))
-    return (*peak.lines[:_LINES], more)
-
-
-def _below(peak: MemoryPeak) -> list[str]:
-    """Return a line of bars over time, and the notes."""
-    totals = [sum(moment.nbytes) for moment in peak.curve]
-    each = -(-len(totals) // _COLUMNS) or 1
-    most = [max(totals[n : n + each]) for n in range(0, len(totals), each)]
-    bars = "".join(_BARS[min(7, 8 * n // (peak.nbytes + 1))] for n in most)
-    end = duration(peak.curve[-1].seconds) if peak.curve else ""
-    drawn = [f"  {bars} 0 to {size(peak.nbytes)}, over {end}"] if len(most) > 1 else []
-    return drawn + [f"  {note}" for note in _notes(peak)]
+def _kinds(row: PeakLine) -> str:
+    """``"gradients"``, ``"gradients 32.0 MiB, temporary 1.0 MiB"``."""
+    names = [_MANY.get(name, name) for name, _ in row.kinds]
+    if len(names) == 1:
+        return names[0]
+    return ", ".join(f"{name} {size(n)}" for name, (_, n) in zip(names, row.kinds, strict=True))
 
 
 def _notes(peak: MemoryPeak) -> list[str]:
-    found = []
+    events = f"{peak.events:,} event{'s' * (peak.events != 1)}"
+    found = [f"Recording {events} added up to {duration(peak.added_seconds)} to the cell's time."]
     if not peak.complete:
         found.append("More happened than the record holds: what came first is missing.")
     if peak.saved:
         found.append(f"{peak.saved} is for the viewer at https://docs.pytorch.org/memory_viz")
-    return found
-
-
-def _plot(peak: MemoryPeak) -> str:
-    """The kinds one above the other over time, with a line at the peak."""
-    end = peak.curve[-1].seconds or 1e-6
-    x = plot.Scale(0.0, end, _LEFT, _WIDTH - _RIGHT, log=False)
-    y = plot.Scale(0.0, float(peak.nbytes or 1), _FOOT, _TOP, log=False)
-    parts = []
-    for value in (0, peak.nbytes / 2, peak.nbytes):
-        parts.append(plot.line(_LEFT, y(value), _WIDTH - _RIGHT, y(value), "gm-grid"))
-        parts.append(plot.text(_LEFT - 8, y(value) + 4, size(value), "end"))
-    below = [0] * len(peak.curve)
-    for k, kind in enumerate(peak.curve_kinds):
-        above = [low + moment.nbytes[k] for low, moment in zip(below, peak.curve, strict=True)]
-        edge = [*_steps(peak, above, x, y), *_steps(peak, below, x, y)[::-1]]
-        parts.append(
-            f'<polygon points="{plot.path(edge)}" fill="{_COLORS[kind]}" opacity=".85">'
-            f"<title>{escape(_MANY.get(kind, kind))}</title></polygon>"
-        )
-        below = above
-    at = x(min(peak.seconds, end))
-    parts.append(plot.line(at, _TOP - 4, at, _FOOT, "gm-crossing"))
-    parts.append(plot.text(min(max(at, _LEFT + 14), _WIDTH - 30), _TOP - 8, "peak", "middle"))
-    parts.append(plot.text(_LEFT, _FOOT + 17, "0", "middle"))
-    parts.append(plot.text(_WIDTH - _RIGHT, _FOOT + 17, duration(end), "end"))
-    label = f"Memory over time on {peak.device}: at most {size(peak.nbytes)}"
-    return (
-        f'<svg class="gm-plot" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" width="{_WIDTH:g}" role="img"'
-        f' aria-label="{escape(label)}">{"".join(parts)}</svg>'
-    )
-
-
-def _steps(
-    peak: MemoryPeak, heights: list[int], x: plot.Scale, y: plot.Scale
-) -> list[tuple[float, float]]:
-    """Return the corners of a step curve."""
-    found: list[tuple[float, float]] = []
-    for moment, height in zip(peak.curve, heights, strict=True):
-        if found:
-            found.append((x(moment.seconds), found[-1][1]))
-        found.append((x(moment.seconds), y(float(height))))
     return found

@@ -44,7 +44,7 @@ def held_now() -> dict[str, Any]:
     if "torch" not in sys.modules:
         return told
     from gpumagic.memory import memory_report
-    from gpumagic.memory.ask import memory
+    from gpumagic.memory.holders_by_name import memory
 
     report = memory()
     told["seconds"] = report.seconds

@@ -95,16 +95,16 @@ def look(ip, notebook, deleted):
     assert "unreached" not in {row.kind for row in report.holders}
     found = find(ip.ns, paths=True)
     for storage in found:
-        for path in filter(PLAIN.fullmatch, [path.path for path in storage.paths]):
-            tensor = eval(path, ip.ns)
-            assert tensor.untyped_storage().data_ptr() == storage.address, path
+        if PLAIN.fullmatch(storage.path):
+            tensor = eval(storage.path, ip.ns)
+            assert tensor.untyped_storage().data_ptr() == storage.address, storage.path
     del tensor
-    names = {path.root for storage in found for path in storage.paths} & ip.ns.keys()
+    names = {name for storage in found for name in storage.roots} & ip.ns.keys()
     gone = {name for name in sorted(names) if deleted.random() < 0.5}
     for name in gone:
         del ip.ns[name]
     gc.collect()
-    left = sum(s.nbytes for s in found if not {path.root for path in s.paths} <= gone)
+    left = sum(s.nbytes for s in found if not s.roots <= gone)
     assert allocated() == left, gone
 
 

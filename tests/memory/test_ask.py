@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gpumagic
-from gpumagic.memory.ask import with_holders
+from gpumagic.memory.holders_by_name import with_holders
 from gpumagic.memory.memory_report import DeviceMemory
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpumagic.memory import ask
+from gpumagic.memory import holders_by_name
 from gpumagic.placement import torch_devices
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample, Snapshot
 
@@ -35,8 +35,8 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: backend, raising=False)
         monkeypatch.setattr(torch_devices, "tell_cuda_order", lambda: None)
         snapshot = Snapshot(0.0, gpus=(gpu,) if gpu else (), processes=processes)
-        monkeypatch.setattr(ask.collect, "snapshot", lambda: snapshot)
-        (found,) = ask.figures()
+        monkeypatch.setattr(holders_by_name.collect, "snapshot", lambda: snapshot)
+        (found,) = holders_by_name.figures()
         return found
 
     return play
@@ -75,13 +75,13 @@ def test_nothing_starts_cuda(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "memory_stats", None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", None)
-    (found,) = ask.figures()
+    (found,) = holders_by_name.figures()
     assert (found.allocated, found.reserved, found.torn) == (0, 0, 0)
 
 
 def test_virtual_gpus(gpus):
     kept = torch.zeros(1000, device="cuda:1")
-    one, other = ask.figures()
+    one, other = holders_by_name.figures()
     assert one.allocated == 0
     assert (kept.nbytes, other.allocated) == (4000, 4096)  # in blocks of 512
     assert other.virtual
@@ -98,6 +98,6 @@ def test_apples_gpu(monkeypatch):
     )
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch, "mps", mps)
-    *_, found = ask.figures()
+    *_, found = holders_by_name.figures()
     assert (found.device, found.allocated, found.reserved) == ("mps:0", GIB, 2 * GIB)
     assert (found.free, found.others) == (None, None)

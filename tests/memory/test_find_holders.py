@@ -149,7 +149,7 @@ def test_no_code_of_the_users_runs(gpus):
     namespace["ran"].clear()
     found = find(namespace, paths=True)
     assert namespace["ran"] == []
-    assert sorted(storage.paths[0].path for storage in found) == [
+    assert sorted(storage.path for storage in found) == [
         "a.value",
         "b[<Hostile>]",
         "c",

@@ -58,7 +58,6 @@ def test_after_an_error_three_deep_only_what_names_hold_is_left(held, monkeypatc
         said = held.run("%gpufree").text
         assert allocated() == before, (cell, said)
         assert "on cuda:0" in said
-        assert "%debug has nothing to look into" in said
         assert held.run("x + 1;").error is None
 
 
@@ -132,7 +131,6 @@ def test_outputs_come_back_and_those_that_are_variables_stay(held):
     assert [each.cause for each in freed.released] == ["Out[3], Out[5], Out[7]"]
     assert freed.nbytes == 8 * MIB + 512
     assert freed.kept == ("Out[4]",)
-    assert "Out[4] is a variable too, and stayed" in repr(freed)
     assert sorted(held.ns["Out"]) == [4, 6]
     assert "_3" not in held.ns
     assert "_4" in held.ns
@@ -231,9 +229,16 @@ def test_what_is_cached_goes_back_to_the_driver(held):
     reserved = torch.cuda.memory_reserved(0)
     freed = gpumagic.free_memory()
     assert freed.returned["cuda:0"] == reserved - torch.cuda.memory_reserved(0) > 100 * MIB
-    assert "went back to the driver" in repr(freed)
-    assert "went back to the driver" in freed._repr_html_()
 
 
 def test_without_any_gpu_there_is_nothing_to_free(shell):
     assert "there was nothing to free" in shell.run("%gpufree").text
+
+
+def test_the_line_says_what_was_freed_and_what_is_held_by_whom(held):
+    held.run("y = x + 1\ny + 1")
+    said = held.run("%gpufree y").text
+    assert said.strip() == (
+        "freed 8.0 MiB (Out[3]: 4.0 MiB on cuda:0, y: 4.0 MiB on cuda:0)"
+        " · 4.0 MiB on cuda:0 still allocated, most by x (4.0 MiB)"
+    )

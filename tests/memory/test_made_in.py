@@ -5,8 +5,8 @@ import torch
 from torch.cuda import memory
 
 import gpumagic
-from gpumagic.memory import made_in
-from gpumagic.memory.made_in import MadeIn
+from gpumagic.memory import allocator
+from gpumagic.memory.allocator import MadeIn
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import last_cell
 
@@ -39,11 +39,29 @@ def test_the_first_run_of_a_cell_is_told_from_its_second(ip, made):
     assert made("x") == f"{last_cell()}, line 1"
 
 
-def test_of_a_function_it_is_the_line_in_it(ip, made):
+def test_of_a_function_it_is_the_cell_that_ran_it_with_the_line_in_it(ip, made):
     ip.run("def make():\n    return zeros(1000, device='cuda:1')")
     defined = last_cell()
     ip.run("x = make()")
-    assert made("x") == f"{defined}, line 2"
+    assert made("x") == f"{last_cell()} ({defined}, line 2)"
+
+
+def test_of_a_class_it_is_the_cell_that_ran_it_with_the_line_in_the_class(ip, made):
+    ip.run(
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.table = zeros(1000, device='cuda:1')"
+    )
+    defined = last_cell()
+    ip.run("n = 1\nnet = Net()")
+    assert made("net") == f"{last_cell()} ({defined}, line 4)"
+    torch.cuda.memory._record_memory_history(stacks="python")  # now the whole stack is known
+    ip.run("n = 1\nnet = Net()")
+    assert made("net") == f"{last_cell()}, line 2 ({defined}, line 4)"
+
+
+def test_of_a_function_in_its_own_cell_the_cell_is_named_once(ip, made):
+    ip.run("def make():\n    return zeros(1000, device='cuda:1')\nx = make()")
+    assert made("x") == f"{last_cell()}, line 2"
 
 
 def test_of_a_timed_cell_it_is_the_line_in_the_cell(ip, made):
@@ -76,7 +94,7 @@ def test_a_silent_cell_is_not_stamped(ip):
 @pytest.fixture
 def as_real(monkeypatch):
     """Virtual GPUs pass for real ones, which know the line only while it is recorded."""
-    monkeypatch.setattr(made_in, "has_virtual", lambda: False)
+    monkeypatch.setattr(allocator, "has_virtual", lambda: False)
 
 
 def test_virtual_gpus_need_no_record(ip):

@@ -159,3 +159,17 @@ def test_what_the_graph_of_an_output_saved_stands_with_its_layer(ip):
     assert found.beside == {"saved for backward": 2 * 512 * 64 * 4}
     assert [(b.path, b.alike) for b in found.branches] == [("net", 1), ("net[0]", 2)]
     assert {kind for b in found.branches for kind in b.nbytes} == {"parameter", *found.beside}
+
+
+def test_two_levels_are_shown_and_a_name_opens_more(gpus):
+    def block():
+        return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4), nn.ReLU()))
+
+    names = {"net": nn.Sequential(block(), nn.Linear(8, 2)).cuda()}
+    found = tree("net", names)
+    assert max(branch.depth for branch in found.branches) == 3
+    *_, below, last = str(found).splitlines()
+    assert below.split()[0] == "[1]"
+    assert last == "  %gpumem net[0][1] opens more"
+    assert "all 6 rows" in found._repr_html_()
+    assert "opens more" not in str(tree("net[0]", names))

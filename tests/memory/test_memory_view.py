@@ -48,8 +48,8 @@ REPORT = MemoryReport((DEVICE,))
 def test_the_line_answers_and_the_top_row_is_the_largest():
     head, below, columns, top, second, third, last = str(REPORT).splitlines()
     assert f"{head} {below.strip()}" == (
-        "cuda:0: 8.0 GiB of 16.0 GiB allocated · reserved 9.0 GiB · torn up 512 MiB · driver and "
-        "other libraries 1.0 GiB · others 2.0 GiB (explore.ipynb 1.0 GiB, grace 1.0 GiB)"
+        "cuda:0: 8.0 GiB of 16.0 GiB allocated · reserved 9.0 GiB · fragmented 512 MiB · driver "
+        "and other libraries 1.0 GiB · others 2.0 GiB (explore.ipynb 1.0 GiB, grace 1.0 GiB)"
         " · free 4.0 GiB"
     )
     assert " ".join(columns.split()) == "holder kind memory share made in also held by"
@@ -96,7 +96,7 @@ def test_names_are_escaped():
 @pytest.mark.parametrize(
     ("figure", "said"),
     [
-        ({"torn": None}, "torn up N/A"),
+        ({"torn": None}, "fragmented N/A"),
         ({"other_in_process": None}, "driver and other libraries N/A"),
         ({"others": None, "others_by_name": (("grace", None),)}, "others N/A (grace N/A)"),
         ({"free": None, "total": None}, "8.0 GiB allocated"),
@@ -113,7 +113,7 @@ def test_json_and_pandas():
     import pandas
 
     told = json.loads(REPORT.to_json())
-    assert told["devices"][0]["holders"][0]["made"] == {"cell": "In [3]", "line": 5}
+    assert told["devices"][0]["holders"][0]["made"] == {"cell": "In [3]", "line": 5, "ran_in": ""}
     frame = REPORT.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.path[:2]) == ["net", "batches"]

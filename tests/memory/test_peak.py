@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 import gpumagic
-from gpumagic.memory.peak import Note, Replay, peak_of
+from gpumagic.memory.peak import replay
 
 TRAIN = """%%ongpu 1 --memory
 for _ in range(2):
@@ -42,7 +42,7 @@ def net(ip):
 def test_a_training_loop_by_kind_and_by_line(net):
     found = peak(net, TRAIN)
     weights = sum(block(p.nbytes) for p in net.ns["net"].parameters())
-    kinds, lines = dict(found.kinds), dict(found.lines)
+    kinds, lines = dict(found.kinds), {line.line: line.nbytes for line in found.lines}
     assert kinds["parameter"] == kinds["gradient"] == weights
     assert kinds["optimizer state"] == 2 * weights
     assert kinds["tensor"] >= block(net.ns["x"].nbytes)
@@ -51,19 +51,18 @@ def test_a_training_loop_by_kind_and_by_line(net):
     assert lines["line 6: loss.backward()"] == weights
     (memory,) = gpumagic.last_report().memory
     assert found.nbytes == memory.peak == sum(kinds.values()) == sum(lines.values())
-    assert max(sum(moment.nbytes) for moment in found.curve) == found.nbytes
-    assert sum(found.curve[-1].nbytes) == memory.allocated
     assert found.complete
+    by_line = {line.line: dict(line.kinds) for line in found.lines}
+    assert by_line["line 6: loss.backward()"] == {"gradient": weights}
 
 
 def test_what_a_graph_saves_is_told_from_what_is_temporary(ip):
     ip.run("x = torch.ones(1000, 100)")
-    cell = "%%ongpu 1 --memory\ndef f(w):\n    return ((x * w).exp() + 1).sum()\n"
+    cell = "%%ongpu 1 --memory\ndef f(w):\n    return ((x * w).exp() + x.relu()).sum()\n"
     found = peak(ip, cell + "f(torch.ones(100, requires_grad=True)).backward()")
-    at = found.curve_kinds.index("saved for backward")
-    assert max(moment.nbytes[at] for moment in found.curve) == block(ip.ns["x"].nbytes)
+    assert dict(found.kinds)["saved for backward"] == block(ip.ns["x"].nbytes)
     without = peak(ip, cell + "y = f(torch.ones(100))")
-    assert "saved for backward" not in without.curve_kinds
+    assert "saved for backward" not in dict(without.kinds)
     assert dict(without.kinds)["temporary"] >= block(ip.ns["x"].nbytes)
 
 
@@ -73,10 +72,17 @@ def test_it_is_shown_below_the_report(net):
     assert "at line 7: `optimizer.step()`" in text
     assert "optimizer state" in text
     assert "before the cell" in text
-    assert "█" in text
     html = gpumagic.last_report()._repr_html_()
-    assert html.count("<polygon") == len(gpumagic.last_report().peak.curve_kinds)
-    assert "Memory over time on cuda:1" in html
+    assert "by line" in html
+    assert "line 6: loss.backward()" in html
+
+
+def test_it_says_what_recording_cost(net):
+    net.run(TRAIN)
+    report = gpumagic.last_report()
+    assert f"Recording {report.peak.events} events added up to " in repr(report.peak)
+    assert report.peak.events > report.peak.changes > 20
+    assert 0 < report.peak.added_seconds < report.seconds
 
 
 def test_a_cell_that_allocates_nothing_and_one_that_has_no_room_say_so(ip):
@@ -116,10 +122,10 @@ def test_all_is_put_back_also_where_the_cell_fails(net):
 def test_an_error_within_a_backward_pass_has_no_frame_of_ours(net):
     result = net.run("%%ongpu 1 --memory\nnet(x).backward()")
     assert "grad can be implicitly created only for scalar outputs" in result.text
-    assert "peak_recorder" not in result.text
+    assert "memory/peak" not in result.text
     result = net.run("%%ongpu 1 --memory\ny = net(x).sum()\ny.backward()\ny.backward()")
     assert "Trying to backward through the graph a second time" in result.text
-    assert "peak_recorder" not in result.text
+    assert "memory/peak" not in result.text
 
 
 def test_what_the_user_records_is_read_and_left(net):
@@ -174,11 +180,8 @@ def test_a_replay_against_a_table(steps, held):
         trace.append({"action": action, "addr": address, "size": size, "time_us": time})
         if sum(live.values()) > sum(most.values()):
             most = dict(live)
-    replay = Replay()
-    replay.run(before, trace, [Note(-1, {0: "parameter"})], lambda entry: "line 1")
-    found = peak_of(replay, "cuda:0", 0, complete=True, saved="")
+    found, left = replay(before, trace, [(-1, {0: "parameter"})], lambda entry: "line 1", "cuda:0")
     assert found.nbytes == sum(most.values()) == sum(n for _, n in found.kinds)
-    assert found.nbytes == sum(n for _, n in found.lines)
-    assert max(sum(moment.nbytes) for moment in found.curve) == found.nbytes
-    assert sum(found.curve[-1].nbytes) == sum(live.values()) == replay.now
-    assert len(found.curve) <= 161
+    assert found.nbytes == sum(line.nbytes for line in found.lines)
+    assert all(line.nbytes == sum(n for _, n in line.kinds) for line in found.lines)
+    assert sum(live.values()) == left

@@ -7,7 +7,7 @@ import pytest
 from gpumagic.device import Device
 from gpumagic.frameworks import jax_framework
 from gpumagic.frameworks.framework import Pool
-from gpumagic.memory import ask
+from gpumagic.memory import holders_by_name
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 
@@ -26,8 +26,8 @@ def held(framework, monkeypatch):
     monkeypatch.setattr(collect, "snapshot", lambda: snapshot)
 
     def report(**variables):
-        monkeypatch.setattr(ask, "user_namespace", lambda: variables)
-        return ask.memory()
+        monkeypatch.setattr(holders_by_name, "user_namespace", lambda: variables)
+        return holders_by_name.memory()
 
     return report
 

@@ -28,7 +28,7 @@ _FILE = "rescue.pt"
 _TYPE = f'gpumagic.save_host("{_FILE}")'
 
 
-def told(death: Death) -> str:
+def what_is_left(death: Death) -> str:
     """Return in one line what has happened, what is safe, and what is lost."""
     safe, lost = _sorted(user_namespace())
     parts = [f"{death}"]

@@ -19,7 +19,6 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks.known import imported, jax_here, started
 from gpumagic.gputable.gpu_columns import UNSEEN, Holder, holders
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.heap import no_collections
 from gpumagic.memory.memory_report import (
     UNREACHED,
     DeviceMemory,
@@ -28,15 +27,15 @@ from gpumagic.memory.memory_report import (
     MemoryReport,
     is_of_other_library,
 )
-from gpumagic.memory.ways import Way
+from gpumagic.memory.object_graph import no_collections
+from gpumagic.memory.paths import Way
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
-    from gpumagic.memory.allocator import Allocator
-    from gpumagic.memory.made_in import MadeIn
+    from gpumagic.memory.allocator import Allocator, MadeIn
 
 
 _cells: dict[int, tuple["weakref.ref[Any]", str]] = {}
@@ -223,8 +222,7 @@ def allocations() -> "tuple[Allocator | None, MadeIn | None]":
     """Return what torch has allocated now, and where it was made; empty without torch."""
     if torch_here() is None:
         return None, None
-    from gpumagic.memory.allocator import Allocator
-    from gpumagic.memory.made_in import MadeIn
+    from gpumagic.memory.allocator import Allocator, MadeIn
 
     allocator = Allocator()
     return allocator, MadeIn(allocator)
@@ -276,7 +274,8 @@ def grouped(
         if every[0].is_of_other_library:
             made = most_of(every, by_cells or {})
         else:
-            made = made_in.most_of(every) if made_in is not None else None
+            addresses = map(attrgetter("address"), every)
+            made = made_in.most_of(every[0].device, addresses) if made_in is not None else None
         rows.append(_row(root, groups, made))
     return sorted(rows, key=_most_first)
 
