@@ -16,8 +16,8 @@ from gpumagic.frameworks.jax_copies import changes, is_data, own
 from gpumagic.frameworks.jax_framework import Jax
 from gpumagic.frameworks.known import jax_here
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
-from gpumagic.mismatch.syntax import statement
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.syntax import statement
 from gpumagic.usercode.values import MISSING
 
 _SAID = "Received incompatible devices for jitted computation"

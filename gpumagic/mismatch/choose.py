@@ -11,16 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gpumagic.mismatch.explanation import Edit, Fix, total
-from gpumagic.mismatch.expressions import FACTORIES, Reader, is_torch, words
-from gpumagic.mismatch.operand import Part, flat, full
-from gpumagic.mismatch.operation import Conflict, Message, operation
-from gpumagic.mismatch.site import Site, moving, written_device
-from gpumagic.mismatch.syntax import function_of, loops_around, parents, statement, uses
+from gpumagic.mismatch.explanation import total
+from gpumagic.mismatch.operand import NAMED, Part, Reader, flat, is_torch, words
+from gpumagic.mismatch.operation import Conflict, Message, named_in, operation
 from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.syntax import function_of, loops_around, parents, statement, uses
 from gpumagic.usercode.values import of_function, own
 
 _OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
@@ -42,7 +39,7 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     for reader, clashing in _clashes(frame, node, odd, moved, target):
         for part in clashing:
             for named in named_in(part, reader):
-                if named.device == part.device and named.key not in moved:
+                if named.kind == "tensor" and named.key not in moved:
                     found[named.key] = named
                     moved[named.key] = target
     return list(found.values())
@@ -110,17 +107,6 @@ def wants_one_device(node: ast.AST, reader: Reader) -> bool:
     return False
 
 
-def named_in(part: Part, reader: Reader) -> list[Part]:
-    """The tensors with a name that an operand is, or was made from."""
-    if part.kind == "tensor":
-        return [part]
-    if part.kind != "made":
-        return []
-    kinds = (ast.Name, ast.Attribute, ast.Subscript)
-    inner = (reader.part(node) for node in ast.walk(part.node) if isinstance(node, kinds))
-    return [p for p in inner if p is not None and p.kind == "tensor" and not p.scalar]
-
-
 def _steps(scope: ast.AST, stmt: ast.stmt) -> Sequence[ast.AST]:
     """The operations and assignments of a scope from `stmt` on, in the order of their ends."""
     found = [n for n in ast.walk(scope) if isinstance(n, _STEPS) and n.lineno >= stmt.lineno]
@@ -138,17 +124,13 @@ def _assign(stmt: ast.AST, reader: Reader, moved: dict[str, str | None]) -> None
     if isinstance(stmt, (ast.Assign, ast.AnnAssign)) and stmt.value is not None:
         part = reader.part(stmt.value)
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
-        kinds = (ast.Name, ast.Attribute, ast.Subscript)
         for node in (n for target in targets for n in ast.walk(target)):
-            if isinstance(node, kinds) and isinstance(node.ctx, ast.Store):
+            if isinstance(node, NAMED) and isinstance(node.ctx, ast.Store):
                 moved[ast.unparse(node)] = part.device if part else None
     elif isinstance(stmt, (ast.For, ast.AsyncFor)):
         for node in ast.walk(stmt.target):
             if isinstance(node, ast.Name):
                 moved.setdefault(node.id, None)
-
-
-_LIKE = ("empty", "ones", "rand", "randn", "zeros")
 
 
 @dataclass(frozen=True)
@@ -161,18 +143,16 @@ class Choice:
 
 
 def choose(found: Conflict, message: Message) -> Choice | None:
-    """What moves, by three rules; None if not certain."""
-    leaves = found.leaves
+    """Return what moves, by three rules; None if it is not certain."""
+    leaves, indexed = found.leaves, message.kind == "index"
     spread = [part for part in leaves if len(part.devices) > 1]
     if spread:
         return _spread(spread, leaves)
-    if message.kind == "index" and not _is_left_behind(leaves[0], found):
-        # An index may be on the CPU, wherever its table is.
-        target = found.operation.parts[0].device
-        odd = tuple(p for p in leaves[1:] if p.device not in (target, "cpu"))
-    else:
-        target = _written_on(found) or _gpu_of_modules(found) or _most(leaves)
-        odd = tuple(part for part in leaves if part.device != target)
+    target = _table_on(found) if indexed else None
+    target = target or _written_on(found) or _gpu_of_modules(found) or _most(leaves)
+    # An index may be on the CPU, wherever its table is.
+    stay = {target, "cpu"} if indexed and target != leaves[0].device else {target}
+    odd = tuple(part for part in leaves if part.device not in stay)
     if target is None or not odd:
         return None
     return Choice(target, odd, _bytes(part for part in leaves if part not in odd))
@@ -233,20 +213,6 @@ def _spread(spread: list[Part], leaves: tuple[Part, ...]) -> Choice | None:
     return Choice(device, (part,)) if device else None
 
 
-def make_there(site: Site, target: str) -> Fix | None:
-    """The device in the one call that made what is odd; None where that is not better."""
-    frame, reader = site.frame, Reader(site.frame)
-    parts = {p.key: p for odd in site.odd for p in named_in(odd, reader) if p.device == odd.device}
-    if len(parts) != 1 or len(site.odd) != 1:
-        return None
-    (part,) = parts.values()
-    made = maker(part, frame, site.node, target, written=part is site.fixed)
-    if made is None:
-        return None
-    device = written_device(Site(frame, made, [], anchors=site.anchors), target, before=True)
-    return Edit(frame, made, replaced=told(made.value, frame, device, target)).fix(0)
-
-
 def maker(
     part: Part, frame: FailedFrame, node: ast.AST, target: str, *, written: bool
 ) -> ast.Assign | None:
@@ -272,34 +238,3 @@ def maker(
 def _goes_to_numpy(node: ast.expr) -> bool:
     names = [n.attr for n in parents(node) if isinstance(n, ast.Attribute)]
     return "numpy" in names and "cpu" not in names
-
-
-def told(node: ast.expr, frame: FailedFrame, device: str, target: str) -> list[tuple[ast.AST, str]]:
-    """The calls in an expression that make tensors, each told where."""
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and _is_factory(n)]
-    return [(call, _made_on(call, frame, device, target)) for call in calls]
-
-
-def _is_factory(node: ast.Call) -> bool:
-    name = ast.unparse(node.func).rpartition(".")[2]
-    known = name in FACTORIES or name.endswith("_like") or name.startswith("new_")
-    return known and all(keyword.arg != "device" for keyword in node.keywords)
-
-
-def _made_on(node: ast.Call, frame: FailedFrame, device: str, target: str) -> str:
-    """A call that makes a tensor, told where; where that is not possible, moved."""
-    text = frame.text(node)
-    function, given = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
-    name = function.rpartition(".")[2]
-    if given & {"generator", "out", None} or not text.endswith(")"):
-        return moving(text, device)
-    if name in _LIKE and len(node.args) == 1 and not given:
-        shape = node.args[0].func if isinstance(node.args[0], ast.Call) else node.args[0]
-        if isinstance(shape, ast.Attribute) and shape.attr in ("shape", "size"):
-            like = frame.scope.value(shape.value)
-            alike = issubclass(type(like), Tensor) and like.dtype == torch.get_default_dtype()
-            if alike and full(like.device) == target:
-                return f"{function}_like({ast.unparse(shape.value)})"
-    inside = text[:-1].rstrip().rstrip(",")
-    comma = "" if inside.endswith("(") else ", "
-    return f"{inside}{comma}device={device})"

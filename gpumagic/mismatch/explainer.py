@@ -14,12 +14,11 @@ from torch import nn
 
 from gpumagic import faults
 from gpumagic.mismatch import operation
-from gpumagic.mismatch.choose import Choice, also_needed, choose, make_there, result_clashes
+from gpumagic.mismatch.choose import Choice, also_needed, choose, result_clashes
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
-from gpumagic.mismatch.moves import move_modules, move_tensors
+from gpumagic.mismatch.moves import Site, climb, make_there, move_modules, move_tensors
 from gpumagic.mismatch.operand import Part, full, tensors_of
 from gpumagic.mismatch.operation import Conflict, conflict, inside, listed, named, row
-from gpumagic.mismatch.site import Site, climb
 from gpumagic.mismatch.special_fixes import (
     for_generator,
     for_host,

@@ -13,10 +13,18 @@ from typing import Any
 from torch import Tensor
 
 from gpumagic.mismatch.explanation import Operand
-from gpumagic.mismatch.expressions import Reader, arguments
-from gpumagic.mismatch.operand import Part, describe, flat, held_by, tensors_of
-from gpumagic.mismatch.syntax import parents
+from gpumagic.mismatch.operand import (
+    NAMED,
+    Part,
+    Reader,
+    arguments,
+    describe,
+    flat,
+    held_by,
+    tensors_of,
+)
 from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.syntax import parents
 
 
 @dataclass(frozen=True)
@@ -279,26 +287,37 @@ def row(part: Part, odd: bool) -> Operand:
 
 
 def named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """A result that has gone, by the names of the tensors that it was made from.
+    """Return a result that has gone by the names of the tensors that it was made from.
 
-    Where operators, indices and methods made it, those tensors stand for it; a call's result is
-    shown itself, and then what has a name in it.
+    If only operators, indices and methods made it, those tensors replace it; a call's result is
+    shown itself, followed by the names in it.
     """
+    found = named_in(part, reader)
     if part.kind != "made":
         return [(part, odd)]
+    calls = (node for node in ast.walk(part.node) if isinstance(node, ast.Call))
+    if found and all(_is_method(call, reader) for call in calls):
+        return [(leaf, odd) for leaf in found]
+    return [(part, odd), *((leaf, False) for leaf in found)]
+
+
+def named_in(part: Part, reader: Reader) -> list[Part]:
+    """Return the tensors and modules with a name that a result was made from, on its device.
+
+    Of `self.net(x)` these are `self.net` and `x`, not `self`. A tensor is its own.
+    """
+    if part.kind != "made":
+        return [part] if part.kind == "tensor" else []
     found: dict[str, Part] = {}
-    plain = True
-    for node in ast.walk(part.node):
-        if isinstance(node, ast.Call) and not _is_method(node, reader):
-            plain = False
-        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-            inner = reader.part(node)
-            known = inner is not None and inner.kind in ("tensor", "module")
-            if inner is not None and known and inner.device == part.device and not inner.scalar:
+    queue: list[ast.AST] = [part.node]
+    for node in queue:
+        inner = reader.part(node) if isinstance(node, NAMED) else None
+        if inner is not None and inner.kind in ("tensor", "module"):
+            if inner.device == part.device and not inner.scalar:
                 found[inner.key] = inner
-    if plain and found:
-        return [(leaf, odd) for leaf in found.values()]
-    return [(part, odd), *((leaf, False) for leaf in found.values())]
+        else:
+            queue += ast.iter_child_nodes(node)
+    return list(found.values())
 
 
 def _is_method(node: ast.Call, reader: Reader) -> bool:

@@ -24,11 +24,23 @@ from gpumagic.mismatch.explanation import (
     expression,
     total,
 )
-from gpumagic.mismatch.expressions import Reader, arguments, is_torch, loads_as_saved
-from gpumagic.mismatch.operand import Part, bytes_of, flat, full, held_by
+from gpumagic.mismatch.moves import Site, can_precede, climb
+from gpumagic.mismatch.operand import (
+    Part,
+    Reader,
+    arguments,
+    bytes_of,
+    flat,
+    full,
+    held_by,
+    is_torch,
+)
 from gpumagic.mismatch.operation import Message, agree, named, operation, row
-from gpumagic.mismatch.site import Site, can_precede, climb
-from gpumagic.mismatch.syntax import (
+from gpumagic.moving.move import origin_of
+from gpumagic.usercode.files import label
+from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.lines import source_of
+from gpumagic.usercode.syntax import (
     function_of,
     in_own_scope,
     loops_around,
@@ -36,10 +48,6 @@ from gpumagic.mismatch.syntax import (
     statement,
     stored,
 )
-from gpumagic.moving.move import origin_of
-from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.lines import source_of
 
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
@@ -197,7 +205,9 @@ def for_load(frame: FailedFrame) -> Explanation | None:
     stmt = statement(node) if node is not None else None
     if not isinstance(node, ast.Call) or stmt is None:
         return None
-    if not loads_as_saved(node, frame.scope.value(node.func)):
+    is_load = ast.unparse(node.func).endswith("load") and is_torch(frame.scope.value(node.func))
+    placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
+    if placed or not is_load:
         return None
     text = frame.text(node)[:-1].rstrip().rstrip(",")
     edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])

@@ -170,16 +170,11 @@ MADE = [
     (
         "def noisy(x):\n    noise = torch.randn(x.shape)\n    return x + 0.1 * noise\n"
         "noisy(torch.ones(3, device='cuda'))\n",
-        "    noise = torch.randn_like(x)",
+        "    noise = torch.randn(x.shape, device=x.device)",
     ),
     (
         "x = torch.ones(3, device='cuda')\ny = x + 0.1 * torch.rand(x.size())\n",
-        "y = x + 0.1 * torch.rand_like(x)",
-    ),
-    # Another dtype, or another size: the likes of `x` would not do.
-    (
-        "x = torch.ones(3, device='cuda').half()\ny = x + torch.rand(x.shape)\n",
-        "y = x + torch.rand(x.shape, device=x.device)",
+        "y = x + 0.1 * torch.rand(x.size(), device=x.device)",
     ),
 ]
 
