@@ -151,18 +151,22 @@ def choose(found: Conflict, message: Message) -> Choice | None:
     target = _table_on(found) if indexed else None
     target = target or _written_on(found) or _gpu_of_modules(found) or _most(leaves)
     # An index may be on the CPU, wherever its table is.
-    stay = {target, "cpu"} if indexed and target != leaves[0].device else {target}
-    odd = tuple(part for part in leaves if part.device not in stay)
+    stay = {part.key for part in leaves[1:] if indexed and part.device == "cpu"}
+    odd = tuple(part for part in leaves if part.device != target and part.key not in stay)
     if target is None or not odd:
         return None
     return Choice(target, odd, _bytes(part for part in leaves if part not in odd))
 
 
-def _is_left_behind(part: Part, found: Conflict) -> bool:
-    """Whether it is a CPU tensor that a module keeps: that moves once, for good."""
-    node = part.node
-    owner = found.frame.scope.value(node.value) if isinstance(node, ast.Attribute) else None
-    return part.device == "cpu" and issubclass(type(owner), nn.Module)
+def _table_on(found: Conflict) -> str | None:
+    """Return the device of an indexed tensor, where its index goes.
+
+    None if the tensor itself is to move, because its items then meet tensors of a GPU.
+    """
+    odd = [part for part in found.leaves[1:] if part.device != "cpu"]
+    device = found.operation.parts[0].device
+    meets = device == "cpu" and also_needed(found.frame, found.operation.node, odd, device)
+    return None if meets else device
 
 
 def _written_on(found: Conflict) -> str | None:
@@ -172,7 +176,7 @@ def _written_on(found: Conflict) -> str | None:
         part = found.reader.part(stmt.target)
         fixed = part if part is not None and part.kind in ("tensor", "made") else fixed
     devices = {d for part in found.leaves for d in part.devices}
-    if fixed is None or fixed.device not in devices or _is_left_behind(fixed, found):
+    if fixed is None or fixed.device not in devices:
         return None
     on_gpu = [d for d in devices if d != "cpu"]
     if fixed.device == "cpu" and len(on_gpu) == 1:

@@ -37,10 +37,7 @@ from gpumagic.usercode.syntax import (
 )
 from gpumagic.usercode.values import contents, own
 
-_DEVICE_NAMES = (
-    *("device", "dev", "DEVICE", "DEV", "dst", "self.device", "self.dev"),
-    *("self.cfg.device", "self.config.device", "cfg.device", "config.device", "args.device"),
-)
+_DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 _NEAR = 12  # lines
 
 

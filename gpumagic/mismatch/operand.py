@@ -34,9 +34,7 @@ FACTORIES = words(
 )
 # Methods and attributes of a tensor that are no tensor: they meet no other tensor's device.
 _NO_TENSOR = words(
-    "item tolist numpy size dim numel nelement stride shape device dtype ndim data_ptr is_cuda "
-    "element_size get_device is_contiguous requires_grad backward type layout nbytes "
-    "itemsize __len__"
+    "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
 _PART_OF = words("T mT H mH real imag data grad values indices")
 _WITH_METHODS = ("tensor", "made", "module", "generator", "unknown")

@@ -161,9 +161,10 @@ def _subscript(node: ast.Subscript, reader: Reader) -> Operation | None:
     index = [element for element in index if not isinstance(element, ast.Slice)]
     operands: list[ast.expr] = [node.value, *index]
     parent = next(parents(node), None)
-    if isinstance(node.ctx, ast.Store) and isinstance(parent, (ast.Assign, ast.AugAssign)):
+    writes = isinstance(node.ctx, ast.Store)
+    if writes and isinstance(parent, (ast.Assign, ast.AugAssign)):
         operands.append(parent.value)
-    done = _of(node, reader, operands, writes=True)
+    done = _of(node, reader, operands, writes=writes)
     within = {id(element) for element in index}
     found = tuple(p for p in done.parts if id(p.node) in within) if done else ()
     return replace(done, indices=found) if done else None

@@ -236,6 +236,8 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [row(shown, False) for p in drawn for shown, _ in named(p, reader, False)]
     why = f"numbers for {target} are drawn by a generator on {target}"
+    if fix is None:
+        why += f': make {part.text} with torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
 
 

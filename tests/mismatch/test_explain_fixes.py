@@ -220,3 +220,43 @@ def test_within_a_functions_own_forward_nothing_is_moved():
     explanation = gpumagic.explain(run(FUNCTION.replace("{call}", "Scale.apply(*[x, w * 1])")))
     assert names_told(explanation)["w"].odd
     assert explanation.fix is None
+
+
+ATTENTION = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+    def forward(self, x):
+        att = self.q(x) @ x.transpose(-2, -1)
+        mask = torch.tril(torch.ones(5, 5))
+        att = att.masked_fill(mask == 0, 0.0)
+        return att @ x
+Attention().cuda()(torch.randn(2, 5, 8, device="cuda"))
+"""
+
+
+def test_the_device_of_what_is_made_in_a_class_is_that_of_a_tensor_there():
+    fix = gpumagic.explain(run(ATTENTION)).fix
+    assert "torch.ones(5, 5, device=att.device)" in fix.code
+    assert run(fix.apply(ATTENTION)) is None
+
+
+def test_the_rows_of_an_explanation_are_operands_and_not_the_module_that_has_them():
+    code = (
+        "class P(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.pe = torch.zeros(1, 9, 4)\n    def forward(self, x):\n"
+        "        return x + self.pe[:, : x.size(1)]\nP()(torch.ones(2, 3, 4).cuda())\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert [operand.name for operand in explanation.operands] == ["x", "self.pe"]
+    assert "self.pe is a plain attribute" in explanation.reason
+
+
+def test_a_generator_of_another_cell_is_named_with_what_to_write_there():
+    g = torch.Generator().manual_seed(0)
+    explanation = gpumagic.explain(
+        run("torch.randn(4, generator=g, device='cuda')", namespace={"g": g})
+    )
+    assert explanation.fix is None
+    assert 'make g with torch.Generator("cuda:0")' in explanation.reason
