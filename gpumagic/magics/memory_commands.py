@@ -77,7 +77,7 @@ def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
         why = question or f"and it is no GPU: {error}"
         raise GpuError(f"there is no variable {word!r}; {why}".rstrip()) from None
     if any(device.kind == "cpu" for device in found):
-        raise GpuError(f"{word} is not a GPU; type %gpumem 0, or %gpumem for all of them")
+        raise GpuError(f"{word} is not a GPU; type 0, or nothing for all GPUs")
     return found
 
 
@@ -153,6 +153,7 @@ class MemoryMagics(Magics):
         Usage::
 
             %gpufree                 exceptions' frames, outputs (Out, _, __, ___, _5)
+            %gpufree 1               only those that hold memory of this GPU
             %gpufree batch net       these variables too
 
             {options}
@@ -165,9 +166,14 @@ class MemoryMagics(Magics):
         In a program, also in the `except` block of an error: `gpumagic.free_memory()`.
         """
         with torch_needed("%gpufree"):
+            from gpumagic.device.where import is_where
             from gpumagic.memory.free import free_memory
 
-        display(free_memory(*asked.names, grads=asked.grads))
+        variables = self.shell.user_ns
+        gpus = [word for word in asked.names if word not in variables and is_where(word)]
+        on = {str(device) for word in gpus for device in _gpus(word, variables)}
+        names = [word for word in asked.names if word not in gpus]
+        display(free_memory(*names, grads=asked.grads, on=on))
 
     @magic(cell_magic)
     def gpufit(self, asked: Namespace, cell: str) -> None:

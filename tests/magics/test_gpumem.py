@@ -48,7 +48,7 @@ def test_one_name_is_opened(ip):
         ("nothing", "there is no variable 'nothing'; and it is no GPU"),
         ("wieghts", "there is no variable 'wieghts'; did you mean weights?"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
-        ("cpu", "cpu is not a GPU; type %gpumem 0"),
+        ("cpu", "cpu is not a GPU; type 0, or nothing for all GPUs"),
         ("--sinse", "type %gpumem [WHERE or NAME …] [--since]"),
     ],
 )
