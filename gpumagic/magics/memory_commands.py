@@ -168,8 +168,9 @@ class MemoryMagics(Magics):
         with torch_needed("%gpufree"):
             from gpumagic.device.where import is_where
             from gpumagic.memory.free import free_memory
+        from gpumagic.usercode.files import user_namespace
 
-        variables = self.shell.user_ns
+        variables = user_namespace()
         gpus = [word for word in asked.names if word not in variables and is_where(word)]
         on = {str(device) for word in gpus for device in _gpus(word, variables)}
         names = [word for word in asked.names if word not in gpus]

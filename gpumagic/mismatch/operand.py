@@ -137,8 +137,6 @@ def _tensor(value: Tensor, node: ast.expr, text: str) -> Part:
     where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
     shape = tuple(int(n) for n in value.shape)
     about = f"{dtype}[{', '.join(map(str, shape))}]"
-    if torch._C._functorch.is_batchedtensor(value):
-        about += ", one of a batch by vmap"
     scalar, nbytes = not shape and where == "cpu", bytes_of(value)
     return Part(node, text, "tensor", (where,), nbytes, dtype, shape, about, scalar, value=value)
 
@@ -343,14 +341,6 @@ class Reader:
         if owner.kind == "module":
             return replace(owner, node=node, text=text, devices=devices)
         return Part(node, text, "made", devices)
-
-    def only_transfers(self, node: ast.Call) -> bool:
-        """Return whether a method's call brings a tensor to a device and does nothing else."""
-        name, given = getattr(node.func, "attr", ""), arguments(node)
-        if name not in ("to", "cuda", "cpu") or len(given) > 1:
-            return False
-        a_tensor = any(issubclass(type(self.scope.value(argument)), Tensor) for argument in given)
-        return not a_tensor and all(self.device(argument, "") for argument in given)
 
     def device(self, node: ast.expr | None, without: str) -> str | None:
         """Return the device that an argument names, `without` if there is none, None if unknown."""

@@ -170,8 +170,12 @@ def for_worker(frames: list[FailedFrame]) -> Explanation:
     """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
     file, line, rows = frames[0].filename, frames[0].line, list[Operand]()
     why = "the workers of a DataLoader are processes that can read tensors on the CPU alone"
-    loaders = (found for frame in reversed(frames) for found in _loaders(frame))
-    if found := next(loaders, None):
+    held = (
+        (name, [*{id(t): t for _, t in held_by(loader) if t.device.type != "cpu"}.values()])
+        for frame in reversed(frames)
+        for name, loader in _loaders(frame)
+    )
+    if found := next(((name, tensors) for name, tensors in held if tensors), None):
         name, tensors = found
         nbytes, count = sum(bytes_of(t) or 0 for t in tensors), len(tensors)
         devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
@@ -188,15 +192,13 @@ def for_worker(frames: list[FailedFrame]) -> Explanation:
     return Explanation(source_of(file, line), line, file, label(file), tuple(rows), None, why)
 
 
-def _loaders(frame: FailedFrame) -> Iterator[tuple[str, list[Tensor]]]:
-    """The loaders in a frame's statement, and their tensors that are on a GPU."""
+def _loaders(frame: FailedFrame) -> Iterator[tuple[str, Any]]:
+    """Yield the loaders in a frame's statement, with their names."""
     stmt = next(filter(None, map(statement, frame.candidates)), None)
     for node in ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ():
         value = frame.scope.value(node)
         if issubclass(type(value), DataLoader):
-            tensors = {id(t): t for _, t in held_by(value) if t.device.type != "cpu"}
-            if tensors:
-                yield frame.text(node), [*tensors.values()]
+            yield frame.text(node), value
 
 
 def for_load(frame: FailedFrame) -> Explanation | None:
@@ -215,8 +217,16 @@ def for_load(frame: FailedFrame) -> Explanation | None:
 
 
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
-    """A generator on another device than the numbers that it is to draw."""
+    """Explain a generator on another device than the numbers that it is to draw."""
     node, reader = frame.failed, Reader(frame)
+    if node is not None and (name := next((name for name, _ in _loaders(frame)), None)):
+        where = full(torch.get_default_device())
+        why = (
+            f"the default device is {where}, where it shuffles by a generator of the CPU: make "
+            f'{name} with generator=torch.Generator("{where}")'
+        )
+        row_of = Operand(name, ("cpu",), None, None, None, "DataLoader", odd=True)
+        return Explanation(*expression(frame, node), (row_of,), None, why)
     if node is None or frame.scope.name("torch") is not torch:
         return None
     found = arguments(node) if isinstance(node, ast.Call) else []

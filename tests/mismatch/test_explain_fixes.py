@@ -41,25 +41,6 @@ def test_a_loss_that_is_made_where_it_is_called():
     assert run(fix.apply(code)) is None
 
 
-@pytest.mark.parametrize(
-    ("code", "fixed"),
-    [
-        ("a.cpu() + b", "a + b"),
-        ("(a + 1).cpu().exp() * b", "(a + 1).exp() * b"),
-        ("F.mse_loss(torch.relu(a).to('cpu'), b)", "F.mse_loss(torch.relu(a), b)"),
-        ("torch.stack([a.cuda(1), b])", "torch.stack([a, b])"),
-        ("torch.ones(2).cuda(1) * b", "torch.ones(2).to(b.device) * b"),
-        # It does more than to transfer.
-        ('a.to("cpu", torch.double) + b', 'a.to("cpu", torch.double).to(a.device) + b'),
-    ],
-)
-def test_a_transfer_to_the_wrong_device_is_removed_rather_than_undone(code, fixed):
-    code = f'a = torch.ones(2, device="cuda:0")\nb = a + 1\n{code}\n'
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == fixed
-    assert run(fix.apply(code)) is None
-
-
 def test_three_devices_of_which_one_is_known_from_the_text_alone():
     code = (
         "torch.where(torch.tensor([True, False]), torch.ones(2, device='cuda:0'), "
@@ -68,17 +49,6 @@ def test_three_devices_of_which_one_is_known_from_the_text_alone():
     explanation = gpumagic.explain(run(code))
     assert [o.devices for o in explanation.operands] == [("cpu",), ("cuda:0",), ("cuda:1",)]
     assert run(explanation.fix.apply(code)) is None
-
-
-@pytest.mark.parametrize(
-    ("written", "fixed"), [("a.cpu() + b", "a + b"), ("b + a.cpu().abs()", "b + a.abs()")]
-)
-def test_a_transfer_that_took_an_operand_away_goes(written, fixed):
-    code = f"a, b = torch.ones(2).cuda(), torch.ones(2).cuda()\nc = {written}\n"
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.apply(code) == code.replace(written, fixed)
-    assert fix.nbytes == 0
-    assert run(fix.apply(code)) is None
 
 
 def test_lengths_that_are_not_on_the_host_and_no_other_tensor():
@@ -183,16 +153,6 @@ MADE = [
 def test_what_is_made_at_home_is_made_there_rather_than_moved_each_time(code, fixed):
     fix = gpumagic.explain(run(code)).fix
     assert fix.code == fixed
-    assert run(fix.apply(code)) is None
-
-
-def test_an_accumulator_that_the_host_reads_stays():
-    code = (
-        "total = torch.zeros(3)\nfor _ in range(2):\n    total += torch.ones(3, device='cuda')\n"
-        "total.numpy()\n"
-    )
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.line == 3
     assert run(fix.apply(code)) is None
 
 

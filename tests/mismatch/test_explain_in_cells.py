@@ -114,3 +114,17 @@ def test_a_cell_on_several_gpus_places_no_later_one(ip):
     assert "%%ongpu" not in explained(ip.run("model(Xte)"))
     ip.run("%%ongpu gpu:1?\npass")
     assert PUT in explained(ip.run("model(Xte)"))
+
+
+def test_a_loader_that_shuffles_under_a_default_device_is_named_with_the_generator_it_needs(ip):
+    ip.run(
+        f"import torch\n{LOADER.format('torch.ones(4)').replace('num_workers=1', 'shuffle=True')}"
+    )
+    ip.run("torch.set_default_device('cuda')")
+    told = " ".join(explained(ip.run("for x in loader: pass")).split())
+    given = 'generator=torch.Generator("cuda:0")'
+    assert f"make loader with {given}" in told
+    made = loader.replace("num_workers=1", f"shuffle=True, {given}")
+    done = ip.run(f"{made}\nfor x in loader: pass")
+    ip.run("torch.set_default_device(None)")
+    assert done.error is None
