@@ -167,12 +167,11 @@ def _target(node: ast.AST, parts: list[_Part]) -> str:
 
 
 def _row(part: _Part, odd: bool) -> Operand:
-    dtype, shape = None, None
     about = f"{len(part.arrays)} arrays" if part.arrays else "made here"
     if len(part.arrays) == 1:
-        dtype, shape = str(part.arrays[0].dtype), part.arrays[0].shape
-        about = f"{dtype}[{', '.join(map(str, shape))}]"
-    return Operand(part.text, (part.device,), part.nbytes, dtype, shape, about, odd)
+        (array,) = part.arrays
+        about = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+    return Operand(part.text, (part.device,), part.nbytes, about, odd)
 
 
 def _fix(

@@ -20,8 +20,6 @@ class Operand:
     name: str
     devices: tuple[str, ...]  # several where it is spread, most bytes first
     nbytes: int | None  # None where they are not known, because the value has gone
-    dtype: str | None
-    shape: tuple[int, ...] | None
     about: str  # in words: "float32[3, 2]", "Linear, 2 tensors"
     odd: bool = False  # it is the one that is elsewhere
     also: str | None = None  # its name in the code that called the function, where that differs

@@ -77,8 +77,6 @@ class Part:
     kind: str  # tensor, module, generator, group, object (of tensors), made (it has gone), unknown
     devices: tuple[str, ...] = ()  # most bytes first; empty if unknown
     nbytes: int | None = None
-    dtype: str | None = None
-    shape: tuple[int, ...] | None = None
     about: str = ""
     scalar: bool = False  # of no dimensions on the CPU, so that it may meet any device
     factory: bool = False  # made by a call that takes `device=`
@@ -135,10 +133,9 @@ def describe(value: Any, node: ast.expr, text: str) -> Part | None:
 
 def _tensor(value: Tensor, node: ast.expr, text: str) -> Part:
     where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
-    shape = tuple(int(n) for n in value.shape)
-    about = f"{dtype}[{', '.join(map(str, shape))}]"
-    scalar, nbytes = not shape and where == "cpu", bytes_of(value)
-    return Part(node, text, "tensor", (where,), nbytes, dtype, shape, about, scalar, value=value)
+    about = f"{dtype}[{', '.join(str(int(n)) for n in value.shape)}]"
+    scalar, nbytes = not value.dim() and where == "cpu", bytes_of(value)
+    return Part(node, text, "tensor", (where,), nbytes, about, scalar, value=value)
 
 
 def _container(value: Any, node: ast.expr, text: str) -> Part | None:

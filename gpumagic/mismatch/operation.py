@@ -282,9 +282,7 @@ def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
 
 def row(part: Part, odd: bool) -> Operand:
     """A part as an operand of the explanation."""
-    return Operand(
-        part.text, part.devices, part.nbytes, part.dtype, part.shape, part.about, odd=odd
-    )
+    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 
 def named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:

@@ -148,8 +148,8 @@ def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
     weights = total(bytes_of(p) for p in parameters)
     about = f"{len(parameters)} parameters", f"{len(away)} tensors"
     rows = (
-        Operand(f"{text}.param_groups", tuple(homes), weights, None, None, about[0]),
-        Operand(f"{text}.state", tuple(devices), nbytes, None, None, about[1], odd=True),
+        Operand(f"{text}.param_groups", tuple(homes), weights, about[0]),
+        Operand(f"{text}.state", tuple(devices), nbytes, about[1], odd=True),
     )
     why = _COUNTERS if steps else _STATE
     return Explanation(*expression(frame, node), rows, edit.fix(nbytes), why)
@@ -180,7 +180,7 @@ def for_worker(frames: list[FailedFrame]) -> Explanation:
         nbytes, count = sum(bytes_of(t) or 0 for t in tensors), len(tensors)
         devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
         about = f"DataLoader, {count} tensor{'s' * (count > 1)}"
-        rows.append(Operand(name, devices, nbytes, None, None, about, odd=True))
+        rows.append(Operand(name, devices, nbytes, about, odd=True))
         brought = [origin for t in tensors if (origin := origin_of(t))]
         if brought:
             names = some(dict.fromkeys(origin.name for origin in brought))
@@ -219,14 +219,14 @@ def for_load(frame: FailedFrame) -> Explanation | None:
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
     """Explain a generator on another device than the numbers that it is to draw."""
     node, reader = frame.failed, Reader(frame)
-    if node is not None and (name := next((name for name, _ in _loaders(frame)), None)):
+    if name := next((name for name, _ in _loaders(frame)), None):
         where = full(torch.get_default_device())
         why = (
             f"the default device is {where}, where it shuffles by a generator of the CPU: make "
             f'{name} with generator=torch.Generator("{where}")'
         )
-        row_of = Operand(name, ("cpu",), None, None, None, "DataLoader", odd=True)
-        return Explanation(*expression(frame, node), (row_of,), None, why)
+        loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
+        return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
     if node is None or frame.scope.name("torch") is not torch:
         return None
     found = arguments(node) if isinstance(node, ast.Call) else []
@@ -247,7 +247,7 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
     rows = [row(shown, False) for p in drawn for shown, _ in named(p, reader, False)]
     why = f"numbers for {target} are drawn by a generator on {target}"
     if fix is None:
-        why += f': make {part.text} with torch.Generator("{target}")'
+        why += f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
 
 

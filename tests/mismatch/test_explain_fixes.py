@@ -219,4 +219,4 @@ def test_a_generator_of_another_cell_is_named_with_what_to_write_there():
         run("torch.randn(4, generator=g, device='cuda')", namespace={"g": g})
     )
     assert explanation.fix is None
-    assert 'make g with torch.Generator("cuda:0")' in explanation.reason
+    assert 'give it one made by torch.Generator("cuda:0")' in explanation.reason

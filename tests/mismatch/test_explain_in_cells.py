@@ -117,9 +117,8 @@ def test_a_cell_on_several_gpus_places_no_later_one(ip):
 
 
 def test_a_loader_that_shuffles_under_a_default_device_is_named_with_the_generator_it_needs(ip):
-    ip.run(
-        f"import torch\n{LOADER.format('torch.ones(4)').replace('num_workers=1', 'shuffle=True')}"
-    )
+    loader = f"import torch\n{LOADER.format('torch.ones(4)')}"
+    ip.run(loader.replace("num_workers=1", "shuffle=True"))
     ip.run("torch.set_default_device('cuda')")
     told = " ".join(explained(ip.run("for x in loader: pass")).split())
     given = 'generator=torch.Generator("cuda:0")'
