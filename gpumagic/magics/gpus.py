@@ -38,9 +38,9 @@ def of_cluster(own: Snapshot) -> list[Snapshot]:
 
 
 def _uuids(where: str) -> set[str]:
-    found = device.resolve(where)
+    found = device.resolve(where, device.here(), cpu=False)
     if any(d.kind != "cuda" or d.uuid is None for d in found):
-        raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
+        raise GpuError(f"{where} has no UUID; type %gpus 0, or %gpus for all of them")
     return {d.uuid for d in found if d.uuid}
 
 

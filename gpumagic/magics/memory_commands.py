@@ -66,19 +66,16 @@ class Memories:
 
 def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
     """Return the GPUs that a word names; GpuError if it names neither a GPU nor a variable."""
-    from gpumagic.device import resolve
+    from gpumagic.device import is_where, resolve
 
     try:
-        found = resolve(word, _here(memory=word == "free"))
+        return resolve(word, _here(memory=word == "free"), cpu=False)
     except GpuError as error:
-        if not word.isidentifier():
+        if is_where(word) or not word.isidentifier():
             raise
         question = meant(word, variables)
         why = question or f"and it is no GPU: {error}"
         raise GpuError(f"there is no variable {word!r}; {why}".rstrip()) from None
-    if any(device.kind == "cpu" for device in found):
-        raise GpuError(f"{word} is not a GPU; type 0, or nothing for all GPUs")
-    return found
 
 
 def _here(memory: bool) -> list[Any]:
@@ -166,7 +163,7 @@ class MemoryMagics(Magics):
         In a program, also in the `except` block of an error: `gpumagic.free_memory()`.
         """
         with torch_needed("%gpufree"):
-            from gpumagic.device.where import is_where
+            from gpumagic.device import is_where
             from gpumagic.memory.free import free_memory
         from gpumagic.usercode.files import user_namespace
 
