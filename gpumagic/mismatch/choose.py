@@ -1,9 +1,9 @@
-"""Choose what moves and where to, or what is better made there.
+"""Choose the operands that move, and their device, or the tensor that is better made there.
 
-What is written to stays; data goes to a module's GPU; otherwise all goes where most bytes are, a
-GPU before the CPU. Where that is not certain, nothing is chosen. What a function makes, or a loop
-adds to, is made on its device instead of moved each time. The rest of the code is followed by the
-same rules: moving `x` alone would bring the next error, at `loss(net(x), y)`.
+An operand that is written to stays; data goes to a module's GPU; otherwise everything goes where
+most bytes are, a GPU before the CPU. If that is uncertain, nothing is chosen. A tensor that a
+function makes, or a loop adds to, is made on its device, not moved each time. The rest of the code
+is followed by the same rules: to move `x` alone brings the next error, at `loss(net(x), y)`.
 """
 
 import ast
@@ -23,7 +23,7 @@ from gpumagic.usercode.values import of_function, own
 _OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*_OPERATIONS, ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor)
 _MOST = 4000  # steps
-# What takes tensors of several devices.
+# Functions that accept tensors of several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
     "from_numpy load_state_dict set_default_device manual_seed get_device device index_put_ "
@@ -32,7 +32,7 @@ _ANYWHERE = words(
 
 
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """The named tensors, where `odd` was, that the rest of the code brings to those on `target`."""
+    """Return the named tensors, on the device of `odd`, that later code combines with moved ones."""
     odd = list(odd)
     moved: dict[str, str | None] = {part.key: target for part in odd}
     found: dict[str, Part] = {}
@@ -72,7 +72,7 @@ def meets_others(frame: FailedFrame, node: ast.AST, part: Part, target: str) -> 
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """For each later operation with operands on `target`, those that are where `odd` was."""
+    """Yield a later operation's operands on the device of `odd`, if it has others on `target`."""
     scope, stmt = function_of(node), statement(node)
     if scope is None or stmt is None or isinstance(scope, ast.Lambda):
         return
@@ -114,13 +114,13 @@ def _steps(scope: ast.AST, stmt: ast.stmt) -> Sequence[ast.AST]:
 
 
 def _order(node: Any) -> tuple[Any, ...]:
-    """By the end, and of what ends together the inner first; a loop binds its names at its head."""
+    """Sort by the end, inner nodes first; a loop binds its names at its head."""
     end = node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else node
     return end.end_lineno, end.end_col_offset, -node.lineno, -node.col_offset
 
 
 def _assign(stmt: ast.AST, reader: Reader, moved: dict[str, str | None]) -> None:
-    """Note where what a statement assigns will be."""
+    """Record the devices of the names that a statement assigns."""
     if isinstance(stmt, (ast.Assign, ast.AnnAssign)) and stmt.value is not None:
         part = reader.part(stmt.value)
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
@@ -135,7 +135,7 @@ def _assign(stmt: ast.AST, reader: Reader, moved: dict[str, str | None]) -> None
 
 @dataclass(frozen=True)
 class Choice:
-    """What moves to which device, and the bytes that the other way would move."""
+    """The operands that move, their device, and the bytes that the other way would move."""
 
     target: str
     odd: tuple[Part, ...]
@@ -170,7 +170,7 @@ def _table_on(found: Conflict) -> str | None:
 
 
 def _written_on(found: Conflict) -> str | None:
-    """Where the tensor is that is written to, and so cannot be replaced by a moved one."""
+    """Return the device of the tensor that is written to, which a copy cannot replace."""
     stmt, fixed = statement(found.operation.node), found.operation.fixed
     if isinstance(stmt, ast.AugAssign) and stmt is not found.operation.node:
         part = found.reader.part(stmt.target)
@@ -188,14 +188,14 @@ def _written_on(found: Conflict) -> str | None:
 
 
 def _gpu_of_modules(found: Conflict) -> str | None:
-    """The one GPU that has the modules or parameters of the expression."""
+    """Return the one GPU that has the modules or parameters of the expression."""
     weights = [p for p in found.leaves if p.kind == "module" or type(p.value) is nn.Parameter]
     devices = {d for part in weights for d in part.devices if d != "cpu"}
     return devices.pop() if len(devices) == 1 else None
 
 
 def _most(leaves: tuple[Part, ...]) -> str | None:
-    """The device with most bytes, a GPU before the CPU: that is where work is done."""
+    """Return the device with most bytes, a GPU before the CPU."""
     devices = dict.fromkeys(d for part in leaves for d in part.devices)
     count = {d: _bytes(p for p in leaves if p.device == d) or 0 for d in devices}
     return max(devices, key=lambda d: (d != "cpu", count[d]), default=None)
@@ -206,7 +206,7 @@ def _bytes(parts: Iterable[Part]) -> int | None:
 
 
 def _spread(spread: list[Part], leaves: tuple[Part, ...]) -> Choice | None:
-    """A module whose own tensors are on several devices goes where the data is."""
+    """Move a module whose own tensors are on several devices to the device of the data."""
     data = {p.device for p in leaves if len(p.devices) == 1}
     if len(spread) > 1 or len(data) > 1 or spread[0].value is None:
         return None
@@ -220,7 +220,7 @@ def _spread(spread: list[Part], leaves: tuple[Part, ...]) -> Choice | None:
 def maker(
     part: Part, frame: FailedFrame, node: ast.AST, target: str, *, written: bool
 ) -> ast.Assign | None:
-    """The statement whose call is to be told the device."""
+    """Return the statement whose call needs `device=`; None if it is better to move the tensor."""
     scope, reader = function_of(node), Reader(frame)
     if scope is None or part.device != "cpu" or part.text in frame.parameters:
         return None

@@ -212,9 +212,9 @@ def _used_before(text: str, stmt: ast.stmt) -> bool:
 
 # -- tensors
 def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | None:
-    """The fix for the odd operands and what moves along; None if none is right.
+    """Return the fix for the odd operands and the ones that move with them; None if none is right.
 
-    Of several that can be bound again, one line moves all.
+    One line moves all operands that can be bound again.
     """
     stmt = statement(site.node)
     fixed = [p for p in site.odd if p.kind == "object" and not hasattr(type(p.value), "to")]
@@ -230,7 +230,7 @@ def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | Non
 
 
 class _Moves:
-    """The moves of tensors, one by one, as the changes to one statement."""
+    """Collects the moves of tensors as changes to one statement."""
 
     def __init__(self, site: Site, edit: Edit, target: str) -> None:
         self.site, self.edit, self.target = site, edit, target
@@ -243,7 +243,7 @@ class _Moves:
         self.nbytes: dict[str, int | None] = {}
 
     def add(self, part: Part) -> bool:
-        """Move one more; False if that cannot be."""
+        """Move one more tensor; return False if it cannot move."""
         may_stand = part is not self.site.fixed and hasattr(part.node, "lineno")
         how = "within" if self.once and may_stand else self._how(part)
         if how == "within":
@@ -260,7 +260,7 @@ class _Moves:
         return True
 
     def fix(self, other_nbytes: int | None) -> Fix | None:
-        """All of them as one fix."""
+        """Return all moves as one fix."""
         edit = self.edit
         if self.names:
             moved = ", ".join(_moving(name, self.before) for name in self.names)
@@ -312,7 +312,7 @@ def _used_again(part: Part, node: ast.AST) -> bool:
 
 
 def _uses_near(part: Part, site: Site) -> list[ast.expr]:
-    """The uses, in the next few lines of the same code, of what cannot be moved for good."""
+    """Return the uses, in the next few lines, of a tensor that cannot be bound again."""
     scope, stmt = function_of(site.node), statement(site.node)
     if scope is None or stmt is None or isinstance(scope, ast.Lambda):
         return []

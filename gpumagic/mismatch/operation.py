@@ -29,7 +29,7 @@ from gpumagic.usercode.syntax import parents
 
 @dataclass(frozen=True)
 class Message:
-    """What the text of an error tells."""
+    """The type of an error, and the devices that its text names."""
 
     # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), steps (an
     # optimizer's counters) or worker (of a loader, whose dataset is on a GPU)
@@ -70,7 +70,7 @@ _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 
 def read(error: BaseException) -> Message | None:
-    """What `error` says, or None if it is not about devices."""
+    """Return the message of an error; None if it is not about devices."""
     if not isinstance(error, (RuntimeError, TypeError, ValueError, AssertionError)):
         return None
     try:
@@ -119,7 +119,7 @@ class Operation:
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
-    """A node as an operation, or None if it is none."""
+    """Return a node as an operation, or None if it is none."""
     if isinstance(node, ast.BinOp):
         return _of(node, reader, [node.left, node.right])
     if isinstance(node, ast.AugAssign):
@@ -199,7 +199,7 @@ class Conflict:
 
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Conflict | None:
-    """The operands of a frame's failing expression, if they explain the message.
+    """Return the operands of a frame's failing expression, if they explain the message.
 
     None where that is not certain: fewer than two devices, other devices than the text names, or
     more than one operand that cannot be known; if it must be `certain`, one.
@@ -226,9 +226,10 @@ def _storage(tensor: Tensor) -> Any:
 def _evidence(
     done: Operation, message: Message, direct: bool, within: set[Any]
 ) -> tuple[Part, ...]:
-    """The operands that are on several devices, as the message has it; none if it is not so.
+    """Return the operands that are on several devices, if the message agrees; else none.
 
-    `within` has what a library's failing function sees: what it moved or made itself is not blamed.
+    `within` has the storages that a library's failing function sees. Tensors that the library moved
+    or made itself are not blamed.
     """
     leaves = _leaves(done, message)
     located = [part for part in leaves if part.kind in _WITH_DEVICE and part.devices]
@@ -255,7 +256,7 @@ def _evidence(
 
 
 def _leaves(done: Operation, message: Message) -> list[Part]:
-    """The operands that must be on one device, groups taken apart."""
+    """Return the operands that must be on one device, groups taken apart."""
     leaves = [p for p in flat(done.parts) if "meta" not in p.devices]  # has no data, moves nowhere
     if message.kind == "mixed":
         leaves = [p for p in leaves if p not in done.indices or p.device != "cpu"]
@@ -270,7 +271,7 @@ _SHOWN = 3
 
 
 def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
-    """Parts and whether each is odd; of a long list of tensors the first few, odd ones first."""
+    """Return parts and whether each is odd; for a long list of tensors the first few odd ones."""
     shown = []
     for _, group in groupby(parts, key=lambda pair: id(pair[0].node)):
         pairs = list(group)
@@ -281,7 +282,7 @@ def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
 
 
 def row(part: Part, odd: bool) -> Operand:
-    """A part as an operand of the explanation."""
+    """Return a part as an operand of the explanation."""
     return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 
@@ -328,7 +329,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 
 
 def inside(part: Part, target: str) -> list[Operand]:
-    """The first tensors of a module on several devices that are not where the others are."""
+    """Return the first tensors of a module on several devices that are not on `target`."""
     if part.kind != "module" or part.value is None or len(part.devices) < 2:
         return []
     tensors = tensors_of(part.value)

@@ -60,7 +60,7 @@ _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU,
 
 
 def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> Explanation | None:
-    """The copy to the host, in the outermost frame that hands the tensor over."""
+    """Explain a tensor that must be copied to the host; the fix is in the outermost frame with it."""
     node = frame.failed
     odd = _on_a_gpu(frame, node) if node is not None else []
     devices = frozenset(device for part in odd for device in part.devices)
@@ -84,7 +84,7 @@ def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> 
 
 
 def _on_a_gpu(frame: FailedFrame, node: ast.AST) -> list[Part]:
-    """The operands that are on a GPU, a container by its own name; none if one is not known."""
+    """Return the operands on a GPU, a container by its own name; none if one is unknown."""
     done = operation(node, Reader(frame))
     odd: list[Part] = []
     for part in done.parts if done is not None else ():
@@ -114,7 +114,7 @@ def _copied(part: Part, frame: FailedFrame) -> str:
 
 
 def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
-    """The line that brings the state to the parameters, or the counters back to the CPU."""
+    """Explain an optimizer whose state is not with its parameters, or its counters not on the CPU."""
     node = frame.failed
     if not isinstance(node, ast.Call):
         return None
@@ -156,7 +156,7 @@ def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
 
 
 def _away(optimizer: Any, parameters: list[Tensor], steps: bool) -> list[Tensor]:
-    """The counters that are on a GPU, or the rest of the state that is not with its parameter."""
+    """Return the counters on a GPU, or the other state that is not with its parameter."""
     found = []
     for parameter in parameters:
         for key, held in dict(optimizer.state.get(parameter, {})).items():
@@ -202,7 +202,7 @@ def _loaders(frame: FailedFrame) -> Iterator[tuple[str, Any]]:
 
 
 def for_load(frame: FailedFrame) -> Explanation | None:
-    """`torch.load` of a file from a machine with other GPUs."""
+    """Explain a `torch.load` of a file from a machine with other GPUs."""
     node = frame.failed
     stmt = statement(node) if node is not None else None
     if not isinstance(node, ast.Call) or stmt is None:
@@ -252,7 +252,7 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
 
 
 def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
-    """The device of the numbers that a call draws."""
+    """Return the device of the numbers that a call draws."""
     for keyword in node.keywords:
         if keyword.arg == "device":
             return reader.device(keyword.value, "")
@@ -265,7 +265,7 @@ def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
 
 
 def _made(node: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
-    """The device in the call that makes it, where nothing but that and its seeding is written."""
+    """Return the edit of the call that makes a generator; None if it does more than seed it."""
     made, stmt = node, statement(node)
     while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and stmt is not None:
         if ast.unparse(made.func) == "torch.Generator":
@@ -277,7 +277,7 @@ def _made(node: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
 
 
 def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFrame]) -> Fix | None:
-    """The device in the one statement that made it, where all that it draws is on `target`."""
+    """Return the edit of the one statement that made it, if all its draws are on `target`."""
     for frame in frames:
         tree, scope = frame.tree, function_of(frame.candidates[0]) if frame.candidates else None
         found = []
@@ -298,7 +298,7 @@ def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFram
 def _draws_elsewhere(
     text: str, tree: ast.AST, node: ast.Call, target: str, part: Part, frame: FailedFrame
 ) -> bool:
-    """Whether torch draws from it anywhere else than on `target`, or that is not certain."""
+    """Return whether torch draws from it, or may draw, on another device than `target`."""
     reader = Reader(frame)
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or call.lineno == node.lineno:
