@@ -32,7 +32,7 @@ _ANYWHERE = words(
 
 
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """Return the named tensors, on the device of `odd`, that later code combines with moved ones."""
+    """Return the named tensors on the device of `odd` that later code combines with moved ones."""
     odd = list(odd)
     moved: dict[str, str | None] = {part.key: target for part in odd}
     found: dict[str, Part] = {}

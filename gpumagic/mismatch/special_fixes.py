@@ -60,7 +60,7 @@ _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU,
 
 
 def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> Explanation | None:
-    """Explain a tensor that must be copied to the host; the fix is in the outermost frame with it."""
+    """Explain a tensor that must be copied to the host, in the outermost frame that has it."""
     node = frame.failed
     odd = _on_a_gpu(frame, node) if node is not None else []
     devices = frozenset(device for part in odd for device in part.devices)
@@ -114,7 +114,7 @@ def _copied(part: Part, frame: FailedFrame) -> str:
 
 
 def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
-    """Explain an optimizer whose state is not with its parameters, or its counters not on the CPU."""
+    """Explain an optimizer whose state or counters are on the wrong device."""
     node = frame.failed
     if not isinstance(node, ast.Call):
         return None

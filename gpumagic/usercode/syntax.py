@@ -107,7 +107,7 @@ class RestOfCode:
 
     @property
     def added_up(self) -> set[str]:
-        """Return the names that a loop around the failed statement updates from their own values."""
+        """Return the names that a loop around the failed statement updates from their values."""
         nodes = ast.walk(self.loops[-1]) if self.loops else ()
         found = set[str]()
         for node in nodes:
