@@ -33,9 +33,12 @@ def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
 
 
 def as_typed(magic: str) -> str:
-    """Return a magic's line as it must be typed here: the extension may not be loaded."""
-    loaded = "gpumagic.magics.loading" in sys.modules
-    return magic if loaded else f"%load_ext gpumagic, then {magic}"
+    """Return a magic's line as it must be typed here: a shell or a program has no magics."""
+    if "gpumagic.magics.loading" in sys.modules:
+        return magic
+    ipython: Any = sys.modules.get("IPython")
+    where = "" if ipython and ipython.get_ipython() else "in a notebook, "
+    return f"{where}%load_ext gpumagic, then {magic}"
 
 
 def meant(given: str, known: Iterable[str]) -> str:

@@ -36,7 +36,9 @@ def main():
     for cell in ("%gpus", "%gpus --doctor", "%%ongpu cpu\nprint(6 * 7)"):
         shown = said("ipython", "--no-banner", "-c", f"%load_ext gpumagic\n{cell}")
         assert "Traceback" not in shown, shown
-    assert "42" in shown or "torch" in shown, shown  # placed, or one line says that torch is missing
+    assert "42" in shown or "torch" in shown, (
+        shown
+    )  # placed, or one line says that torch is missing
     print(f"gpumagic {gpumagic.__version__} is whole in {sys.prefix}")
 
 

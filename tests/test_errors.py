@@ -7,7 +7,9 @@ CODE = """
 from gpumagic.errors import as_typed
 from IPython.core.interactiveshell import InteractiveShell
 print(as_typed("%gpus --virtual 2"))
-InteractiveShell.instance().run_line_magic("load_ext", "gpumagic")
+shell = InteractiveShell.instance()
+print(as_typed("%gpus --virtual 2"))
+shell.run_line_magic("load_ext", "gpumagic")
 print(as_typed("%gpus --virtual 2"))
 """
 
@@ -16,6 +18,7 @@ def test_a_magic_is_named_with_the_extension_that_has_it_until_that_is_loaded(tm
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.splitlines() == [
+        "in a notebook, %load_ext gpumagic, then %gpus --virtual 2",
         "%load_ext gpumagic, then %gpus --virtual 2",
         "%gpus --virtual 2",
     ]

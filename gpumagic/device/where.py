@@ -23,7 +23,7 @@ NO_GPU = "this machine has no GPU that this process can see"
 
 
 def resolve(
-    where: object, devices: Sequence[Device] | None = None, *, current: int = 0
+    where: object, devices: Sequence[Device] | None = None, *, current: int = 0, cpu: bool = True
 ) -> list[Device]:
     """Return the devices that a WHERE names, in its order; at least one.
 
@@ -34,13 +34,18 @@ def resolve(
     ``xpu`` or ``gpu`` means `current`. An AMD GPU is ``cuda:1``, as ROCm's torch says, and an Intel
     one ``xpu:1``; ``1`` and ``gpu:1`` are whichever torch has.
 
-    Raises GpuError: not a WHERE, not here, named twice, or ambiguous.
+    Raises GpuError: not a WHERE, not here, named twice, or ambiguous; without `cpu`, not a GPU.
     """
-    return _resolve(where, devices, current, SPELLINGS)
+    return _resolve(where, devices, current, SPELLINGS, cpu=cpu)
 
 
 def _resolve(
-    where: object, devices: Sequence[Device] | None, current: int, spellings: str
+    where: object,
+    devices: Sequence[Device] | None,
+    current: int,
+    spellings: str,
+    *,
+    cpu: bool = True,
 ) -> list[Device]:
     found: list[Device] = []
     try:
@@ -49,7 +54,7 @@ def _resolve(
         if devices is None:
             devices = [] if _CPU.fullmatch(text.strip()) else here()
         for part in text.split(","):
-            for device in _resolve_part(part.strip(), text, devices, current):
+            for device in _resolve_part(part.strip(), text, devices, current, cpu):
                 _add(device, found, text)
     except _NotADevice as error:
         numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in (d.kind, "gpu")]
@@ -113,16 +118,22 @@ def _spell(where: object) -> str:
         raise _NotADevice(_quote(where)) from None
 
 
-def _resolve_part(part: str, whole: str, devices: Sequence[Device], current: int) -> list[Device]:
+def _resolve_part(
+    part: str, whole: str, devices: Sequence[Device], current: int, cpu: bool
+) -> list[Device]:
     asked = part.removesuffix("?").rstrip()
     if not asked:
         raise GpuError(f"a device is missing in {_quote(whole)}; type {_choices(devices)}")
     try:
-        return _find(asked, devices, current)
+        found = _find(asked, devices, current)
     except _NotHere as error:
-        if part.endswith("?"):
-            return [replace(CPU, note=f"asked for {error.asked}, which is not here")]
-        raise GpuError(error.line) from None
+        if not part.endswith("?") or not cpu:
+            cure = _cure(asked, devices, cpu)
+            raise GpuError(f"no {error.asked}: {error.there_is}; {cure}") from None
+        return [replace(CPU, note=f"asked for {error.asked}, which is not here")]
+    if not cpu and any(device.kind == "cpu" for device in found):
+        raise GpuError(f"{asked} is not a GPU; {_cure(asked, devices, cpu)}")
+    return found
 
 
 class _NotADevice(Exception):
@@ -132,9 +143,9 @@ class _NotADevice(Exception):
 class _NotHere(Exception):
     """A valid WHERE without a device; a ``?`` makes it the CPU."""
 
-    def __init__(self, asked: str, there_is: str, cure: str) -> None:
+    def __init__(self, asked: str, there_is: str) -> None:
         self.asked = asked
-        self.line = f"no {asked}: {there_is}; {cure}"
+        self.there_is = there_is
 
 
 def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
@@ -152,10 +163,10 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
     if _MPS.fullmatch(asked):
         if sys.platform == "darwin" and machine() == "arm64":
             return [Device("mps")]
-        raise _NotHere("mps", "it is the GPU of Macs with Apple silicon", _cure("mps", devices))
+        raise _NotHere("mps", "it is the GPU of Macs with Apple silicon")
     if word in ("all", "free"):
         if not devices:
-            raise _NotHere("GPU", _no_gpu(), _cure(asked, devices))
+            raise _NotHere("GPU", _no_gpu())
         return list(devices) if word == "all" else [_freest(devices)]
     raise _NotADevice(_quote(asked))
 
@@ -168,7 +179,7 @@ def _gpu(kind: str, ordinal: int, asked: str, devices: Sequence[Device]) -> Devi
     there = devices[0].kind if devices else "cuda"
     name = f"{there if kind == 'gpu' else kind}:{ordinal}"
     name = f"GPU {ordinal}" if asked.isdecimal() else name
-    raise _NotHere(name, _there_is(devices), _cure(asked, devices))
+    raise _NotHere(name, _there_is(devices))
 
 
 def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
@@ -179,7 +190,7 @@ def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
         uuids = " and ".join(str(device.uuid) for device in found[:2])
         raise GpuError(f"{asked} is the start of {len(found)} UUIDs: {uuids}; type more of it")
     uuids = ", ".join(f"{device.label} is {device.uuid}" for device in devices if device.uuid)
-    raise _NotHere(asked, uuids or _no_gpu(), _cure(asked, devices))
+    raise _NotHere(asked, uuids or _no_gpu())
 
 
 def _freest(devices: Sequence[Device]) -> Device:
@@ -226,15 +237,19 @@ def _no_gpu() -> str:
     return f"torch here cannot use the {' and the '.join(names)}" if names else NO_GPU
 
 
-def _choices(devices: Sequence[Device]) -> str:
+def _choices(devices: Sequence[Device], cpu: bool = True) -> str:
     if len(devices) > 4:
-        return f"{devices[0].ordinal} to {devices[-1].ordinal} or cpu"
-    return " or ".join(filter(None, [", ".join(str(d.ordinal) for d in devices), "cpu"]))
+        return f"{devices[0].ordinal} to {devices[-1].ordinal}{' or cpu' * cpu}"
+    ordinals = ", ".join(str(d.ordinal) for d in devices)
+    return " or ".join(filter(None, [ordinals, "cpu" * cpu]))
 
 
-def _cure(asked: str, devices: Sequence[Device]) -> str:
+def _cure(asked: str, devices: Sequence[Device], cpu: bool) -> str:
+    virtual = f"{as_typed('%gpus --virtual 2')} for virtual ones"
     if not devices:
-        return f"type cpu, or {as_typed('%gpus --virtual 2')} for virtual ones"
+        return f"type {'cpu, or ' * cpu}{virtual}"
+    if not cpu:
+        return f"type {_choices(devices, cpu)}, or nothing for all of them"
     choices = _choices(devices).replace(" or cpu", ", cpu")
     return f"type {choices}, or {asked}? to fall back to the CPU"
 

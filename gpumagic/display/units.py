@@ -15,6 +15,12 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
+def both(words: Iterable[str]) -> str:
+    """Return all words, each once: ``"a"``, ``"a and b"``, ``"a, b and c"``."""
+    *first, last = dict.fromkeys(words) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def size(count: float | None) -> str:
     """Format bytes, at most three digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
     if count is None:

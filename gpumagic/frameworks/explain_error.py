@@ -79,7 +79,7 @@ def explain_tensorflow(error: BaseException, namespace: Mapping[str, Any]) -> Ex
             if framework.is_array(value) and framework.where(value) == there:
                 about = type(value).__name__
                 nbytes = framework.nbytes(value)
-                rows[name] = Operand(name, (there,), nbytes, None, None, about, odd=True)
+                rows[name] = Operand(name, (there,), nbytes, about, odd=True)
         if rows:
             why = _WHY.format(ran=ran, there=there)
             return Explanation(*expression(frame, node), tuple(rows.values()), None, why)

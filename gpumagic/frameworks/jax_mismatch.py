@@ -16,8 +16,8 @@ from gpumagic.frameworks.jax_copies import changes, is_data, own
 from gpumagic.frameworks.jax_framework import Jax
 from gpumagic.frameworks.known import jax_here
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
-from gpumagic.mismatch.syntax import statement
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.syntax import statement
 from gpumagic.usercode.values import MISSING
 
 _SAID = "Received incompatible devices for jitted computation"
@@ -167,12 +167,11 @@ def _target(node: ast.AST, parts: list[_Part]) -> str:
 
 
 def _row(part: _Part, odd: bool) -> Operand:
-    dtype, shape = None, None
     about = f"{len(part.arrays)} arrays" if part.arrays else "made here"
     if len(part.arrays) == 1:
-        dtype, shape = str(part.arrays[0].dtype), part.arrays[0].shape
-        about = f"{dtype}[{', '.join(map(str, shape))}]"
-    return Operand(part.text, (part.device,), part.nbytes, dtype, shape, about, odd)
+        (array,) = part.arrays
+        about = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+    return Operand(part.text, (part.device,), part.nbytes, about, odd)
 
 
 def _fix(

@@ -19,19 +19,24 @@ from gpumagic.usercode.lines import line_at, line_of
 
 _READS = ("cpu", "item", "numpy", "tolist")
 _NUMBERS = ("bool", "float", "int")
-# How several values are put together and read, and one, by the framework whose they are.
+# How several values are put together and read, and one, by the framework whose they are. Batches
+# are concatenated: the last one may be shorter.
 _TOGETHER = {
     "": "torch.stack({}).cpu()",
     "JAX": "jax.device_get(jnp.stack({}))",
     "TensorFlow": "tf.stack({}).numpy()",
 }
+_BATCHES = "torch.cat({}).cpu()"
 _ONE = {"": "{}.item()", "JAX": "float({})", "TensorFlow": "{}.numpy()"}
 _LONG = 40  # characters of an expression that a sentence still bears
 
 
 @lru_cache(maxsize=256)
-def keep(code: str, line: str, framework: str = "") -> str:
-    """Return what to write instead of the expression `code` in a `line` of the source."""
+def keep(code: str, line: str, framework: str = "", *, batches: bool = False) -> str:
+    """Return what to write instead of the expression `code` in a `line` of the source.
+
+    With `batches`, its values are tensors of torch with dimensions, not numbers.
+    """
     read = _tree(code, "eval")
     value = _value(read.body) if isinstance(read, ast.Expression) else None
     name = "x" if value is None or len(ast.unparse(value)) > _LONG else ast.unparse(value)
@@ -40,10 +45,13 @@ def keep(code: str, line: str, framework: str = "") -> str:
         whole = value if value is not None and name != "x" else ast.Name("x", ast.Load())
         detached = ast.unparse(ast.Call(ast.Attribute(whole, "detach", ast.Load()), [], []))
     every, summed = _collected(line, read)
+    together = _BATCHES if batches else _TOGETHER[framework]
+    if code.endswith(".tolist()"):  # a list of numbers, which a list is extended by
+        every, summed, together = every or summed, "", together.replace(".cpu()", ".tolist()")
     if every:
         return (
             f"keep {every} on the device, {every}.append({detached}), and read it once after the "
-            f"loop: {_TOGETHER[framework].format(every)}"
+            f"loop: {together.format(every)}"
         )
     if summed:
         return (
@@ -80,8 +88,8 @@ def _collected(line: str, read: ast.AST | None) -> tuple[str, str]:
     for node in ast.walk(_tree(line, "exec") or ast.Pass()):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
             summed = ast.unparse(node.target) if _about(node.value) == wanted else summed
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "append":
-            name = ast.unparse(node.func).removesuffix(".append")
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("append", "extend"):
+            name = ast.unparse(node.func).rpartition(".")[0]
             every = name if wanted in [_about(argument) for argument in node.args] else every
     return every, summed
 
@@ -104,7 +112,8 @@ _MASK = (
 _STACK = "torch.stack([...]) puts them together on the device"
 _NEW_TENSOR = ("torch.tensor(", "torch.as_tensor(")
 _CHECKS = "it checks its arguments; validate_args=False leaves that out"
-_SCALAR = 16  # bytes of a number
+_SCALAR = 16  # bytes of a complex number
+_NUMBER = 8  # and of any other
 _MADE_ON_HOST = re.compile(
     r"\b(arange|empty|eye|full|linspace|ones|rand|randint|randn|randperm|tensor|zeros)\("
     r".*\)\.(to|cuda)\([^()]*\)$"
@@ -165,7 +174,8 @@ def is_crawl(entry: Entry) -> bool:
 
 
 def _keep(entry: Entry) -> str:
-    return keep(entry.code, entry.where.source if entry.where else "")
+    batches = entry.kind == "copy" and entry.nbytes > entry.count * _NUMBER
+    return keep(entry.code, entry.where.source if entry.where else "", batches=batches)
 
 
 def _of_wait(entry: Entry) -> Advice | None:
@@ -194,8 +204,7 @@ def _of_copy(entry: Entry) -> Advice | None:
     if entry.source == "cpu":
         return _of_brought(entry)
     if entry.destination == "cpu":
-        text = "keep the results on the device and copy them once: torch.stack(results).cpu()"
-        return all_but_one(entry, _keep(entry) if entry.implicit else text)
+        return all_but_one(entry, _keep(entry))
     return None
 
 

@@ -22,9 +22,9 @@ def gpus(where: str | None = None) -> Snapshot:
         tell_cuda_order()
     if not where:
         return collect.snapshot()
-    found = device.resolve(where)
+    found = device.resolve(where, device.here(), cpu=False)
     if any(each.kind != "cuda" or each.uuid is None for each in found):
-        raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
+        raise GpuError(f"{where} has no UUID; type %gpus 0, or %gpus for all of them")
     wanted = {each.uuid for each in found}
     snapshot = collect.snapshot()
     return replace(

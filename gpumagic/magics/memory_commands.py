@@ -65,19 +65,16 @@ class Memories:
 
 def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
     """Return the GPUs that a word names; GpuError if it names neither a GPU nor a variable."""
-    from gpumagic.device import resolve
+    from gpumagic.device import is_where, resolve
 
     try:
-        found = resolve(word, _here(memory=word == "free"))
+        return resolve(word, _here(memory=word == "free"), cpu=False)
     except GpuError as error:
-        if not word.isidentifier():
+        if is_where(word) or not word.isidentifier():
             raise
         question = meant(word, variables)
         why = question or f"and it is no GPU: {error}"
         raise GpuError(f"there is no variable {word!r}; {why}".rstrip()) from None
-    if any(device.kind == "cpu" for device in found):
-        raise GpuError(f"{word} is not a GPU; type %gpumem 0, or %gpumem for all of them")
-    return found
 
 
 def _here(memory: bool) -> list[Any]:
@@ -152,6 +149,7 @@ class MemoryMagics(Magics):
         Usage::
 
             %gpufree                 exceptions' frames, outputs (Out, _, __, ___, _5)
+            %gpufree 1               only those that hold memory of this GPU
             %gpufree batch net       these variables too
 
             {options}
@@ -164,9 +162,15 @@ class MemoryMagics(Magics):
         In a program, also in the `except` block of an error: `gpumagic.free_memory()`.
         """
         with torch_needed("%gpufree"):
+            from gpumagic.device import is_where
             from gpumagic.memory.free import free_memory
+        from gpumagic.usercode.files import user_namespace
 
-        display(free_memory(*asked.names, grads=asked.grads))
+        variables = user_namespace()
+        gpus = [word for word in asked.names if word not in variables and is_where(word)]
+        on = {str(device) for word in gpus for device in _gpus(word, variables)}
+        names = [word for word in asked.names if word not in gpus]
+        display(free_memory(*names, grads=asked.grads, on=on))
 
     @magic(cell_magic)
     def gpufit(self, asked: Namespace, cell: str) -> None:

@@ -115,7 +115,7 @@ MAGICS = {
     "gputime": Magic("WHERE WHERE …", number="*"),
     "gpufit": Magic("[WHERE] batch=1..4096", number="*"),
     "gpumem": Magic("[WHERE or NAME …]", "what", "*"),
-    "gpufree": Magic("[NAME …]", "names", "*", type=variable),
+    "gpufree": Magic("[WHERE or NAME …]", "names", "*"),
     "gpucluster": Magic(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
 }
 OPTIONS = (

@@ -79,7 +79,7 @@ class Freed(Shown):
         return sum(sum(each.nbytes.values()) for each in self.released)
 
 
-def free_memory(*names: str, grads: bool = False) -> Freed:
+def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> Freed:
     """Free the GPU memory that no variable holds, and report how much it was.
 
     The frames of exceptions and the outputs that hold tensors on a GPU are released, and garbage
@@ -92,6 +92,9 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
         Variables to delete too. If some of several cannot be deleted, the report names them.
     grads : bool
         Whether the gradients of the notebook's parameters are released too.
+    on : collection of str
+        Release exceptions and outputs only if they hold memory of these GPUs, ``["cuda:1"]``; of
+        any GPU if empty.
 
     Returns
     -------
@@ -120,6 +123,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
         raise GpuError(f"{next(iter(wrong.values()))}; %gpumem lists what does")
     names = tuple(name for name in names if name not in wrong and not outputs.has(name))
     spare = [each for each in found if not _is_needed(each, names)]
+    spare = [each for each in spare if not on or each.device in on]
     error = ""
     if any(way.kind == EXCEPTION for each in spare for way in each.ways):
         error = KeptErrors().let_go()

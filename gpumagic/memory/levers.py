@@ -12,7 +12,7 @@ from gpumagic.display.units import size, some
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.shortage import ROUNDED, TORCH
-from gpumagic.mismatch.syntax import RestOfCode
+from gpumagic.usercode.syntax import RestOfCode
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:

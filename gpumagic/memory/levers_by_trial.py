@@ -18,7 +18,7 @@ from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Trials, Within
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.mismatch.syntax import stored
+from gpumagic.usercode.syntax import stored
 from gpumagic.usercode.values import contents, own
 from gpumagic.usercode.variables import names_read
 

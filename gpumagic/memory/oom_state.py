@@ -28,9 +28,9 @@ from gpumagic.memory.object_graph import Root, of_kinds
 from gpumagic.memory.references import GRAPH
 from gpumagic.memory.roots import KeptOutputs, tracebacks
 from gpumagic.memory.shortage import Shortage
-from gpumagic.mismatch.syntax import RestOfCode, stored
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors
+from gpumagic.usercode.syntax import RestOfCode, stored
 from gpumagic.usercode.values import globals_of
 from gpumagic.usercode.variables import variables_read
 

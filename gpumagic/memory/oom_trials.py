@@ -18,8 +18,8 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.mismatch.syntax import RestOfCode, function_of, in_own_scope, loops_around
 from gpumagic.usercode.program import awaits, compile_cell
+from gpumagic.usercode.syntax import RestOfCode, function_of, in_own_scope, loops_around
 
 # Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for
 # all of one error together. By the clock it may be so many times as long, and no longer.

@@ -1,9 +1,9 @@
-"""Choose what moves and where to, or what is better made there.
+"""Choose the operands that move, and their device, or the tensor that is better made there.
 
-What is written to stays; data goes to a module's GPU; otherwise all goes where most bytes are, a
-GPU before the CPU. Where that is not certain, nothing is chosen. What a function makes, or a loop
-adds to, is made on its device instead of moved each time. The rest of the code is followed by the
-same rules: moving `x` alone would bring the next error, at `loss(net(x), y)`.
+An operand that is written to stays; data goes to a module's GPU; otherwise everything goes where
+most bytes are, a GPU before the CPU. If that is uncertain, nothing is chosen. A tensor that a
+function makes, or a loop adds to, is made on its device, not moved each time. The rest of the code
+is followed by the same rules: to move `x` alone brings the next error, at `loss(net(x), y)`.
 """
 
 import ast
@@ -11,22 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gpumagic.mismatch.explanation import Edit, Fix, total
-from gpumagic.mismatch.expressions import FACTORIES, Reader, is_torch, words
-from gpumagic.mismatch.operand import Part, flat, full
-from gpumagic.mismatch.operation import Conflict, Message, operation
-from gpumagic.mismatch.site import Site, moving, written_device
-from gpumagic.mismatch.syntax import function_of, loops_around, parents, statement, uses
+from gpumagic.mismatch.explanation import total
+from gpumagic.mismatch.operand import NAMED, Part, Reader, flat, is_torch, words
+from gpumagic.mismatch.operation import Conflict, Message, named_in, operation
 from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.syntax import function_of, loops_around, statement, uses
 from gpumagic.usercode.values import of_function, own
 
 _OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*_OPERATIONS, ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor)
 _MOST = 4000  # steps
-# What takes tensors of several devices.
+# Functions that accept tensors of several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
     "from_numpy load_state_dict set_default_device manual_seed get_device device index_put_ "
@@ -35,14 +32,14 @@ _ANYWHERE = words(
 
 
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """The named tensors, where `odd` was, that the rest of the code brings to those on `target`."""
+    """Return the named tensors on the device of `odd` that later code combines with moved ones."""
     odd = list(odd)
     moved: dict[str, str | None] = {part.key: target for part in odd}
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
         for part in clashing:
             for named in named_in(part, reader):
-                if named.device == part.device and named.key not in moved:
+                if named.kind == "tensor" and named.key not in moved:
                     found[named.key] = named
                     moved[named.key] = target
     return list(found.values())
@@ -75,7 +72,7 @@ def meets_others(frame: FailedFrame, node: ast.AST, part: Part, target: str) -> 
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """For each later operation with operands on `target`, those that are where `odd` was."""
+    """Yield a later operation's operands on the device of `odd`, if it has others on `target`."""
     scope, stmt = function_of(node), statement(node)
     if scope is None or stmt is None or isinstance(scope, ast.Lambda):
         return
@@ -110,17 +107,6 @@ def wants_one_device(node: ast.AST, reader: Reader) -> bool:
     return False
 
 
-def named_in(part: Part, reader: Reader) -> list[Part]:
-    """The tensors with a name that an operand is, or was made from."""
-    if part.kind == "tensor":
-        return [part]
-    if part.kind != "made":
-        return []
-    kinds = (ast.Name, ast.Attribute, ast.Subscript)
-    inner = (reader.part(node) for node in ast.walk(part.node) if isinstance(node, kinds))
-    return [p for p in inner if p is not None and p.kind == "tensor" and not p.scalar]
-
-
 def _steps(scope: ast.AST, stmt: ast.stmt) -> Sequence[ast.AST]:
     """The operations and assignments of a scope from `stmt` on, in the order of their ends."""
     found = [n for n in ast.walk(scope) if isinstance(n, _STEPS) and n.lineno >= stmt.lineno]
@@ -128,19 +114,18 @@ def _steps(scope: ast.AST, stmt: ast.stmt) -> Sequence[ast.AST]:
 
 
 def _order(node: Any) -> tuple[Any, ...]:
-    """By the end, and of what ends together the inner first; a loop binds its names at its head."""
+    """Sort by the end, inner nodes first; a loop binds its names at its head."""
     end = node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else node
     return end.end_lineno, end.end_col_offset, -node.lineno, -node.col_offset
 
 
 def _assign(stmt: ast.AST, reader: Reader, moved: dict[str, str | None]) -> None:
-    """Note where what a statement assigns will be."""
+    """Record the devices of the names that a statement assigns."""
     if isinstance(stmt, (ast.Assign, ast.AnnAssign)) and stmt.value is not None:
         part = reader.part(stmt.value)
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
-        kinds = (ast.Name, ast.Attribute, ast.Subscript)
         for node in (n for target in targets for n in ast.walk(target)):
-            if isinstance(node, kinds) and isinstance(node.ctx, ast.Store):
+            if isinstance(node, NAMED) and isinstance(node.ctx, ast.Store):
                 moved[ast.unparse(node)] = part.device if part else None
     elif isinstance(stmt, (ast.For, ast.AsyncFor)):
         for node in ast.walk(stmt.target):
@@ -148,12 +133,9 @@ def _assign(stmt: ast.AST, reader: Reader, moved: dict[str, str | None]) -> None
                 moved.setdefault(node.id, None)
 
 
-_LIKE = ("empty", "ones", "rand", "randn", "zeros")
-
-
 @dataclass(frozen=True)
 class Choice:
-    """What moves to which device, and the bytes that the other way would move."""
+    """The operands that move, their device, and the bytes that the other way would move."""
 
     target: str
     odd: tuple[Part, ...]
@@ -161,38 +143,40 @@ class Choice:
 
 
 def choose(found: Conflict, message: Message) -> Choice | None:
-    """What moves, by three rules; None if not certain."""
-    leaves = found.leaves
+    """Return what moves, by three rules; None if it is not certain."""
+    leaves, indexed = found.leaves, message.kind == "index"
     spread = [part for part in leaves if len(part.devices) > 1]
     if spread:
         return _spread(spread, leaves)
-    if message.kind == "index" and not _is_left_behind(leaves[0], found):
-        # An index may be on the CPU, wherever its table is.
-        target = found.operation.parts[0].device
-        odd = tuple(p for p in leaves[1:] if p.device not in (target, "cpu"))
-    else:
-        target = _written_on(found) or _gpu_of_modules(found) or _most(leaves)
-        odd = tuple(part for part in leaves if part.device != target)
+    target = _table_on(found) if indexed else None
+    target = target or _written_on(found) or _gpu_of_modules(found) or _most(leaves)
+    # An index may be on the CPU, wherever its table is.
+    stay = {part.key for part in leaves[1:] if indexed and part.device == "cpu"}
+    odd = tuple(part for part in leaves if part.device != target and part.key not in stay)
     if target is None or not odd:
         return None
     return Choice(target, odd, _bytes(part for part in leaves if part not in odd))
 
 
-def _is_left_behind(part: Part, found: Conflict) -> bool:
-    """Whether it is a CPU tensor that a module keeps: that moves once, for good."""
-    node = part.node
-    owner = found.frame.scope.value(node.value) if isinstance(node, ast.Attribute) else None
-    return part.device == "cpu" and issubclass(type(owner), nn.Module)
+def _table_on(found: Conflict) -> str | None:
+    """Return the device of an indexed tensor, where its index goes.
+
+    None if the tensor itself is to move, because its items then meet tensors of a GPU.
+    """
+    odd = [part for part in found.leaves[1:] if part.device != "cpu"]
+    device = found.operation.parts[0].device
+    meets = device == "cpu" and also_needed(found.frame, found.operation.node, odd, device)
+    return None if meets else device
 
 
 def _written_on(found: Conflict) -> str | None:
-    """Where the tensor is that is written to, and so cannot be replaced by a moved one."""
+    """Return the device of the tensor that is written to, which a copy cannot replace."""
     stmt, fixed = statement(found.operation.node), found.operation.fixed
     if isinstance(stmt, ast.AugAssign) and stmt is not found.operation.node:
         part = found.reader.part(stmt.target)
         fixed = part if part is not None and part.kind in ("tensor", "made") else fixed
     devices = {d for part in found.leaves for d in part.devices}
-    if fixed is None or fixed.device not in devices or _is_left_behind(fixed, found):
+    if fixed is None or fixed.device not in devices:
         return None
     on_gpu = [d for d in devices if d != "cpu"]
     if fixed.device == "cpu" and len(on_gpu) == 1:
@@ -204,14 +188,14 @@ def _written_on(found: Conflict) -> str | None:
 
 
 def _gpu_of_modules(found: Conflict) -> str | None:
-    """The one GPU that has the modules or parameters of the expression."""
+    """Return the one GPU that has the modules or parameters of the expression."""
     weights = [p for p in found.leaves if p.kind == "module" or type(p.value) is nn.Parameter]
     devices = {d for part in weights for d in part.devices if d != "cpu"}
     return devices.pop() if len(devices) == 1 else None
 
 
 def _most(leaves: tuple[Part, ...]) -> str | None:
-    """The device with most bytes, a GPU before the CPU: that is where work is done."""
+    """Return the device with most bytes, a GPU before the CPU."""
     devices = dict.fromkeys(d for part in leaves for d in part.devices)
     count = {d: _bytes(p for p in leaves if p.device == d) or 0 for d in devices}
     return max(devices, key=lambda d: (d != "cpu", count[d]), default=None)
@@ -222,7 +206,7 @@ def _bytes(parts: Iterable[Part]) -> int | None:
 
 
 def _spread(spread: list[Part], leaves: tuple[Part, ...]) -> Choice | None:
-    """A module whose own tensors are on several devices goes where the data is."""
+    """Move a module whose own tensors are on several devices to the device of the data."""
     data = {p.device for p in leaves if len(p.devices) == 1}
     if len(spread) > 1 or len(data) > 1 or spread[0].value is None:
         return None
@@ -233,24 +217,10 @@ def _spread(spread: list[Part], leaves: tuple[Part, ...]) -> Choice | None:
     return Choice(device, (part,)) if device else None
 
 
-def make_there(site: Site, target: str) -> Fix | None:
-    """The device in the one call that made what is odd; None where that is not better."""
-    frame, reader = site.frame, Reader(site.frame)
-    parts = {p.key: p for odd in site.odd for p in named_in(odd, reader) if p.device == odd.device}
-    if len(parts) != 1 or len(site.odd) != 1:
-        return None
-    (part,) = parts.values()
-    made = maker(part, frame, site.node, target, written=part is site.fixed)
-    if made is None:
-        return None
-    device = written_device(Site(frame, made, [], anchors=site.anchors), target, before=True)
-    return Edit(frame, made, replaced=told(made.value, frame, device, target)).fix(0)
-
-
 def maker(
     part: Part, frame: FailedFrame, node: ast.AST, target: str, *, written: bool
 ) -> ast.Assign | None:
-    """The statement whose call is to be told the device."""
+    """Return the statement whose call needs `device=`; None if it is better to move the tensor."""
     scope, reader = function_of(node), Reader(frame)
     if scope is None or part.device != "cpu" or part.text in frame.parameters:
         return None
@@ -262,44 +232,7 @@ def maker(
         return None
     deeper = len(loops_around(node)) > len(loops_around(made[0]))
     adds = written or (deeper and statement(node) in stmts)
-    host = any(_goes_to_numpy(use) for use in uses(scope, part.text))
-    if host or (frame.at_top and not adds):
+    if frame.at_top and not adds:
         return None
     starts = ((call.node, replace(call, devices=part.devices)), (node, part))
     return None if any(meets_others(frame, *start, target) for start in starts) else made[0]
-
-
-def _goes_to_numpy(node: ast.expr) -> bool:
-    names = [n.attr for n in parents(node) if isinstance(n, ast.Attribute)]
-    return "numpy" in names and "cpu" not in names
-
-
-def told(node: ast.expr, frame: FailedFrame, device: str, target: str) -> list[tuple[ast.AST, str]]:
-    """The calls in an expression that make tensors, each told where."""
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and _is_factory(n)]
-    return [(call, _made_on(call, frame, device, target)) for call in calls]
-
-
-def _is_factory(node: ast.Call) -> bool:
-    name = ast.unparse(node.func).rpartition(".")[2]
-    known = name in FACTORIES or name.endswith("_like") or name.startswith("new_")
-    return known and all(keyword.arg != "device" for keyword in node.keywords)
-
-
-def _made_on(node: ast.Call, frame: FailedFrame, device: str, target: str) -> str:
-    """A call that makes a tensor, told where; where that is not possible, moved."""
-    text = frame.text(node)
-    function, given = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
-    name = function.rpartition(".")[2]
-    if given & {"generator", "out", None} or not text.endswith(")"):
-        return moving(text, device)
-    if name in _LIKE and len(node.args) == 1 and not given:
-        shape = node.args[0].func if isinstance(node.args[0], ast.Call) else node.args[0]
-        if isinstance(shape, ast.Attribute) and shape.attr in ("shape", "size"):
-            like = frame.scope.value(shape.value)
-            alike = issubclass(type(like), Tensor) and like.dtype == torch.get_default_dtype()
-            if alike and full(like.device) == target:
-                return f"{function}_like({ast.unparse(shape.value)})"
-    inside = text[:-1].rstrip().rstrip(",")
-    comma = "" if inside.endswith("(") else ", "
-    return f"{inside}{comma}device={device})"

@@ -14,12 +14,11 @@ from torch import nn
 
 from gpumagic import faults
 from gpumagic.mismatch import operation
-from gpumagic.mismatch.choose import Choice, also_needed, choose, make_there, result_clashes
+from gpumagic.mismatch.choose import Choice, also_needed, choose, result_clashes
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
-from gpumagic.mismatch.moves import move_modules, move_tensors
+from gpumagic.mismatch.moves import Site, climb, make_there, move_modules, move_tensors
 from gpumagic.mismatch.operand import Part, full, tensors_of
 from gpumagic.mismatch.operation import Conflict, conflict, inside, listed, named, row
-from gpumagic.mismatch.site import Site, climb
 from gpumagic.mismatch.special_fixes import (
     for_generator,
     for_host,
@@ -55,7 +54,7 @@ def reason(
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """That an earlier cell brought one of them to a device: at home, it would meet the others."""
+    """Say that an earlier cell moved one operand away from the device of the others."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))
@@ -114,9 +113,9 @@ def _made_here(part: Part) -> str | None:
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Say what torch's error between devices is about, in the names of the code that raised it.
+    """Explain torch's error between devices in the names of the code that raised it.
 
-    `gpumagic.explain`, which asks here, says more of the parameters and the result.
+    `gpumagic.explain` calls it, and documents the parameters and the result.
     """
     # In an except block an error of ours would hide the user's own.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
@@ -159,9 +158,9 @@ def _explain(
 def _module_call(
     frame: FailedFrame, within: FailedFrame, message: operation.Message
 ) -> Conflict | None:
-    """The call of a module with data elsewhere: a fix belongs there, not into the module's class.
+    """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
 
-    None if `within`, the code that was called, has moved its data since.
+    None if `within`, the called code, has moved its data since.
     """
     call = conflict(frame, message, certain=True)
     called = call and isinstance(call.operation.node, ast.Call) and call.operation.node.func
@@ -214,7 +213,7 @@ def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: s
 
 
 def _fix(site: Site, above: Site, choice: Choice) -> Fix | None:
-    """The code to paste, as far out as the operands have names; None where none is right."""
+    """Return the edit in the outermost frame that has the operands; None if none is right."""
     target, other, fix = choice.target, choice.other_nbytes, None
     if above is not site:
         more = also_needed(above.frame, above.node, [*above.odd, *above.extra], target)
@@ -225,7 +224,7 @@ def _fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 def _rows(
     clash: Conflict, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
-    """The operands, and what meets the result further on; `names` has those of the caller."""
+    """Return the operands, and the tensors that later meet the result, with the caller's names."""
     rows: list[Operand] = []
     for part, odd in listed([(part, part in choice.odd) for part in clash.leaves]):
         spread = inside(part, choice.target)

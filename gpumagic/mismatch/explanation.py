@@ -1,7 +1,7 @@
 """Record what is wrong between devices and the fix as code; show it as text or a table."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from textwrap import dedent, indent
@@ -20,8 +20,6 @@ class Operand:
     name: str
     devices: tuple[str, ...]  # several where it is spread, most bytes first
     nbytes: int | None  # None where they are not known, because the value has gone
-    dtype: str | None
-    shape: tuple[int, ...] | None
     about: str  # in words: "float32[3, 2]", "Linear, 2 tensors"
     odd: bool = False  # it is the one that is elsewhere
     also: str | None = None  # its name in the code that called the function, where that differs
@@ -79,35 +77,38 @@ def total(counts: Iterable[int | None]) -> int | None:
 
 
 def text(explanation: Explanation) -> str:
-    """The expression, a line for each operand, the reason and the fix."""
+    """Return the expression, a line for each operand, the reason and the fix."""
     lines = [f"{_head(explanation)}: {table.short(explanation.expression, table.WIDTH)}"]
     lines += table.lines(_columns(explanation.operands), "  ")
     if explanation.reason:
         lines += table.wrapped(f"why: {explanation.reason}", "  ", "       ")
-    if explanation.first:
-        lines.append(f"  fix: {_on_top(explanation.first)}")
-    if fix := explanation.fix:
-        word = "or" if explanation.first else "fix"
-        lines += [f"  {word}: {_where(fix)}{_cost(fix)}", indent(dedent(fix.code), "      ")]
+    lines += [f"  {word} {do}{cost}" for word, do, cost in _fixes(explanation)]
+    if explanation.fix:
+        lines.append(indent(dedent(explanation.fix.code), "      "))
     return "\n".join(lines)
 
 
 def html(explanation: Explanation) -> str:
-    """The same as HTML."""
+    """Return the same as HTML."""
     code = tag("code", table.short(explanation.expression, table.WIDTH))
     body = f"<div>{escape(_head(explanation))}: {code}</div>"
     if explanation.operands:
         body += table.html(_columns(explanation.operands))
-    if explanation.reason:
-        body += f"<div>{tag('span', 'why:', 'gm-dim')} {escape(explanation.reason)}</div>"
-    if explanation.first:
-        body += f"<div>{tag('span', 'fix:', 'gm-dim')} {escape(_on_top(explanation.first))}</div>"
-    if fix := explanation.fix:
-        word = "or:" if explanation.first else "fix:"
-        cost = tag("span", _cost(fix), "gm-dim")
-        body += f"<div>{tag('span', word, 'gm-dim')} {escape(_where(fix))}{cost}</div>"
-        body += tag("pre", dedent(fix.code))
+    said = [("why:", explanation.reason, "")] if explanation.reason else []
+    for word, do, cost in [*said, *_fixes(explanation)]:
+        more = tag("span", cost, "gm-dim") if cost else ""
+        body += f"<div>{tag('span', word, 'gm-dim')} {escape(do)}{more}</div>"
+    if explanation.fix:
+        body += tag("pre", dedent(explanation.fix.code))
     return block(body, "explanation", css="gpumagic gm-why")
+
+
+def _fixes(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
+    """Yield what to do, after a word, and its cost: the line on top of the cell, then the edit."""
+    if explanation.first:
+        yield "fix:", f"put {explanation.first} on top of this cell", ""
+    if fix := explanation.fix:
+        yield "or:" if explanation.first else "fix:", _where(fix), _cost(fix)
 
 
 def _head(explanation: Explanation) -> str:
@@ -133,10 +134,6 @@ def _name(operand: Operand) -> str:
 
 def _mark(operand: Operand) -> str:
     return "← the odd one" if operand.odd else "← needed there next" if operand.along else ""
-
-
-def _on_top(line: str) -> str:
-    return f"put {line} on top of this cell"
 
 
 def _where(fix: Fix) -> str:

@@ -1,18 +1,31 @@
-"""Move tensors, by name for good or where they stand; and modules, once, before the loops."""
+"""Move tensors, by name for good or where they are used; modules once; or create a tensor there.
+
+The device is written as the user would write it at that line.
+"""
 
 import ast
 from collections import UserDict
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.choose import Choice, told, wants_one_device
+from gpumagic.mismatch.choose import Choice, maker, wants_one_device
 from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
-from gpumagic.mismatch.expressions import Reader
-from gpumagic.mismatch.operand import Part, bytes_of, full, tensors_of
-from gpumagic.mismatch.site import Site, can_precede, moving, written_device
-from gpumagic.mismatch.syntax import (
+from gpumagic.mismatch.operand import (
+    FACTORIES,
+    Part,
+    Reader,
+    bytes_of,
+    device_of,
+    flat,
+    full,
+    tensors_of,
+)
+from gpumagic.mismatch.operation import named_in, operation
+from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.syntax import (
     function_of,
     in_own_scope,
     loops_around,
@@ -24,11 +37,150 @@ from gpumagic.mismatch.syntax import (
 )
 from gpumagic.usercode.values import contents, own
 
+_DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 _NEAR = 12  # lines
 
 
+# -- where a fix goes, and how it names the device
+@dataclass
+class Site:
+    """A frame, the failing node there, and the operands by their names there."""
+
+    frame: FailedFrame
+    node: ast.AST
+    odd: list[Part]
+    extra: list[Part] = field(default_factory=list)  # meets the result later, and moves too
+    anchors: list[Part] = field(default_factory=list)  # operands that may name the device
+    fixed: Part | None = None  # the operand that is written to, which a copy cannot replace
+
+
+def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
+    """Return the outermost site whose operands are the very objects that move here.
+
+    And the names of the operands there, by their names here, if they differ.
+    """
+    first = moved = [*site.odd, *site.extra]
+    count = len(site.odd)
+    for frame in outer:
+        node = frame.failed
+        if node is None or not all(_is_parameter(part, site.frame) for part in moved):
+            break
+        done = operation(node, Reader(frame))
+        parts = list(done.parts) if done else []
+        found = [next((p for p in flat(parts) if p.value is m.value), None) for m in moved]
+        above = [part for part in found if part is not None]
+        if len(above) < len(moved):
+            break
+        moved = above
+        site = Site(frame, node, moved[:count], moved[count:], parts)
+    names = {a.key: b.text for a, b in zip(first, moved, strict=True) if a.text != b.text}
+    return site, names
+
+
+def _is_parameter(part: Part, frame: FailedFrame) -> bool:
+    known = part.kind in ("tensor", "object", "module") and part.value is not None
+    return known and part.text in frame.parameters and not frame.at_top
+
+
+def written_device(site: Site, target: str, *, before: bool, line: ast.stmt | None = None) -> str:
+    """Return an expression for the device, as its user would write it in the failing statement.
+
+    Or at an earlier `line`, where a name that is bound in between is not yet known.
+    """
+    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, before))]
+    names += [f"{name}.device" for name in site.frame.parameters]
+    unknown = _bound_between(line, site.node) if line is not None else set()
+    names = [name for name in names if root(name) not in unknown]
+    # A variable of the notebook has no place in a class.
+    if any(isinstance(node, ast.ClassDef) for node in parents(site.node)):
+        names = [name for name in names if root(name) in site.frame.scope.local]
+    for name in names:
+        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
+        device = device_of(value) if type(value) is not int else None
+        if device is not None and full(device) == target:
+            return name
+    return f'"{target}"'
+
+
+def _bound_between(line: ast.stmt, node: ast.AST) -> set[str]:
+    """Return the names that may be bound from a line on, until the statement of `node` runs."""
+    stmt, scope = statement(node), function_of(node)
+    if stmt is None or scope is None:
+        return set()
+    steps = (n for n in ast.walk(scope) if isinstance(n, ast.Name))
+    between = {n.id for n in steps if line.lineno <= n.lineno < stmt.lineno and _is_store(n)}
+    loops = (loop for loop in loops_around(stmt) if loop.lineno >= line.lineno)
+    return between.union(*map(stored, loops))
+
+
+def _is_store(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def _at_hand(site: Site, before: bool) -> Iterator[str]:
+    """Yield the names in the operands."""
+    for part in [*site.anchors, *site.odd]:
+        for node in ast.walk(part.node):
+            hidden = in_own_scope(node) and (before or not in_own_scope(part.node))
+            if isinstance(node, (ast.Name, ast.Attribute)) and not hidden:
+                yield ast.unparse(node)
+
+
+def _moving(text: str, device: str) -> str:
+    """Return `text`, moved to a device."""
+    return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
+
+
+def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether a line put before `stmt` runs each time just before its code."""
+    line = frame.source.splitlines()[stmt.lineno - 1]
+    if line.encode()[: stmt.col_offset].strip():
+        return False  # `if ready: y = net(x)`, `a; b`
+    if line.lstrip().startswith("elif") or isinstance(stmt, (ast.While, ast.ClassDef)):
+        return False
+    return not isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+# -- tensors that are better made there
+def make_there(site: Site, target: str) -> Fix | None:
+    """Return the fix in the one call that made the odd operand; None if another is better."""
+    frame, reader = site.frame, Reader(site.frame)
+    parts = {p.key: p for odd in site.odd for p in named_in(odd, reader) if p.kind == "tensor"}
+    if len(parts) != 1 or len(site.odd) != 1:
+        return None
+    (part,) = parts.values()
+    made = maker(part, frame, site.node, target, written=part is site.fixed)
+    if made is None:
+        return None
+    device = written_device(site, target, before=True, line=made)
+    return Edit(frame, made, replaced=_made_there(made.value, frame, device)).fix(0)
+
+
+def _made_there(node: ast.expr, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
+    """Return the calls in an expression that make tensors, with the device added to each."""
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and _is_factory(n)]
+    return [(call, _with_device(call, frame, device)) for call in calls]
+
+
+def _is_factory(node: ast.Call) -> bool:
+    name = ast.unparse(node.func).rpartition(".")[2]
+    known = name in FACTORIES or name.endswith("_like") or name.startswith("new_")
+    return known and all(keyword.arg != "device" for keyword in node.keywords)
+
+
+def _with_device(node: ast.Call, frame: FailedFrame, device: str) -> str:
+    """Return a call with `device=` added, or its result moved where that is not possible."""
+    text, given = frame.text(node), {keyword.arg for keyword in node.keywords}
+    if given & {"generator", "out", None} or not text.endswith(")"):
+        return _moving(text, device)
+    inside = text[:-1].rstrip().rstrip(",")
+    comma = "" if inside.endswith("(") else ", "
+    return f"{inside}{comma}device={device})"
+
+
+# -- modules
 def move_modules(site: Site, choice: Choice) -> Fix | None:
-    """The fix for operands that are all modules; None where one is used on both devices."""
+    """Return the fix for operands that are all modules; None if one is used on both devices."""
     stmt = statement(site.node)
     if stmt is None or any(_used_before(part.text, stmt) for part in site.odd):
         return None
@@ -37,13 +189,13 @@ def move_modules(site: Site, choice: Choice) -> Fix | None:
     if loops and can_precede(site.frame, loops[-1]) and not names & stored(loops[-1]):
         stmt = loops[-1]
     edit, nbytes = Edit(site.frame, stmt), 0
-    above = replace(site, node=stmt)
     for part in site.odd:
         if part.value is None or in_own_scope(part.node) or not can_precede(site.frame, stmt):
             device = written_device(site, choice.target, before=False)
-            edit.replaced.append((part.node, moving(bracketed(part.node, part.text), device)))
+            edit.replaced.append((part.node, _moving(bracketed(part.node, part.text), device)))
             continue
-        edit.before.append(moving(part.text, written_device(above, choice.target, before=True)))
+        device = written_device(site, choice.target, before=True, line=stmt)
+        edit.before.append(_moving(part.text, device))
         tensors = [tensor for _, tensor in tensors_of(part.value)]
         nbytes += sum(bytes_of(t) or 0 for t in tensors if full(t.device) != choice.target)
     return edit.fix(None if edit.replaced else nbytes, choice.other_nbytes, once=True)
@@ -58,10 +210,11 @@ def _used_before(text: str, stmt: ast.stmt) -> bool:
     )
 
 
+# -- tensors
 def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | None:
-    """The fix for the odd operands and what moves along; None if none is right.
+    """Return the fix for the odd operands and the ones that move with them; None if none is right.
 
-    Of several that can be bound again, one line moves all.
+    One line moves all operands that can be bound again.
     """
     stmt = statement(site.node)
     fixed = [p for p in site.odd if p.kind == "object" and not hasattr(type(p.value), "to")]
@@ -77,7 +230,7 @@ def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | Non
 
 
 class _Moves:
-    """The moves of tensors, one by one, as the changes to one statement."""
+    """Collects the moves of tensors as changes to one statement."""
 
     def __init__(self, site: Site, edit: Edit, target: str) -> None:
         self.site, self.edit, self.target = site, edit, target
@@ -90,7 +243,7 @@ class _Moves:
         self.nbytes: dict[str, int | None] = {}
 
     def add(self, part: Part) -> bool:
-        """Move one more; False if that cannot be."""
+        """Move one more tensor; return False if it cannot move."""
         may_stand = part is not self.site.fixed and hasattr(part.node, "lineno")
         how = "within" if self.once and may_stand else self._how(part)
         if how == "within":
@@ -99,7 +252,7 @@ class _Moves:
             self._where_it_stands(part)
         elif how == "data":
             data = f"{part.text}.data"
-            self.lines[f"{data} = {moving(data, self.before)}"] = None
+            self.lines[f"{data} = {_moving(data, self.before)}"] = None
             self.nbytes[part.key] = part.nbytes
         else:
             self.names[part.text] = None
@@ -107,10 +260,10 @@ class _Moves:
         return True
 
     def fix(self, other_nbytes: int | None) -> Fix | None:
-        """All of them as one fix."""
+        """Return all moves as one fix."""
         edit = self.edit
         if self.names:
-            moved = ", ".join(moving(name, self.before) for name in self.names)
+            moved = ", ".join(_moving(name, self.before) for name in self.names)
             edit.before.append(f"{', '.join(self.names)} = {moved}")
         edit.before += self.lines
         nbytes = total(self.nbytes.values())
@@ -120,34 +273,18 @@ class _Moves:
         site = self.site
         if part.kind == "tensor":
             near = _uses_near(part, site)
-            self.edit.replaced += [(node, moving(part.text, self.within)) for node in near]
+            self.edit.replaced += [(node, _moving(part.text, self.within)) for node in near]
         if part in site.extra and part.node not in ast.walk(site.node):
             return  # where it is used near, it moves; else its own turn comes
-        if self._redirected(part):
-            return
         self.nbytes[part.key] = 0 if part.factory else part.nbytes
-        node, text = part.node, moving(bracketed(part.node, part.text), self.within)
+        node, text = part.node, _moving(bracketed(part.node, part.text), self.within)
         whole = site.frame.text(node)
         if part.factory:
-            self.edit.replaced += told(node, site.frame, self.within, self.target)
+            self.edit.replaced += _made_there(node, site.frame, self.within)
             return
         if whole != part.text and _contents(site.frame.scope.value(node)):
             text = _each(whole, site.frame.scope.value(node), self.within)
         self.edit.replaced.append((node, text))
-
-    def _redirected(self, part: Part) -> bool:
-        """Drop or redirect the transfer that took an expression from the target: `a.cpu() + b`."""
-        node, reader = part.node, Reader(self.site.frame)
-        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = node.func.value
-            if reader.only_transfers(node):
-                before, text = reader.part(owner), bracketed(owner, self.site.frame.text(owner))
-                stays = before is not None and before.device == self.target
-                self.nbytes[part.key] = 0 if stays else None
-                self.edit.replaced.append((node, text if stays else moving(text, self.within)))
-                return True
-            node = owner
-        return False
 
     def _how(self, part: Part) -> str:
         """``"before"`` for good, its ``"data"``, or ``"within"``."""
@@ -175,7 +312,7 @@ def _used_again(part: Part, node: ast.AST) -> bool:
 
 
 def _uses_near(part: Part, site: Site) -> list[ast.expr]:
-    """The uses, in the next few lines of the same code, of what cannot be moved for good."""
+    """Return the uses, in the next few lines, of a tensor that cannot be bound again."""
     scope, stmt = function_of(site.node), statement(site.node)
     if scope is None or stmt is None or isinstance(scope, ast.Lambda):
         return []
@@ -214,10 +351,10 @@ def _contents(owner: Any) -> list[Any]:
 def _each(container: str, owner: Any, device: str) -> str:
     """A container's text with each of its tensors moved."""
     if type(owner) not in (dict, list, tuple) and hasattr(type(owner), "to"):
-        return moving(container, device)
+        return _moving(container, device)
     mapping = issubclass(type(owner), (dict, UserDict))
     name = "v" if mapping else "t"
-    moved = moving(name, device)
+    moved = _moving(name, device)
     if any(not issubclass(type(held), Tensor) for held in _contents(owner)):
         moved = f'{moved} if hasattr({name}, "to") else {name}'
     if mapping:

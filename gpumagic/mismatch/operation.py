@@ -13,15 +13,23 @@ from typing import Any
 from torch import Tensor
 
 from gpumagic.mismatch.explanation import Operand
-from gpumagic.mismatch.expressions import Reader, arguments
-from gpumagic.mismatch.operand import Part, describe, flat, held_by, tensors_of
-from gpumagic.mismatch.syntax import parents
+from gpumagic.mismatch.operand import (
+    NAMED,
+    Part,
+    Reader,
+    arguments,
+    describe,
+    flat,
+    held_by,
+    tensors_of,
+)
 from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.syntax import parents
 
 
 @dataclass(frozen=True)
 class Message:
-    """What the text of an error tells."""
+    """The type of an error, and the devices that its text names."""
 
     # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), steps (an
     # optimizer's counters) or worker (of a loader, whose dataset is on a GPU)
@@ -62,7 +70,7 @@ _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 
 def read(error: BaseException) -> Message | None:
-    """What `error` says, or None if it is not about devices."""
+    """Return the message of an error; None if it is not about devices."""
     if not isinstance(error, (RuntimeError, TypeError, ValueError, AssertionError)):
         return None
     try:
@@ -111,7 +119,7 @@ class Operation:
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
-    """A node as an operation, or None if it is none."""
+    """Return a node as an operation, or None if it is none."""
     if isinstance(node, ast.BinOp):
         return _of(node, reader, [node.left, node.right])
     if isinstance(node, ast.AugAssign):
@@ -153,9 +161,10 @@ def _subscript(node: ast.Subscript, reader: Reader) -> Operation | None:
     index = [element for element in index if not isinstance(element, ast.Slice)]
     operands: list[ast.expr] = [node.value, *index]
     parent = next(parents(node), None)
-    if isinstance(node.ctx, ast.Store) and isinstance(parent, (ast.Assign, ast.AugAssign)):
+    writes = isinstance(node.ctx, ast.Store)
+    if writes and isinstance(parent, (ast.Assign, ast.AugAssign)):
         operands.append(parent.value)
-    done = _of(node, reader, operands, writes=True)
+    done = _of(node, reader, operands, writes=writes)
     within = {id(element) for element in index}
     found = tuple(p for p in done.parts if id(p.node) in within) if done else ()
     return replace(done, indices=found) if done else None
@@ -190,7 +199,7 @@ class Conflict:
 
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Conflict | None:
-    """The operands of a frame's failing expression, if they explain the message.
+    """Return the operands of a frame's failing expression, if they explain the message.
 
     None where that is not certain: fewer than two devices, other devices than the text names, or
     more than one operand that cannot be known; if it must be `certain`, one.
@@ -217,9 +226,10 @@ def _storage(tensor: Tensor) -> Any:
 def _evidence(
     done: Operation, message: Message, direct: bool, within: set[Any]
 ) -> tuple[Part, ...]:
-    """The operands that are on several devices, as the message has it; none if it is not so.
+    """Return the operands that are on several devices, if the message agrees; else none.
 
-    `within` has what a library's failing function sees: what it moved or made itself is not blamed.
+    `within` has the storages that a library's failing function sees. Tensors that the library moved
+    or made itself are not blamed.
     """
     leaves = _leaves(done, message)
     located = [part for part in leaves if part.kind in _WITH_DEVICE and part.devices]
@@ -246,7 +256,7 @@ def _evidence(
 
 
 def _leaves(done: Operation, message: Message) -> list[Part]:
-    """The operands that must be on one device, groups taken apart."""
+    """Return the operands that must be on one device, groups taken apart."""
     leaves = [p for p in flat(done.parts) if "meta" not in p.devices]  # has no data, moves nowhere
     if message.kind == "mixed":
         leaves = [p for p in leaves if p not in done.indices or p.device != "cpu"]
@@ -261,7 +271,7 @@ _SHOWN = 3
 
 
 def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
-    """Parts and whether each is odd; of a long list of tensors the first few, odd ones first."""
+    """Return parts and whether each is odd; for a long list of tensors the first few odd ones."""
     shown = []
     for _, group in groupby(parts, key=lambda pair: id(pair[0].node)):
         pairs = list(group)
@@ -272,33 +282,42 @@ def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
 
 
 def row(part: Part, odd: bool) -> Operand:
-    """A part as an operand of the explanation."""
-    return Operand(
-        part.text, part.devices, part.nbytes, part.dtype, part.shape, part.about, odd=odd
-    )
+    """Return a part as an operand of the explanation."""
+    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 
 def named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """A result that has gone, by the names of the tensors that it was made from.
+    """Return a result that has gone by the names of the tensors that it was made from.
 
-    Where operators, indices and methods made it, those tensors stand for it; a call's result is
-    shown itself, and then what has a name in it.
+    If only operators, indices and methods made it, those tensors replace it; a call's result is
+    shown itself, followed by the names in it.
     """
+    found = named_in(part, reader)
     if part.kind != "made":
         return [(part, odd)]
+    calls = (node for node in ast.walk(part.node) if isinstance(node, ast.Call))
+    if found and all(_is_method(call, reader) for call in calls):
+        return [(leaf, odd) for leaf in found]
+    return [(part, odd), *((leaf, False) for leaf in found)]
+
+
+def named_in(part: Part, reader: Reader) -> list[Part]:
+    """Return the tensors and modules with a name that a result was made from, on its device.
+
+    Of `self.net(x)` these are `self.net` and `x`, not `self`. A tensor is its own.
+    """
+    if part.kind != "made":
+        return [part] if part.kind == "tensor" else []
     found: dict[str, Part] = {}
-    plain = True
-    for node in ast.walk(part.node):
-        if isinstance(node, ast.Call) and not _is_method(node, reader):
-            plain = False
-        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-            inner = reader.part(node)
-            known = inner is not None and inner.kind in ("tensor", "module")
-            if inner is not None and known and inner.device == part.device and not inner.scalar:
+    queue: list[ast.AST] = [part.node]
+    for node in queue:
+        inner = reader.part(node) if isinstance(node, NAMED) else None
+        if inner is not None and inner.kind in ("tensor", "module"):
+            if inner.device == part.device and not inner.scalar:
                 found[inner.key] = inner
-    if plain and found:
-        return [(leaf, odd) for leaf in found.values()]
-    return [(part, odd), *((leaf, False) for leaf in found.values())]
+        else:
+            queue += ast.iter_child_nodes(node)
+    return list(found.values())
 
 
 def _is_method(node: ast.Call, reader: Reader) -> bool:
@@ -310,7 +329,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 
 
 def inside(part: Part, target: str) -> list[Operand]:
-    """The first tensors of a module on several devices that are not where the others are."""
+    """Return the first tensors of a module on several devices that are not on `target`."""
     if part.kind != "module" or part.value is None or len(part.devices) < 2:
         return []
     tensors = tensors_of(part.value)

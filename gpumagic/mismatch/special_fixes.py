@@ -24,11 +24,23 @@ from gpumagic.mismatch.explanation import (
     expression,
     total,
 )
-from gpumagic.mismatch.expressions import Reader, arguments, is_torch, loads_as_saved
-from gpumagic.mismatch.operand import Part, bytes_of, flat, full, held_by
+from gpumagic.mismatch.moves import Site, can_precede, climb
+from gpumagic.mismatch.operand import (
+    Part,
+    Reader,
+    arguments,
+    bytes_of,
+    flat,
+    full,
+    held_by,
+    is_torch,
+)
 from gpumagic.mismatch.operation import Message, agree, named, operation, row
-from gpumagic.mismatch.site import Site, can_precede, climb
-from gpumagic.mismatch.syntax import (
+from gpumagic.moving.move import origin_of
+from gpumagic.usercode.files import label
+from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.lines import source_of
+from gpumagic.usercode.syntax import (
     function_of,
     in_own_scope,
     loops_around,
@@ -36,10 +48,6 @@ from gpumagic.mismatch.syntax import (
     statement,
     stored,
 )
-from gpumagic.moving.move import origin_of
-from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.lines import source_of
 
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
@@ -52,7 +60,7 @@ _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU,
 
 
 def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> Explanation | None:
-    """The copy to the host, in the outermost frame that hands the tensor over."""
+    """Explain a tensor that must be copied to the host, in the outermost frame that has it."""
     node = frame.failed
     odd = _on_a_gpu(frame, node) if node is not None else []
     devices = frozenset(device for part in odd for device in part.devices)
@@ -76,7 +84,7 @@ def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> 
 
 
 def _on_a_gpu(frame: FailedFrame, node: ast.AST) -> list[Part]:
-    """The operands that are on a GPU, a container by its own name; none if one is not known."""
+    """Return the operands on a GPU, a container by its own name; none if one is unknown."""
     done = operation(node, Reader(frame))
     odd: list[Part] = []
     for part in done.parts if done is not None else ():
@@ -106,7 +114,7 @@ def _copied(part: Part, frame: FailedFrame) -> str:
 
 
 def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
-    """The line that brings the state to the parameters, or the counters back to the CPU."""
+    """Explain an optimizer whose state or counters are on the wrong device."""
     node = frame.failed
     if not isinstance(node, ast.Call):
         return None
@@ -140,15 +148,15 @@ def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
     weights = total(bytes_of(p) for p in parameters)
     about = f"{len(parameters)} parameters", f"{len(away)} tensors"
     rows = (
-        Operand(f"{text}.param_groups", tuple(homes), weights, None, None, about[0]),
-        Operand(f"{text}.state", tuple(devices), nbytes, None, None, about[1], odd=True),
+        Operand(f"{text}.param_groups", tuple(homes), weights, about[0]),
+        Operand(f"{text}.state", tuple(devices), nbytes, about[1], odd=True),
     )
     why = _COUNTERS if steps else _STATE
     return Explanation(*expression(frame, node), rows, edit.fix(nbytes), why)
 
 
 def _away(optimizer: Any, parameters: list[Tensor], steps: bool) -> list[Tensor]:
-    """The counters that are on a GPU, or the rest of the state that is not with its parameter."""
+    """Return the counters on a GPU, or the other state that is not with its parameter."""
     found = []
     for parameter in parameters:
         for key, held in dict(optimizer.state.get(parameter, {})).items():
@@ -162,13 +170,17 @@ def for_worker(frames: list[FailedFrame]) -> Explanation:
     """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
     file, line, rows = frames[0].filename, frames[0].line, list[Operand]()
     why = "the workers of a DataLoader are processes that can read tensors on the CPU alone"
-    loaders = (found for frame in reversed(frames) for found in _loaders(frame))
-    if found := next(loaders, None):
+    held = (
+        (name, [*{id(t): t for _, t in held_by(loader) if t.device.type != "cpu"}.values()])
+        for frame in reversed(frames)
+        for name, loader in _loaders(frame)
+    )
+    if found := next(((name, tensors) for name, tensors in held if tensors), None):
         name, tensors = found
         nbytes, count = sum(bytes_of(t) or 0 for t in tensors), len(tensors)
         devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
         about = f"DataLoader, {count} tensor{'s' * (count > 1)}"
-        rows.append(Operand(name, devices, nbytes, None, None, about, odd=True))
+        rows.append(Operand(name, devices, nbytes, about, odd=True))
         brought = [origin for t in tensors if (origin := origin_of(t))]
         if brought:
             names = some(dict.fromkeys(origin.name for origin in brought))
@@ -180,24 +192,24 @@ def for_worker(frames: list[FailedFrame]) -> Explanation:
     return Explanation(source_of(file, line), line, file, label(file), tuple(rows), None, why)
 
 
-def _loaders(frame: FailedFrame) -> Iterator[tuple[str, list[Tensor]]]:
-    """The loaders in a frame's statement, and their tensors that are on a GPU."""
+def _loaders(frame: FailedFrame) -> Iterator[tuple[str, Any]]:
+    """Yield the loaders in a frame's statement, with their names."""
     stmt = next(filter(None, map(statement, frame.candidates)), None)
     for node in ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ():
         value = frame.scope.value(node)
         if issubclass(type(value), DataLoader):
-            tensors = {id(t): t for _, t in held_by(value) if t.device.type != "cpu"}
-            if tensors:
-                yield frame.text(node), [*tensors.values()]
+            yield frame.text(node), value
 
 
 def for_load(frame: FailedFrame) -> Explanation | None:
-    """`torch.load` of a file from a machine with other GPUs."""
+    """Explain a `torch.load` of a file from a machine with other GPUs."""
     node = frame.failed
     stmt = statement(node) if node is not None else None
     if not isinstance(node, ast.Call) or stmt is None:
         return None
-    if not loads_as_saved(node, frame.scope.value(node.func)):
+    is_load = ast.unparse(node.func).endswith("load") and is_torch(frame.scope.value(node.func))
+    placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
+    if placed or not is_load:
         return None
     text = frame.text(node)[:-1].rstrip().rstrip(",")
     edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
@@ -205,8 +217,16 @@ def for_load(frame: FailedFrame) -> Explanation | None:
 
 
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
-    """A generator on another device than the numbers that it is to draw."""
+    """Explain a generator on another device than the numbers that it is to draw."""
     node, reader = frame.failed, Reader(frame)
+    if name := next((name for name, _ in _loaders(frame)), None):
+        where = full(torch.get_default_device())
+        why = (
+            f"the default device is {where}, where it shuffles by a generator of the CPU: make "
+            f'{name} with generator=torch.Generator("{where}")'
+        )
+        loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
+        return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
     if node is None or frame.scope.name("torch") is not torch:
         return None
     found = arguments(node) if isinstance(node, ast.Call) else []
@@ -226,11 +246,13 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [row(shown, False) for p in drawn for shown, _ in named(p, reader, False)]
     why = f"numbers for {target} are drawn by a generator on {target}"
+    if fix is None:
+        why += f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
 
 
 def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
-    """The device of the numbers that a call draws."""
+    """Return the device of the numbers that a call draws."""
     for keyword in node.keywords:
         if keyword.arg == "device":
             return reader.device(keyword.value, "")
@@ -243,7 +265,7 @@ def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
 
 
 def _made(node: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
-    """The device in the call that makes it, where nothing but that and its seeding is written."""
+    """Return the edit of the call that makes a generator; None if it does more than seed it."""
     made, stmt = node, statement(node)
     while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and stmt is not None:
         if ast.unparse(made.func) == "torch.Generator":
@@ -255,7 +277,7 @@ def _made(node: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
 
 
 def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFrame]) -> Fix | None:
-    """The device in the one statement that made it, where all that it draws is on `target`."""
+    """Return the edit of the one statement that made it, if all its draws are on `target`."""
     for frame in frames:
         tree, scope = frame.tree, function_of(frame.candidates[0]) if frame.candidates else None
         found = []
@@ -276,7 +298,7 @@ def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFram
 def _draws_elsewhere(
     text: str, tree: ast.AST, node: ast.Call, target: str, part: Part, frame: FailedFrame
 ) -> bool:
-    """Whether torch draws from it anywhere else than on `target`, or that is not certain."""
+    """Return whether torch draws from it, or may draw, on another device than `target`."""
     reader = Reader(frame)
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or call.lineno == node.lineno:

@@ -8,7 +8,7 @@ finished.
 from gpumagic.display import table
 from gpumagic.timing.compare import compare, last_comparison
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.repeats import Progress
+from gpumagic.timing.timing import Progress
 
 __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
 

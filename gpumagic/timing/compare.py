@@ -28,9 +28,8 @@ from gpumagic.timing.measurement import (
     say_where,
     short,
 )
-from gpumagic.timing.repeats import Progress, Reporter
 from gpumagic.timing.runner import Stopwatch
-from gpumagic.timing.timing import TimedDevices, Timing, targets, this_machine
+from gpumagic.timing.timing import Progress, Reporter, TimedDevices, Timing, targets, this_machine
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import program
 from gpumagic.usercode.values import torch_here

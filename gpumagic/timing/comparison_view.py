@@ -15,8 +15,7 @@ from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import duration, energy, fine, rate, size, tick, times
 from gpumagic.timing import verdict
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.repeats import bars
-from gpumagic.timing.timing import Timing
+from gpumagic.timing.timing import Timing, bars
 from gpumagic.timing.verdict import percent, point, spelled
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from gpumagic import device as names
 from gpumagic.device import Device
-from gpumagic.display.units import times
+from gpumagic.display.units import both, times
 from gpumagic.errors import GpuError
 from gpumagic.timing.timing import Agreement, Machine, Timing
 from gpumagic.usercode import sweep as sweeping
@@ -34,8 +34,7 @@ class Crossover:
 def virtual(names: Sequence[str]) -> str:
     """Return why times of these virtual GPUs are compared with nothing."""
     are, their = ("is", "its") if len(names) == 1 else ("are", "their")
-    listed = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
-    return f"{listed} {are} virtual: {their} times are the CPU's and say nothing about a GPU"
+    return f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"
 
 
 class Lookup:

@@ -25,9 +25,8 @@ from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Tally, merged
 from gpumagic.ledger.watch import watch
 from gpumagic.timing.agreement import Agreeing, outcome
-from gpumagic.timing.repeats import Repeats, Reporter, Stage
-from gpumagic.timing.runner import LEAST_S, Lap, Runner, Stopwatch, joules
-from gpumagic.timing.timing import TimedDevices, Timing
+from gpumagic.timing.runner import LEAST_S, Lap, Repeats, Runner, Stopwatch, joules
+from gpumagic.timing.timing import Reporter, Stage, TimedDevices, Timing
 from gpumagic.usercode.program import Program
 from gpumagic.usercode.sweep import key
 from gpumagic.usercode.values import comes_from, torch_here

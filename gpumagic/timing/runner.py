@@ -1,4 +1,4 @@
-"""Run a program on one device or several at the same time, and measure a block of runs.
+"""Run a program on one device or several at the same time; time blocks of runs until it is steady.
 
 A device works on after the call that gave it the work has returned. So every device that torch has
 started in this process is synchronized before and after a block, with all its streams, and so is
@@ -11,8 +11,12 @@ is left, on the devices or in the variables.
 from __future__ import annotations
 
 import gc
+import math
+import statistics
 import threading
 import time
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -27,6 +31,7 @@ from gpumagic.device import Device, cuda_state
 from gpumagic.frameworks.framework import Framework
 from gpumagic.isolation.settings import thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
+from gpumagic.timing.timing import Stage, interval
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
@@ -280,3 +285,131 @@ class Runner:
             self.failed = self.trials[n].where
             raise error
         return [future.result() for future in given.values()]
+
+
+NARROW = 0.01
+"""The median is known when its 95 % interval is narrower than this part of it."""
+
+# A block is long enough that its overhead is about a thousandth. Not longer: other programs
+# disturb some short blocks and not others, and the median is that of the undisturbed ones. Long
+# blocks would all be disturbed.
+_NEGLIGIBLE = 1e-3
+_LEAST_BLOCK_S = 1e-3
+# Steady: the last five blocks have a coefficient of variation under 2 % (A. Georges, D. Buytaert,
+# L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA 2007, section 4.2), after
+# a tenth of a second, in which a GPU raises its clock.
+_WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
+# Warm up for at most a fifth of the time, since some machines are never steady.
+_WARM_SHARE = 0.2
+# As torch.utils.benchmark.Timer.blocked_autorange: other programs work in bursts.
+_LEAST_TIMED_S = 0.2
+_LEAST, _MOST = 10, 10_000
+
+
+class Repeats:
+    """Repeats of code, timed by `lap`: at least one, for `least` seconds within `max_time`.
+
+    The first run is made by the caller and counts as warm-up.
+    """
+
+    def __init__(
+        self,
+        lap: Callable[[int], Lap],
+        max_time: float,
+        *,
+        clock: Callable[[], float],
+        told: Callable[[Stage], object] = lambda stage: None,
+        between: Callable[[], object] = lambda: None,
+        least: float = _LEAST_TIMED_S,
+    ) -> None:
+        self.laps: list[Lap] = []  # filled while it runs, so that an interrupt keeps them
+        self.number, self.runs = 1, 0  # runs in each, and in total with warm-up
+        self.steady = False  # whether the median's interval is narrow enough
+        self._timed, self._told, self._clock, self._between = lap, told, clock, between
+        self._max_time, self._least = max_time, min(least, max_time / 2)
+        self._ordered: list[float] = []
+        # The interval is next computed at this many repeats, not at each of thousands.
+        self._look_at = _LEAST
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Seconds of one run, for each repeat."""
+        return tuple(lap.total / self.number for lap in self.laps)
+
+    def median(self) -> float:
+        """The median of `seconds` so far."""
+        return statistics.median(self._ordered)
+
+    def run(self) -> None:
+        """Warm up and repeat."""
+        began = self._clock()
+        share = _WARM_SHARE * self._max_time
+        self._told("warm up")
+        lap = self._lap(1)
+        if lap.total >= share:
+            # The first run was the warm-up; a long run gets no other.
+            self._keep(lap)
+            if self._enough(self._clock() - began):
+                return
+            lap = self._lap(1)
+        if lap.total < share:
+            # If a run before was quick, this one was different: something was compiled.
+            self.laps.clear()
+            self._ordered.clear()
+            began = self._clock() - lap.total
+            self._warm_up(lap.total, began, share)
+        else:
+            self._keep(lap)
+        self._told("timing")
+        while not self._enough(self._clock() - began):
+            self._keep(self._lap(self.number))
+
+    def _lap(self, number: int) -> Lap:
+        self.runs += number
+        lap = self._timed(number)
+        self._between()
+        return lap
+
+    def _warm_up(self, each: float, began: float, share: float) -> None:
+        """Run until it is steady, and choose the runs in a block; `each` is the time of one."""
+        empty = statistics.median(self._lap(0).total for _ in range(5))
+        block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
+        window: deque[float] = deque(maxlen=_WINDOW)
+        while True:
+            number = min(math.ceil(block / max(each, 1e-9)), 10 * self.number)
+            # Not for every small increase, or it would never be steady.
+            if number > 1.5 * self.number:
+                self.number = number
+                window.clear()
+            spent = self._clock() - began
+            if len(window) == _WINDOW and spent >= min(_LEAST_WARM_S, share) and _steady(window):
+                return
+            if spent + self.number * each >= share:
+                return
+            lap = self._lap(self.number)
+            window.append(lap.total)
+            # The minimum: time lost to other programs must not make the blocks too short.
+            each = min(each, lap.total / self.number)
+            self._told("warm up")
+
+    def _keep(self, lap: Lap) -> None:
+        self.laps.append(lap)
+        insort(self._ordered, lap.total / self.number)
+        self._told("timing")
+
+    def _enough(self, spent: float) -> bool:
+        count = len(self.laps)
+        if not count:
+            return False
+        timed = sum(self._ordered) * self.number
+        if timed >= self._least and count >= self._look_at:
+            self._look_at = max(count + 1, int(1.05 * count))
+            low, high = interval(self._ordered)
+            if high - low <= NARROW * self.median():
+                self.steady = True
+                return True
+        return count >= _MOST or spent + self.laps[-1].total > self._max_time
+
+
+def _steady(window: deque[float]) -> bool:
+    return statistics.stdev(window) <= _STEADY * statistics.fmean(window)

@@ -1,4 +1,4 @@
-"""Record what was measured: the machine, the devices, the times and their spread."""
+"""Record what is measured: the machine, the devices, the times, their spread, and the progress."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import platform
 import re
 import socket
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gpumagic import nvml
+from gpumagic import faults, nvml
 from gpumagic.device import Device
+from gpumagic.display.units import age, duration
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import known
 from gpumagic.frameworks.known import Needed
@@ -265,3 +266,135 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
         return seconds[0], seconds[0]
     first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
     return first, third
+
+
+Stage = Literal["copy", "warm up", "timing", "done"]
+_PERIOD_S = 0.1  # between two reports of the progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a comparison."""
+
+    title: str  # the first line of the code
+    where: str  # the device being measured
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the sweep's variable
+    stage: Stage = "copy"
+    repeat: int = 0  # that were timed; 0 in the other stages
+    done: int = 0  # measurements, each of one device at one value
+    total: int = 1
+    elapsed: float = 0.0  # seconds
+    remaining: float | None = (
+        None  # seconds, estimated from finished measurements; None before the first
+    )
+    # For each device: where, its median so far, and `"waiting"`, a stage, `"done"`, or an error.
+    bars: tuple[tuple[str, float | None, str], ...] = ()
+
+    def __str__(self) -> str:
+        """``"cuda:0 · n = 256 · repeat 12 · 2 of 3 devices · about 4 s left"``."""
+        parts = [self.where, *(f"{name} = {value}" for name, value in self.values.items())]
+        if self.stage == "timing":
+            parts.append(f"repeat {self.repeat}" if self.repeat else "first run")
+        else:
+            parts.append("inputs and first run" if self.stage == "copy" else self.stage)
+        if self.total > 1:
+            kind = "" if self.values else " devices"
+            parts.append(f"{min(self.done + 1, self.total)} of {self.total}{kind}")
+        # 0 means that the estimate was too short.
+        if self.remaining:
+            parts.append(f"about {age(max(self.remaining, 1))} left")
+        return " · ".join(part for part in parts if part)
+
+    @property
+    def share(self) -> float | None:
+        """The finished part of the time; None while the rest is unknown."""
+        if self.remaining is None:
+            return None
+        return self.elapsed / ((self.elapsed + self.remaining) or 1.0)
+
+    def posted(self) -> dict[str, Any]:
+        """Return JSON for the monitor: a line, and a bar for each device."""
+        return {"line": f"{self.title} · {self}", "bars": bars(self.bars)}
+
+
+def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
+    """Return each device's share of the slowest median; its state if it has no median."""
+    spelled = {"copy": "copying"}
+    slowest = max((seconds for _, seconds, _ in medians if seconds), default=0.0)
+    return [
+        {
+            "where": where,
+            "share": seconds / slowest if seconds else 0.0,
+            "text": duration(seconds) if seconds is not None else spelled.get(state, state),
+        }
+        for where, seconds, state in medians
+    ]
+
+
+class Reporter:
+    """Call `call` at most ten times a second; its errors do not end the comparison."""
+
+    def __init__(
+        self,
+        call: Callable[[Progress], object],
+        title: str,
+        wheres: Sequence[str],
+        total: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._call, self._clock = call, clock
+        self._now = Progress(title, wheres[0], total=total)
+        self._bars: dict[str, tuple[float | None, str]] = dict.fromkeys(wheres, (None, "waiting"))
+        self._began = self._begun = clock()
+        self._told = -math.inf
+
+    @property
+    def due(self) -> bool:
+        """Whether the next report is due."""
+        return self._clock() - self._told >= _PERIOD_S
+
+    def begin(self, where: str, values: Mapping[str, Any]) -> None:
+        """Report that the measurement of a device at a value begins."""
+        if values != self._now.values:
+            self._bars = dict.fromkeys(self._bars, (None, "waiting"))
+        self._now = replace(self._now, where=where, values=dict(values))
+        self._begun = self._clock()
+        self.at("copy")
+
+    def at(self, stage: Stage, repeat: int = 0, median: float | None = None) -> None:
+        """Report the stage and the median so far."""
+        self._now = replace(self._now, stage=stage, repeat=repeat)
+        self._bars[self._now.where] = median, stage
+        self._tell()
+
+    def end(self, median: float | None, state: str = "done") -> None:
+        """Report that the measurement has ended."""
+        self._now = replace(self._now, done=self._now.done + 1)
+        self._bars[self._now.where] = median, state
+        self._tell()
+
+    def close(self) -> None:
+        """Report that everything is done."""
+        self._now = replace(self._now, stage="done")
+        self._told = -math.inf
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self.due:
+            return
+        now = self._told = self._clock()
+        bars = tuple((where, *bar) for where, bar in self._bars.items())
+        with faults.kept("showing how far a comparison is"):
+            elapsed, remaining = now - self._began, self._remaining(now)
+            self._call(replace(self._now, elapsed=elapsed, remaining=remaining, bars=bars))
+
+    def _remaining(self, now: float) -> float | None:
+        done = self._now.done
+        if self._now.stage == "done":
+            return 0.0
+        if not done:
+            return None
+        each = (self._begun - self._began) / done
+        rest = max(self._now.total - done - 1, 0) * each
+        # A first run may take longer and says nothing about the following runs.
+        return rest + max(each - (now - self._begun), 0.0)

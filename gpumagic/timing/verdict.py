@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpumagic.display.units import NOT_KNOWN, duration, fine, size, times
+from gpumagic.display.units import NOT_KNOWN, both, duration, fine, size, times
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.lookup import Crossover, virtual
 from gpumagic.timing.timing import Timing
@@ -148,12 +148,6 @@ def point(values: Mapping[str, Any]) -> str:
 def at_point(values: Mapping[str, Any]) -> str:
     """``" at n = 256"``, or nothing without a sweep."""
     return f" at {point(values)}" if values else ""
-
-
-def both(words: Iterable[str]) -> str:
-    """``"a"``, ``"a and b"``, ``"a, b and c"``, each once."""
-    *first, last = dict.fromkeys(words) or [""]
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def span(ratios: Sequence[float]) -> str:

@@ -3,6 +3,7 @@
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Entry, Ledger
@@ -106,7 +107,11 @@ def test_the_line(entries, expected):
         (entry(COPY, count=10, nbytes=10 * 2**20, blocking=0, pinned=True), None, None),
         (entry(COPY, count=10, nbytes=100), "many small copies", 9),
         (entry(COPY, count=10, code="torch.ones(3).to('cuda:1')"), "device='cuda:1'", 10),
-        (entry(COPY, count=10, source="cuda:1", destination="cpu"), "copy them once", 9),
+        (
+            entry(COPY, count=10, source="cuda:1", destination="cpu"),
+            "read it once after the loop",
+            9,
+        ),
         (entry(COPY, operator="index", implicit=True), "index.to('cuda:1')", 0),
         (entry(COPY, count=10, via="loader", pinned=False), "pin_memory=True", 0),
         (entry(COPY, count=10, via="loader", pinned=True), None, None),
@@ -210,3 +215,27 @@ def test_advice_is_in_the_users_own_names(code, there, says):
     of = entry(WAIT, code=code, where=UserLine(4, there, file=CELL))
     assert says in advise(of).text
     assert "read it once after the loop" in advise(of).text
+
+
+@pytest.mark.parametrize(
+    ("read", "there", "written"),
+    [
+        ("net(x).cpu()", "preds.append({})", "preds.append(net(x).detach())"),
+        ("net(x).tolist()", "preds += {}", "preds.append(net(x).detach())"),
+        ("net(x).tolist()", "preds.extend({})", "preds.append(net(x).detach())"),
+    ],
+)
+def test_batches_are_concatenated_since_the_last_one_may_be_shorter(read, there, written):
+    line = there.format(read)
+    home = {"source": "cuda:1", "destination": "cpu", "count": 100, "nbytes": 2400}
+    of = entry(COPY, code=read, where=UserLine(4, line, file=CELL), **home)
+    said = advise(of).text
+    assert written in said
+    together = said.rpartition("loop: ")[2]
+    assert together == (
+        "torch.cat(preds).tolist()" if "tolist" in read else "torch.cat(preds).cpu()"
+    )
+    names = {"net": torch.neg, "preds": []}
+    for size in (3, 3, 2):
+        exec(written, names | {"x": torch.ones(size)})
+    assert len(eval(together, {"torch": torch, **names})) == 8

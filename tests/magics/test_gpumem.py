@@ -48,7 +48,7 @@ def test_one_name_is_opened(ip):
         ("nothing", "there is no variable 'nothing'; and it is no GPU"),
         ("wieghts", "there is no variable 'wieghts'; did you mean weights?"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
-        ("cpu", "cpu is not a GPU; type %gpumem 0"),
+        ("cpu", "cpu is not a GPU; type 0, 1, or nothing for all of them"),
         ("--sinse", "type %gpumem [WHERE or NAME …] [--since]"),
     ],
 )
@@ -58,6 +58,15 @@ def test_what_is_not_there_is_one_line(ip, line, said):
     assert text.startswith("UsageError: %gpumem: ")
     assert said in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("magic", ["%gpus", "%gpumem", "%gpufree"])
+@pytest.mark.parametrize("wrong", ["7", "7?", "cpu"])
+def test_an_error_about_a_gpu_offers_what_the_magic_takes(ip, magic, wrong):
+    text = ip.run(f"{magic} {wrong}").text.strip()
+    offers = text.partition("; type ")[2].removesuffix(", or nothing for all of them").split(", ")
+    assert offers == ["0", "1"]
+    assert all(ip.run(f"{magic} {offer}").error is None for offer in [*offers, ""])
 
 
 def test_without_gpus_one_line_says_what_to_type(shell):

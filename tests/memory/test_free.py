@@ -156,6 +156,16 @@ def test_gradients_come_back_when_asked(held):
     assert held.run("net(x[:512]).sum().backward()").error is None
 
 
+@pytest.mark.parametrize(("where", "left"), [("0", 1), ("cuda:1", 0)])
+def test_a_gpu_may_be_named_and_the_outputs_of_others_stay(held, where, left):
+    for gpu in (0, 1):
+        held.run(f"torch.ones(2**20, device='cuda:{gpu}')")
+    before = torch.cuda.memory_allocated(left)
+    assert "4.0 MiB on cuda:" in held.run(f"%gpufree {where}").text
+    assert torch.cuda.memory_allocated(left) == before
+    assert "there are cuda:0 and cuda:1" in held.run("%gpufree 7").text
+
+
 def test_names_come_back_and_say_who_else_holds_them(held):
     held.run("y = x\nz = torch.ones(2**20, device='cuda:1')\nz")
     said = held.run("%gpufree z y").text
@@ -215,7 +225,7 @@ def test_bad_input_is_told_in_a_line_and_frees_nothing(held):
         ("%gpufree nonsense", "no variable 'nonsense'"),
         ("%gpufree n", "n holds nothing on a GPU"),
         ("%gpufree torch", "torch holds nothing on a GPU"),
-        ("%gpufree x.grad", "x.grad cannot be the name"),
+        ("%gpufree x.grad", "there is no variable 'x.grad'"),
         ("%gpufree --wrong", "unexpected --wrong"),
     ):
         said = held.run(line).text

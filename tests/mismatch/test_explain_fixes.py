@@ -41,25 +41,6 @@ def test_a_loss_that_is_made_where_it_is_called():
     assert run(fix.apply(code)) is None
 
 
-@pytest.mark.parametrize(
-    ("code", "fixed"),
-    [
-        ("a.cpu() + b", "a + b"),
-        ("(a + 1).cpu().exp() * b", "(a + 1).exp() * b"),
-        ("F.mse_loss(torch.relu(a).to('cpu'), b)", "F.mse_loss(torch.relu(a), b)"),
-        ("torch.stack([a.cuda(1), b])", "torch.stack([a, b])"),
-        ("torch.ones(2).cuda(1) * b", "torch.ones(2).to(b.device) * b"),
-        # It does more than to transfer.
-        ('a.to("cpu", torch.double) + b', 'a.to("cpu", torch.double).to(a.device) + b'),
-    ],
-)
-def test_a_transfer_to_the_wrong_device_is_removed_rather_than_undone(code, fixed):
-    code = f'a = torch.ones(2, device="cuda:0")\nb = a + 1\n{code}\n'
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == fixed
-    assert run(fix.apply(code)) is None
-
-
 def test_three_devices_of_which_one_is_known_from_the_text_alone():
     code = (
         "torch.where(torch.tensor([True, False]), torch.ones(2, device='cuda:0'), "
@@ -68,17 +49,6 @@ def test_three_devices_of_which_one_is_known_from_the_text_alone():
     explanation = gpumagic.explain(run(code))
     assert [o.devices for o in explanation.operands] == [("cpu",), ("cuda:0",), ("cuda:1",)]
     assert run(explanation.fix.apply(code)) is None
-
-
-@pytest.mark.parametrize(
-    ("written", "fixed"), [("a.cpu() + b", "a + b"), ("b + a.cpu().abs()", "b + a.abs()")]
-)
-def test_a_transfer_that_took_an_operand_away_goes(written, fixed):
-    code = f"a, b = torch.ones(2).cuda(), torch.ones(2).cuda()\nc = {written}\n"
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.apply(code) == code.replace(written, fixed)
-    assert fix.nbytes == 0
-    assert run(fix.apply(code)) is None
 
 
 def test_lengths_that_are_not_on_the_host_and_no_other_tensor():
@@ -170,16 +140,11 @@ MADE = [
     (
         "def noisy(x):\n    noise = torch.randn(x.shape)\n    return x + 0.1 * noise\n"
         "noisy(torch.ones(3, device='cuda'))\n",
-        "    noise = torch.randn_like(x)",
+        "    noise = torch.randn(x.shape, device=x.device)",
     ),
     (
         "x = torch.ones(3, device='cuda')\ny = x + 0.1 * torch.rand(x.size())\n",
-        "y = x + 0.1 * torch.rand_like(x)",
-    ),
-    # Another dtype, or another size: the likes of `x` would not do.
-    (
-        "x = torch.ones(3, device='cuda').half()\ny = x + torch.rand(x.shape)\n",
-        "y = x + torch.rand(x.shape, device=x.device)",
+        "y = x + 0.1 * torch.rand(x.size(), device=x.device)",
     ),
 ]
 
@@ -188,16 +153,6 @@ MADE = [
 def test_what_is_made_at_home_is_made_there_rather_than_moved_each_time(code, fixed):
     fix = gpumagic.explain(run(code)).fix
     assert fix.code == fixed
-    assert run(fix.apply(code)) is None
-
-
-def test_an_accumulator_that_the_host_reads_stays():
-    code = (
-        "total = torch.zeros(3)\nfor _ in range(2):\n    total += torch.ones(3, device='cuda')\n"
-        "total.numpy()\n"
-    )
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.line == 3
     assert run(fix.apply(code)) is None
 
 
@@ -225,3 +180,43 @@ def test_within_a_functions_own_forward_nothing_is_moved():
     explanation = gpumagic.explain(run(FUNCTION.replace("{call}", "Scale.apply(*[x, w * 1])")))
     assert names_told(explanation)["w"].odd
     assert explanation.fix is None
+
+
+ATTENTION = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+    def forward(self, x):
+        att = self.q(x) @ x.transpose(-2, -1)
+        mask = torch.tril(torch.ones(5, 5))
+        att = att.masked_fill(mask == 0, 0.0)
+        return att @ x
+Attention().cuda()(torch.randn(2, 5, 8, device="cuda"))
+"""
+
+
+def test_the_device_of_what_is_made_in_a_class_is_that_of_a_tensor_there():
+    fix = gpumagic.explain(run(ATTENTION)).fix
+    assert "torch.ones(5, 5, device=att.device)" in fix.code
+    assert run(fix.apply(ATTENTION)) is None
+
+
+def test_the_rows_of_an_explanation_are_operands_and_not_the_module_that_has_them():
+    code = (
+        "class P(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.pe = torch.zeros(1, 9, 4)\n    def forward(self, x):\n"
+        "        return x + self.pe[:, : x.size(1)]\nP()(torch.ones(2, 3, 4).cuda())\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert [operand.name for operand in explanation.operands] == ["x", "self.pe"]
+    assert "self.pe is a plain attribute" in explanation.reason
+
+
+def test_a_generator_of_another_cell_is_named_with_what_to_write_there():
+    g = torch.Generator().manual_seed(0)
+    explanation = gpumagic.explain(
+        run("torch.randn(4, generator=g, device='cuda')", namespace={"g": g})
+    )
+    assert explanation.fix is None
+    assert 'give it one made by torch.Generator("cuda:0")' in explanation.reason

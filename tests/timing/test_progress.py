@@ -3,7 +3,7 @@
 import pytest
 
 from gpumagic import faults
-from gpumagic.timing.repeats import Reporter
+from gpumagic.timing.timing import Reporter
 
 
 class Told:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.timing.repeats import Repeats
-from gpumagic.timing.runner import Lap
+from gpumagic.timing.runner import Lap, Repeats
 from gpumagic.timing.timing import interval
 
 

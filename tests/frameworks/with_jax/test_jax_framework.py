@@ -173,7 +173,7 @@ def test_where_jax_has_started_it_is_too_late_for_virtual_gpus():
     )
     late = (
         "JAX has started in this kernel with 1 CPU device: restart the kernel, and type "
-        "%load_ext gpumagic, then %gpus --virtual 1 before anything uses JAX"
+        "in a notebook, %load_ext gpumagic, then %gpus --virtual 1 before anything uses JAX"
     )
     assert ran.stdout.splitlines() == [
         late,

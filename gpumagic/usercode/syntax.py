@@ -1,7 +1,7 @@
-"""Walk the syntax tree of the user's code: what encloses a node, what a piece of code binds.
+"""Walk the syntax tree of the user's code: the nodes around a node, the names that code binds.
 
-Of code that failed, the rest tells which values are still needed: a name that is bound again before
-it is read holds a value that nobody needs.
+After an error, the rest of the code says which values are still needed: a value is not needed if
+its name is bound again before it is read.
 """
 
 import ast
@@ -17,18 +17,18 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def parents(node: ast.AST) -> Iterator[ast.AST]:
-    """What encloses a node, from the inside."""
+    """Yield the nodes that enclose a node, the innermost first."""
     while (node := getattr(node, "parent", None)) is not None:  # type: ignore[assignment]
         yield node
 
 
 def statement(node: ast.AST) -> ast.stmt | None:
-    """The statement that a node belongs to."""
+    """Return the statement that a node belongs to."""
     return next((n for n in (node, *parents(node)) if isinstance(n, ast.stmt)), None)
 
 
 def function_of(node: ast.AST) -> ast.AST | None:
-    """The function, lambda or module whose code a node is."""
+    """Return the function, lambda or module whose code a node is."""
     kinds = (*_FUNCTIONS, ast.Lambda, ast.Module)
     return next((n for n in parents(node) if isinstance(n, kinds)), None)
 
@@ -40,39 +40,39 @@ def in_own_scope(node: ast.AST) -> bool:
 
 
 def loops_around(node: ast.AST) -> list[ast.stmt]:
-    """The loops around a node in its own function, the innermost first."""
+    """Return the loops around a node in its own function, the innermost first."""
     within = takewhile(lambda parent: not isinstance(parent, _FUNCTIONS), parents(node))
     return [parent for parent in within if isinstance(parent, _LOOPS)]
 
 
 def stored(tree: ast.AST) -> set[str]:
-    """The names that are bound in a piece of code."""
+    """Return the names that are bound in a piece of code."""
     nodes = ast.walk(tree)
     return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
 
 
 def root(text: str) -> str:
-    """The name that an expression begins with: ``"self"`` of ``"self.items[0]"``."""
+    """Return the first name of an expression: ``"self"`` of ``"self.items[0]"``."""
     return text.partition(".")[0].partition("[")[0]
 
 
 def uses(node: ast.AST, text: str) -> list[ast.expr]:
-    """Where code reads a name, an attribute or an item that is written `text`."""
+    """Return the nodes that read a name, an attribute or an item written as `text`."""
     kinds = (ast.Name, ast.Attribute, ast.Subscript)
     found = (n for n in ast.walk(node) if isinstance(n, kinds) and isinstance(n.ctx, ast.Load))
     return [n for n in found if ast.unparse(n) == text]
 
 
-# Of torch and of what trains for it.
+# Names of torch and of libraries that train for it.
 _BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-# What these bind, they may not bind.
+# These may run none of their code.
 _MAYBE = (*_SCOPES, ast.If, ast.While, ast.Match)
 
 
 class RestOfCode:
-    """What is still to run in one frame, from the statement on that failed."""
+    """The statements of one frame that have not run yet, from the failed one on."""
 
     def __init__(self, frame: FailedFrame) -> None:
         self.frame = frame
@@ -83,22 +83,22 @@ class RestOfCode:
 
     @property
     def made_now(self) -> set[str]:
-        """The names that the failing statement was to bind."""
+        """Return the names that the failed statement binds."""
         return _bound([self.failed]) if self.failed is not None else set()
 
     @property
     def read_anywhere(self) -> set[str]:
-        """The names that all of this code reads, also what has run."""
+        """Return the names that all of this code reads, also the part that has run."""
         return set(names_read(self.frame.tree)) if self.frame.tree is not None else set()
 
     @property
     def overwritten(self) -> set[str]:
-        """The names that are bound anew before they are read."""
+        """Return the names that are bound again before they are read."""
         return _bound(self._rest) - self.read
 
     @property
     def made_before(self) -> set[str]:
-        """The names that this code itself may have bound before it failed."""
+        """Return the names that this code itself may have bound before it failed."""
         if self.frame.tree is None or self.failed is None or not self.frame.at_top:
             return set(self.frame.scope.local)
         line = self.failed.lineno
@@ -107,7 +107,7 @@ class RestOfCode:
 
     @property
     def added_up(self) -> set[str]:
-        """The names that a loop around the failing statement makes anew from what they hold."""
+        """Return the names that a loop around the failed statement updates from their values."""
         nodes = ast.walk(self.loops[-1]) if self.loops else ()
         found = set[str]()
         for node in nodes:
@@ -125,7 +125,7 @@ class RestOfCode:
 
 
 def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
-    """A statement and those that follow it in its function, the loops around it once more."""
+    """Yield a statement, the ones after it in its function, and the loops around it again."""
     yield failed
     inner: ast.AST = failed
     for outer in parents(failed):
@@ -140,7 +140,7 @@ def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def _bound(block: Iterable[ast.stmt]) -> set[str]:
-    """The names that statements surely bind."""
+    """Return the names that statements surely bind."""
     found = set[str]()
     for stmt in block:
         if isinstance(stmt, _MAYBE):
