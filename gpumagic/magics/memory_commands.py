@@ -112,6 +112,7 @@ class MemoryMagics(Magics):
             %gpumem 1                one of them, by any of its names
             %gpumem net              what one variable holds: a module layer by layer, with
                                      gradients, optimizer state, and what autograd saved
+            %gpumem net.encoder      what a part of it holds
             %gpumem data["x"] batch  what these variables hold
 
             {options}

@@ -127,8 +127,9 @@ class Paths:
         above = self._walk.objects[parent]
         if id(type(above)) in self._keeping and (kept := self._kept_by_torch(obj, above)):
             return kept
-        is_buffer = type(above) is dict and self._is_buffer(parent)
-        return known or self._parts[parent] or ("buffer" if is_buffer else "tensor")
+        if found := known or self._parts[parent]:
+            return found
+        return "buffer" if type(above) is dict and self._is_buffer(parent) else "tensor"
 
     def _kept_by_torch(self, obj: Any, above: Any) -> str:
         """Return the kind of a gradient, and of what a graph saved; empty for all others."""
