@@ -201,8 +201,11 @@ class _Following:
         subject = self._subject
         if subject.move:
             self._crossings.silent = True
-            followers = optimizers_in(subject.namespace)
-            moves = move_all(subject.reads, target, followers=followers, check_room=False)
+            space = subject.namespace
+            followers = optimizers_in(space)
+            moves = move_all(
+                subject.reads, target, followers=followers, namespace=space, check_room=False
+            )
             self._crossings.silent = False
             self._moved = tuple(
                 replace(moved, sources=self._here.get(moved.name, moved.sources))

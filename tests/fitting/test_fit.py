@@ -182,7 +182,7 @@ def test_what_fails_within_keeps_what_is_known(monkeypatch):
     result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
     assert (result.value, result.confirmed, result.interrupted) == (10, False, False)
     assert "n = 10 is the largest known to fit" in str(result)
-    stopped = r"stopped at n = \d+: a fault of gpumagic: KeyError: 1; this is what was"
+    stopped = r"stopped at n = \d+: a fault of gpumagic: KeyError: 1; these are the values"
     assert re.search(stopped, str(result))
     asked, failure = [None], gpumagic.GpuError("the dry run's process ended by signal 6")
     result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
