@@ -39,6 +39,8 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
+META = C.DispatchKeySet(C.DispatchKey.Meta)
+_LARGEST_NUMBER = 16  # bytes
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -55,6 +57,8 @@ SHARING = frozenset(
 these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
 # Those whose results may be in parts.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
+PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"])
+"""Operators whose result may be larger than their arguments, as that of any pointwise one."""
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
 
@@ -87,6 +91,7 @@ class KernelPlan:
         self.flip = flip if lazy else flip_plain
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_anew(self.op)
+        self.grows = self.fresh and (torch.Tag.pointwise in self.op.tags or self.name in PRODUCTS)
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
         self.usual = self.plain and not self.special and not self.waits
         self.usual &= self.name not in INDEXING and "device" not in self.arguments
@@ -150,6 +155,8 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
         if at < 0:
             return _run_any(plan, args, kwargs)
         gpu = GPUS[at]
+        if plan.grows:
+            _require_room(plan, args, gpu)
         call = plan.op if plan.number_ok and not isinstance(low[-1], Tensor) else plan.cpu
         started = perf_counter_ns()
         try:
@@ -171,6 +178,28 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     except BaseException as error:
         leave_out_ours(error)
         raise
+
+
+def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
+    """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
+    __tracebackhide__ = True
+    most = _LARGEST_NUMBER
+    for x in args:
+        if isinstance(x, Tensor):
+            most *= x.numel()
+    if most <= gpu.account.room:
+        return
+    metas = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        if isinstance(x, Tensor)
+        else x
+        for x in args
+    ]
+    try:
+        result = plan.op._handle.redispatch_boxed(META, *metas)
+    except RuntimeError:  # the CPU's kernel says it in its own words
+        return
+    gpu.account.require(result.shape, result.dtype)
 
 
 def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:

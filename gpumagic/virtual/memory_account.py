@@ -259,6 +259,11 @@ class MemoryAccount:
         self._room = -1
 
     @property
+    def room(self) -> int:
+        """Bytes that may be allocated beyond those that were counted last."""
+        return self.limit - self.allocator.bytes.current
+
+    @property
     def free(self) -> int:
         """Bytes that the "driver" has left."""
         self.refresh()

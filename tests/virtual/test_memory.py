@@ -94,6 +94,28 @@ def test_a_result_counts_too(gpus):
     assert torch.cuda.memory_allocated(0) == 5 * 2**28
 
 
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda x: x + x.T,
+        lambda x: x == x.T,
+        lambda x: x.half() * x.T.double(),
+        lambda x: x @ x.T,
+        lambda x: torch.outer(x[:, 0], x[:, 0]),
+        lambda x: torch.cdist(x, x),
+        lambda x: torch.addmm(x[0], x, x.T),
+        lambda x: x[None] @ x.T[None],
+    ],
+)
+def test_a_result_without_room_is_refused_before_it_is_computed(gpus, outer):
+    """Its last sentence would say that the host has no room, had it been computed there."""
+    x = torch.ones(20_000_000, 1, device="cuda:0")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        outer(x)
+    assert "virtual GPU's memory is the host's" not in str(raised.value)
+    assert outer(x[:9]).shape[-1] == 9
+
+
 def test_a_fraction_of_the_memory(gpus):
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     with pytest.raises(torch.OutOfMemoryError, match=r"512\.00 MiB allowed; Of"):
