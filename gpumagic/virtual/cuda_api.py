@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gpumagic.device.caching_allocator import MemoryStat
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import checks, collectives, memory_snapshot
-from gpumagic.virtual.generators import Generator
-from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
+from gpumagic.virtual import checks, collectives
+from gpumagic.virtual.memory_history import MemoryApi
+from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Generator, Stream
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork
 
 _init: Any = torch.autograd.profiler.profile.__init__
@@ -116,7 +116,7 @@ def install(stack: ExitStack) -> None:
     patch(
         stack, C, **{f.__name__: f for f in (_scatter, _gather, _broadcast, _broadcast_coalesced)}
     )
-    patch(stack, C, **memory_snapshot.functions(stack), _has_cudnn=False)
+    patch(stack, C, **MemoryApi(GPUS).functions(stack), _has_cudnn=False)
     patch(
         stack,
         torch.cuda,

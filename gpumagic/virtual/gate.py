@@ -273,8 +273,8 @@ def trial(cache: Path | None = None, command: list[str] | None = None) -> str | 
 
 def _trial_command() -> list[str]:
     root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import build_trial"
-    return [sys.executable, "-c", f"{code}; build_trial.main()"]
+    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import switch"
+    return [sys.executable, "-c", f"{code}; switch.try_out()"]
 
 
 def _run(command: list[str]) -> str | None:

@@ -32,10 +32,9 @@ from gpumagic.virtual.flip import (
     replace_sparse,
     writes,
 )
-from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
-from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.scratch import beside, taken
-from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
+from gpumagic.virtual.streams import belongs_to_cuda, cpu_draws_from
+from gpumagic.virtual.virtual_gpus import GPUS, SMALL, VirtualGpu, gpu_of, refuse_as_cuda
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
