@@ -56,8 +56,11 @@ SHARING = frozenset(
 these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
 # Those whose results may be in parts.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
-PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"])
-"""Operators whose result may be larger than their arguments, as that of any pointwise one."""
+PRODUCTS = {
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), -1),
+    **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), -2),
+}
+"""The dim of the last tensor that is the result's last one; for others a pointwise operator."""
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
 
@@ -90,8 +93,10 @@ class KernelPlan:
         self.flip = flip if lazy else flip_plain
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_anew(self.op)
-        self.grows = self.fresh and (torch.Tag.pointwise in self.op.tags or self.name in PRODUCTS)
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
+        several = self.kinds.count(ONE) > 1
+        self.grows = self.fresh and several and torch.Tag.pointwise in self.op.tags
+        self.grows |= self.name in PRODUCTS
         self.usual = self.plain and not self.special and not self.waits
         self.usual &= self.name not in INDEXING and "device" not in self.arguments
         self.usual &= not any("List[Optional[T" in str(a.type) for a in arguments)
@@ -182,11 +187,18 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
     """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
     __tracebackhide__ = True
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if (dim := PRODUCTS.get(plan.name)) is not None:
+        one, other = tensors[-2:]
+        if one.shape[-1] == other.shape[-3 - dim]:
+            size = one.numel() // max(one.shape[-1], 1), other.shape[dim]
+            if prod(size) * _LARGEST_NUMBER > gpu.account.room:
+                gpu.account.require(size, one.dtype)
+        return
     most = _LARGEST_NUMBER
-    for x in args:
-        if isinstance(x, Tensor):
-            most *= x.numel()
-    if most <= gpu.account.room:
+    for x in tensors:
+        most *= x.numel()
+    if most <= gpu.account.room or len({x.shape for x in tensors}) == 1:
         return
     metas = [
         torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
