@@ -303,29 +303,18 @@ class MemoryApi:
                 *others, last = map(repr, known)
                 raise RuntimeError(f"expected {what} to be {', '.join(others)}, or {last}")
         entries = max_entries if enabled == "all" else 1
-        self._begin(Recording(enabled is not None, entries, context, frozenset(skip)), clear=clear)
-
-    def _record_as_before(
-        self,
-        enabled: bool,
-        record_context: bool = True,
-        max_entries: int = 1,
-        trace_context: bool = False,
-        cpp: bool = False,
-        clear: bool = False,
-        *rest: Any,
-        skip: Any = (),
-        **others: Any,
-    ) -> None:
-        context = "alloc" if trace_context else "state" if record_context else None
-        self._begin(Recording(enabled, max_entries, context, frozenset(skip)), clear=clear)
-
-    def _begin(self, recording: Recording, *, clear: bool) -> None:
+        recording = Recording(enabled is not None, entries, context, frozenset(skip))
         history.recording = recording
         for gpu in self._gpus:
             if clear:
                 gpu.account.record(Recording())
             gpu.account.record(recording)
+
+    def _record_as_before(
+        self, enabled: bool, state: bool, entries: int, allocs: bool, cpp: bool, *options: Any
+    ) -> None:
+        context = "alloc" if allocs else "state" if state else None
+        self._record("all" if enabled else None, context, "all", entries, *options)
 
     def _traceback_of(self, address: int) -> list[dict[str, Any]] | None:
         segments = (segment for gpu in self._gpus for segment in _segments(gpu, _Frames()))

@@ -17,8 +17,7 @@ import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 from torch import nn
 
-from gpumagic.device import Device, set_virtual
-from gpumagic.telemetry.virtual_state import COUNTERS, NAME, Publisher, VirtualFacts
+from gpumagic.telemetry.virtual_state import COUNTERS, NAME, Publisher
 from gpumagic.usercode.files import unseen
 from gpumagic.virtual import checks, cuda_api, flip, gate, torchless
 from gpumagic.virtual.cuda_api import patch, refuse_compiling
@@ -207,10 +206,10 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
     """Give this process `number` virtual GPUs of `capacity` bytes, or GpuError where refused."""
     with _lock:
         gate.check(force=force)
-        install(number, capacity or torchless.part_of_the_host(number))
+        install(number, capacity)
 
 
-def install(number: int, capacity: int) -> None:
+def install(number: int, capacity: int | None) -> None:
     """Turn virtual GPUs on without asking the gate: only for its own child process."""
     global _on
     with ExitStack() as stack:
@@ -236,32 +235,17 @@ def turn_off() -> None:
         _on.close()
 
 
-def _make(stack: ExitStack, number: int, capacity: int) -> None:
-    ids = [uuid.uuid4() for _ in range(number)]
-    publisher = Publisher([VirtualFacts(f"GPU-{u}", NAME, capacity) for u in ids])
+def _make(stack: ExitStack, number: int, capacity: int | None) -> None:
+    facts = torchless.facts_of(number, capacity)
+    publisher = Publisher(facts)
     stack.callback(publisher.close)
-    for index, (u, row) in enumerate(zip(ids, publisher.counters, strict=True)):
-        account = MemoryAccount(index, capacity, row)
+    for index, (each, row) in enumerate(zip(facts, publisher.counters, strict=True)):
+        account = MemoryAccount(index, each.memory_total, row)
         stack.callback(account.unpublish)
-        GPUS.append(VirtualGpu(index, account, Properties(NAME, capacity, u)))
+        number_of = uuid.UUID(each.uuid.removeprefix("GPU-"))
+        GPUS.append(VirtualGpu(index, account, Properties(NAME, each.memory_total, number_of)))
     stack.callback(checks.listeners.clear)
-    stack.callback(set_virtual, None)
-    set_virtual(_devices)
-
-
-def _devices() -> list[Device]:
-    return [
-        Device(
-            kind="cuda",
-            ordinal=gpu.index,
-            uuid=f"GPU-{gpu.properties.uuid}",
-            name=NAME,
-            memory_total=gpu.account.capacity,
-            memory_free=gpu.account.free,
-            virtual=True,
-        )
-        for gpu in GPUS
-    ]
+    torchless.show(stack, facts, lambda n: GPUS[n].account.reserved)
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:

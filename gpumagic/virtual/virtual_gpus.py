@@ -275,8 +275,13 @@ class MemoryAccount:
     @property
     def free(self) -> int:
         """Bytes that the "driver" has left."""
+        return max(self.capacity - self.reserved, 0)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the "driver" has given."""
         self.refresh()
-        return max(self.capacity - self.allocator.reserved.current, 0)
+        return self.allocator.reserved.current
 
     def worked(self, since: int) -> None:
         """Note that an operator ran from `since` (``perf_counter_ns``) until now."""
