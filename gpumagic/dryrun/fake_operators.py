@@ -27,9 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic.dryrun.composites import Composites
-from gpumagic.dryrun.fakes import suspended
+from gpumagic.dryrun.fakes import Stopped, host_value, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
-from gpumagic.dryrun.unknown import Stopped, host_value
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged

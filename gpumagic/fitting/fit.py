@@ -20,8 +20,7 @@ from gpumagic.display.table import view
 from gpumagic.dryrun.held_memory import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
-from gpumagic.fitting.fit_search import Fitting
-from gpumagic.fitting.fit_trials import Asked
+from gpumagic.fitting.fit_search import Asked, Fitting
 from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import FUNCTION, Program, program
