@@ -15,6 +15,11 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
+def many(count: int, word: str) -> str:
+    """``"1 tensor"``, ``"3 tensors"``."""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 def size(count: float | None) -> str:
     """Format bytes, at most three digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
     if count is None:

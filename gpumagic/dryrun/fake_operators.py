@@ -33,7 +33,7 @@ from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.lines import in_cell
-from gpumagic.virtual.scratch import beside, taken
+from gpumagic.virtual.scratch import rule_of, temporary_bytes
 
 aten: Any = torch.ops.aten
 
@@ -259,9 +259,9 @@ class Operators(TorchDispatchMode):
             for tensor in tree_leaves(out):
                 if isinstance(tensor, FakeTensor):
                     self._held.add(tensor, replaced)
-            if (rule := beside(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
+            if (rule := rule_of(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
                 device = args[0].device
-                self._held.pass_through(str(device), taken(rule, device, args, out))
+                self._held.pass_through(str(device), temporary_bytes(rule, device, args, out))
         return out
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

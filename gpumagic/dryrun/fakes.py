@@ -26,6 +26,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gpumagic.display.units import many
 from gpumagic.dryrun.result import Assigned
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
@@ -163,21 +164,17 @@ def _words(value: Any, tensors: list[Tensor]) -> str:
     kind = type(value).__name__
     if isinstance(value, nn.Module):
         count = sum(1 for _ in value.parameters())
-        return f"{kind}, {_many(count, 'parameter')}"
+        return f"{kind}, {many(count, 'parameter')}"
     if isinstance(value, Optimizer):
         count = sum(len(group["params"]) for group in value.param_groups)
-        return f"{kind} of {_many(count, 'parameter')}"
+        return f"{kind} of {many(count, 'parameter')}"
     if isinstance(value, (list, tuple, dict, set)):
-        return f"{kind} of {len(value)}" + (f", {_many(len(tensors), 'tensor')}" * bool(tensors))
+        return f"{kind} of {len(value)}" + (f", {many(len(tensors), 'tensor')}" * bool(tensors))
     if isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
         return f"{kind} {value!r}"
     if is_dataclass(value) and tensors:
-        return f"{kind}, {_many(len(tensors), 'tensor')}"
+        return f"{kind}, {many(len(tensors), 'tensor')}"
     return kind
-
-
-def _many(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 _functorch: Any = torch._C._functorch

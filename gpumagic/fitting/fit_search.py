@@ -122,8 +122,8 @@ class Confirming:
         self._quiet = Quiet()
         self.measured: dict[float, float] = {}
         self.error: Exception | None = None  # of the code
-        # Variables already on the device have copies there too while the code runs.
-        self.beside = nbytes_held(_read(asked), str(self._target))
+        # Bytes of the copies of variables that are on the device already.
+        self.copied = nbytes_held(_read(asked), str(self._target))
 
     def __call__(self, value: float) -> float:
         """Return the bytes needed on top of allocated ones, without copies of variables there."""
@@ -138,7 +138,7 @@ class Confirming:
         before = torch.cuda.memory_allocated(self._target)
         try:
             with kept(), self._quiet:
-                return self._once(value) - before - self.beside
+                return self._once(value) - before - self.copied
         except torch.OutOfMemoryError:
             pass
         except Exception as error:
@@ -304,23 +304,23 @@ class Fitting:
         """Run the predicted value, and go up or down by the measured bytes."""
         ((free, room),) = self._rooms.values()
         run, values = self._confirming, self._values
-        beside = min(room, free - run.beside)  # less the copies' memory
+        rest = min(room, free - run.copied)  # less the copies' memory
         for _ in range(_MOST_RUNS):
-            largest(values, self._estimate, beside, near=self._near)
-            value, ran = self._largest(beside)
+            largest(values, self._estimate, rest, near=self._near)
+            value, ran = self._largest(rest)
             if value is None or ran:
                 break
             if math.isinf(run(value)):
                 lower = [v for v in values if v < value]
                 if lower:
-                    largest(lower, run, beside)
+                    largest(lower, run, rest)
                 break
         largest(values, self._estimate, room, near=self._near)
         best, ran = self._largest(room)
         if best is not None and not ran:
             self.notes[
                 f"{self.asked.name} = {best} is only predicted: a run would need "
-                f"{size(run.beside)} more, for copies of the variables that are on it"
+                f"{size(run.copied)} more, for copies of the variables that are on it"
             ] = None
 
     def _estimate(self, value: float) -> float:

@@ -142,17 +142,17 @@ _SORTED_IN_A_BLOCK = 4096
 """Elements of a row that one block of threads sorts without more memory."""
 
 
-def beside(name: str) -> Rule | None:
+def rule_of(name: str) -> Rule | None:
     """Return the rule of an operator, by its name without overload; None if it takes nothing."""
     return _RULES.get(name)
 
 
-def taken(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     """Return the bytes that a rule gives for a GPU; empty if it fails, which the doctor shows."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  of ours: the user's operator has succeeded
-        faults.keep("counting what an operator takes beside its results", error)
+        faults.keep("counting the temporary memory of an operator", error)
         return []
 
 

@@ -25,33 +25,23 @@ _CUDA = 1  # c10::DeviceType::CUDA
 _numbers = itertools.count(1)  # 0 is the default stream of each GPU
 
 
-class _AnyStream(type(C.Stream)):  # type: ignore[misc]
+class _Any(type(C.Generator)):  # type: ignore[misc]
+    """The class of classes that torch's own objects are instances of, too."""
+
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, C.Stream)
+        return isinstance(instance, cls.kinds)
 
 
-class AnyStream(C.Stream, metaclass=_AnyStream):  # type: ignore[misc]
+class AnyStream(C.Stream, metaclass=_Any):  # type: ignore[misc]
     """``torch.Stream`` while virtual GPUs are on: torch's own, and one for ``"cuda"``."""
+
+    kinds = (C.Stream,)
 
     def __new__(cls, device: Any = None, **options: Any) -> Any:
         if device is None:
             return C.Stream(**options)
         wanted = torch.device(device)
         return Stream(wanted) if wanted.type == "cuda" else C.Stream(wanted, **options)
-
-
-class _AnyEvent(type):
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, (C.Event, Event))
-
-
-class AnyEvent(metaclass=_AnyEvent):
-    """``torch.Event`` while virtual GPUs are on: torch's own, and one for ``"cuda"``."""
-
-    def __new__(cls, device: Any = None, **options: Any) -> Any:
-        if device is None or torch.device(device).type == "cuda":
-            return Event(**options)
-        return C.Event(device, **options)
 
 
 class Stream(C.Stream):  # type: ignore[misc]
@@ -128,20 +118,29 @@ class Event:
 
 
 aten: Any = torch.ops.aten
+
+
+class AnyEvent(metaclass=_Any):
+    """``torch.Event`` while virtual GPUs are on: torch's own, and one for ``"cuda"``."""
+
+    kinds = (C.Event, Event)
+
+    def __new__(cls, device: Any = None, **options: Any) -> Any:
+        if device is None or torch.device(device).type == "cuda":
+            return Event(**options)
+        return C.Event(device, **options)
+
+
 ANYONES = C.DispatchKeySet(C.DispatchKey.IPU)
 """Kernels that serve every device are found by a key that nobody has."""
 _on_cuda: set[int] = set()
 _swapping = threading.RLock()
 
 
-class _AnyGenerator(type(C.Generator)):  # type: ignore[misc]
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, C.Generator)
-
-
-class Generator(C.Generator, metaclass=_AnyGenerator):  # type: ignore[misc]
+class Generator(C.Generator, metaclass=_Any):  # type: ignore[misc]
     """``torch.Generator`` while virtual GPUs are on: a CPU generator that says where it belongs."""
 
+    kinds = (C.Generator,)
     _device: torch.device
 
     @unseen
