@@ -1,8 +1,8 @@
 """Run any operator on a virtual GPU by the CPU's kernel.
 
 It gives the CPU's kernel CPU tensors that share the arguments' bytes, and takes the results over
-onto the GPU. What it must know of an operator is read from its schema. It stands at the dispatch
-key CUDA; autograd, autocast, vmap and views come before that key and work as ever.
+onto the GPU. What it must know of an operator is read from its schema. It is registered at the
+dispatch key CUDA; autograd, autocast, vmap and views come before that key and work as ever.
 """
 
 import functools
@@ -60,7 +60,7 @@ PRODUCTS = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), -1),
     **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), -2),
 }
-"""The dim of the last tensor that is the result's last one; for others a pointwise operator."""
+"""Products, with the dim of the last tensor that becomes the last dim of the result."""
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
 
@@ -208,7 +208,7 @@ def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
     ]
     try:
         result = plan.op._handle.redispatch_boxed(META, *metas)
-    except RuntimeError:  # the CPU's kernel says it in its own words
+    except Exception:  # noqa: BLE001  the CPU's kernel says it in its own words
         return
     gpu.account.require(result.shape, result.dtype)
 

@@ -26,7 +26,7 @@ _numbers = itertools.count(1)  # 0 is the default stream of each GPU
 
 
 class _Any(type(C.Generator)):  # type: ignore[misc]
-    """The class of classes that torch's own objects are instances of, too."""
+    """Count instances of torch's own classes as instances of those that replace them."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.kinds)
