@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import gpumagic
 from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.dryrun import follow_code
-from gpumagic.dryrun.unknown import Stopped
+from gpumagic.dryrun.fakes import Stopped
 
 SAMPLES = 6
 TOGETHER = 12

@@ -21,6 +21,11 @@ def both(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def many(count: int, word: str) -> str:
+    """``"1 tensor"``, ``"3 tensors"``."""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 def size(count: float | None) -> str:
     """Format bytes, at most three digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
     if count is None:

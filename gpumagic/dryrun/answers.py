@@ -31,13 +31,15 @@ from gpumagic.dryrun.fakes import (
     Fakes,
     LazyBuffer,
     LazyParameter,
+    NotKnown,
+    Stopped,
+    host_value,
     is_real,
     new_lazy,
     set_data,
     suspended,
 )
 from gpumagic.dryrun.held_memory import HeldMemory
-from gpumagic.dryrun.unknown import NotKnown, Stopped, host_value
 from gpumagic.ledger.entry import PRINT
 
 

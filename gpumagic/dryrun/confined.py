@@ -25,8 +25,7 @@ from importlib.machinery import SourceFileLoader
 from types import FrameType
 from typing import Any
 
-from gpumagic.dryrun.fakes import suspended
-from gpumagic.dryrun.unknown import Stopped
+from gpumagic.dryrun.fakes import Stopped, suspended
 from gpumagic.placement.scope import suspended as unplaced
 from gpumagic.usercode.files import is_users
 

@@ -17,6 +17,7 @@ import psutil
 
 from gpumagic import faults
 from gpumagic.device import Device, here, resolve_one
+from gpumagic.display.units import many
 from gpumagic.dryrun.result import Assigned, DryRun, OnCard, Peak, Unknown, cards_meant
 from gpumagic.frameworks import jax_compiled
 from gpumagic.frameworks.jax_compiled import Compiled
@@ -211,10 +212,9 @@ def _described(name: str, value: Any, device: str) -> Assigned:
     if jax_compiled.is_abstract(value):
         kind = f"{value.dtype}{list(value.shape)}"
         return Assigned(name, kind, device, nbytes, tuple(value.shape), value.dtype)
-    many = f"{len(held)} array{'s' * (len(held) != 1)}"
     kind = type(value).__name__
     kind = f"{kind} of {len(value)}" if isinstance(value, (tuple, list, dict)) else kind
-    return Assigned(name, f"{kind}, {many}" if held else kind, device, nbytes)
+    return Assigned(name, f"{kind}, {many(len(held), 'array')}" if held else kind, device, nbytes)
 
 
 class NotFollowed(Exception):

@@ -20,10 +20,10 @@ from gpumagic.device import here as devices_here
 from gpumagic.device.cards import how_many
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.fake_group import GPUS_OF_A_HOST, Rank, can_join
+from gpumagic.dryrun.fakes import NotKnown, Stopped
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.dryrun.held_memory import stand_in, target_of
 from gpumagic.dryrun.result import LIMIT_S, DryRun
-from gpumagic.dryrun.unknown import NotKnown, Stopped
 from gpumagic.errors import GpuError, show_as
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.program import compile_cell

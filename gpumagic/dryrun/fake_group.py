@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from gpumagic.dryrun.fakes import suspended
+from gpumagic.dryrun.fakes import Stopped, suspended
 from gpumagic.dryrun.result import Collective
-from gpumagic.dryrun.unknown import Stopped
 from gpumagic.errors import GpuError
 
 GPUS_OF_A_HOST = 8

@@ -27,14 +27,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic.dryrun.composites import Composites
-from gpumagic.dryrun.fakes import suspended
+from gpumagic.dryrun.fakes import Stopped, host_value, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
-from gpumagic.dryrun.unknown import Stopped, host_value
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.lines import in_cell
-from gpumagic.virtual.scratch import beside, taken
+from gpumagic.virtual.scratch import rule_of, temporary_bytes
 
 aten: Any = torch.ops.aten
 
@@ -44,8 +43,6 @@ def own_shapes(func: Any, name: str, args: Any) -> Callable[..., Any] | None:
     make = _OWN.get(name)
     if name == "clone" and args[0].layout is torch.sparse_coo:
         make = _clone_of_sparse
-    elif name == "_embedding_bag_backward" and args[9]:  # its gradient is sparse
-        make = _rows_of_bags
     if make is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
     if name in ("convolution", "convolution_backward") and _on_host(args[0]):
@@ -107,25 +104,14 @@ def _col2im(**given: Any) -> Tensor:
     return kept.as_strided(out.shape, out.stride())
 
 
-# Of sparse tensors without data, torch's own have no elements.
 def _clone_of_sparse(self: Tensor, **_: Any) -> Tensor:
-    if getattr(self, "of_bags", False):  # nobody else has its parts: they are taken over
-        return _sparse(self._indices(), self._values(), self.shape)
-    return _sparse(self._indices().clone(), self._values().clone(), self.shape)
-
-
-def _rows_of_bags(grad: Tensor, indices: Tensor, num_weights: int, **_: Any) -> Tensor:
-    width = grad.shape[1]
-    values = grad.new_empty(indices.numel(), width)
-    made = _sparse(indices.reshape(1, -1).clone(), values, (num_weights, width))
-    made.of_bags = True  # type: ignore[attr-defined]
-    return made
-
-
-def _sparse(indices: Tensor, values: Tensor, shape: Any) -> Tensor:
-    make = aten._sparse_coo_tensor_with_dims_and_tensors
+    """Clone the parts of a sparse tensor; torch's own clone without data has no elements."""
+    values = self._values().clone()
     like = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device}
-    made: Tensor = make(len(indices), values.dim() - 1, shape, indices, values, **like)
+    make = aten._sparse_coo_tensor_with_dims_and_tensors
+    made: Tensor = make(
+        self.sparse_dim(), self.dense_dim(), self.shape, self._indices().clone(), values, **like
+    )
     return made
 
 
@@ -260,9 +246,9 @@ class Operators(TorchDispatchMode):
             for tensor in tree_leaves(out):
                 if isinstance(tensor, FakeTensor):
                     self._held.add(tensor, replaced)
-            if (rule := beside(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
+            if (rule := rule_of(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
                 device = args[0].device
-                self._held.pass_through(str(device), taken(rule, device, args, out))
+                self._held.pass_through(str(device), temporary_bytes(rule, device, args, out))
         return out
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.fake_group import Collectives, Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
-from gpumagic.dryrun.fakes import Fakes
+from gpumagic.dryrun.fakes import Fakes, Stopped, describe, is_refusal, raised
 from gpumagic.dryrun.forked import (
     OverLimit,
     engine_flags,
@@ -34,7 +34,6 @@ from gpumagic.dryrun.forked import (
 )
 from gpumagic.dryrun.held_memory import Before, HeldMemory, before_on, measure, on_card, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
-from gpumagic.dryrun.unknown import Stopped, describe, is_refusal, raised
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
@@ -201,8 +200,11 @@ class _Following:
         subject = self._subject
         if subject.move:
             self._crossings.silent = True
-            followers = optimizers_in(subject.namespace)
-            moves = move_all(subject.reads, target, followers=followers, check_room=False)
+            space = subject.namespace
+            followers = optimizers_in(space)
+            moves = move_all(
+                subject.reads, target, followers=followers, namespace=space, check_room=False
+            )
             self._crossings.silent = False
             self._moved = tuple(
                 replace(moved, sources=self._here.get(moved.name, moved.sources))

@@ -27,6 +27,7 @@ import torch
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
+from gpumagic.isolation.settings import deferred
 
 _PATIENCE_S = 2.0  # what is over sooner needs no progress
 _DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
@@ -50,21 +51,22 @@ def run_forked(
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)
-    started = time.monotonic()
-    with warnings.catch_warnings():
-        # The copy computes nothing and waits for no lock that it could not be killed in.
-        warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
-        warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
-        pid = os.fork()
-    if pid == 0:
-        _work_in_child(work, sender)
+    started, pid, status = time.monotonic(), 0, 0
     try:
+        # Raised here, an interrupt would leave a copy that nobody ends, or go on in the copy.
+        with deferred(), warnings.catch_warnings():
+            # The copy computes nothing and waits for no lock that it could not be killed in.
+            warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
+            warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
+            pid = os.fork()
+            if pid == 0:
+                _work_in_child(work, sender)
         sender.close()
         answer = _received(receiver, started, limit, waiting)
     finally:
         receiver.close()
-        os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
-        _, status = os.waitpid(pid, 0)
+        if pid:
+            status = _end(pid)
     if answer is None:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
         raise GpuError(f"the dry run's process ended by {how}; nothing of yours has changed")
@@ -90,6 +92,16 @@ def _received(
         return receiver.recv()
     except EOFError:
         return None
+
+
+def _end(pid: int) -> int:
+    """Kill the copy and return its status; an interrupt is raised once it has ended."""
+    try:
+        os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
+        return os.waitpid(pid, 0)[1]
+    except KeyboardInterrupt:
+        _end(pid)
+        raise
 
 
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:

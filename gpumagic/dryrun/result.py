@@ -9,7 +9,7 @@ from gpumagic.device import is_where
 from gpumagic.device.cards import Card, card, cards
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, folded, tag
-from gpumagic.display.units import duration, size
+from gpumagic.display.units import duration, many, size
 from gpumagic.errors import GpuError
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger
@@ -306,7 +306,7 @@ def head(run: DryRun) -> str:
     parts = [
         f"dry run{ranks}{where}: nothing was computed",
         "" if run.complete else "ended early",
-        f"{printed} line{'s' * (printed != 1)} printed, not shown" if printed else "",
+        f"{many(printed, 'line')} printed, not shown" if printed else "",
         duration(run.seconds),
     ]
     return " · ".join(filter(None, parts))

@@ -20,8 +20,7 @@ from gpumagic.display.table import view
 from gpumagic.dryrun.held_memory import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
-from gpumagic.fitting.fit_search import Fitting
-from gpumagic.fitting.fit_trials import Asked
+from gpumagic.fitting.fit_search import Asked, Fitting
 from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import FUNCTION, Program, program
@@ -173,7 +172,7 @@ def _program(
             f"fit takes code or a function, not {type(code).__name__}; type fit(step, …)"
         )
     made = program(code, namespace, filename=filename, text=text, passed=passed)
-    if isinstance(code, FunctionType) and not passed and not _leads_to(code, name, namespace):
+    if isinstance(code, FunctionType) and not passed and not _reads(code, name, namespace):
         raise GpuError(
             f"{name} makes no difference: {code.__name__} neither takes it nor reads it; "
             f"type def {code.__name__}({name}): …"
@@ -183,7 +182,7 @@ def _program(
     return made
 
 
-def _leads_to(function: FunctionType, name: str, namespace: dict[str, Any]) -> bool:
+def _reads(function: FunctionType, name: str, namespace: dict[str, Any]) -> bool:
     """Whether a function reads a global, by itself or through others of its module."""
     space = {**namespace, name: None, FUNCTION: function}
     read = variables_read([FUNCTION], space, str(function.__module__))

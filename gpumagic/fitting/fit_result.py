@@ -9,7 +9,7 @@ from itertools import groupby
 from gpumagic.display import plot, table
 from gpumagic.display.plot import Curve, Frame, Plot, Point
 from gpumagic.display.table import Shown, block, folded, tag
-from gpumagic.display.units import duration, size
+from gpumagic.display.units import duration, many, size
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _SPARE = "within the margin"
@@ -252,11 +252,7 @@ def _notes(fit: Fit) -> Iterator[str]:
         )
     dry = sum(t.predicted is not None for t in fit.tried)
     kept = f"{100 * fit.margin:.3g} % of the free memory stays free"
-    yield f"{_many(dry, 'dry run')}, {_many(len(ran), 'run')}, {duration(fit.seconds)}; {kept}"
-
-
-def _many(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
+    yield f"{many(dry, 'dry run')}, {many(len(ran), 'run')}, {duration(fit.seconds)}; {kept}"
 
 
 def curve(fit: Fit) -> str:

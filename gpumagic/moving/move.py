@@ -61,8 +61,9 @@ def move_all(
     plan = MovePlan(device, wanted, [] if origins is None else origins)
     plan.left[:0] = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
     if moving:
-        plan.note_bystanders(tensors_in(namespace or {}))
-        plan.note_arrays(_arrays_in(namespace or {}))
+        if check_room:  # else there are no addresses to compare
+            plan.note_bystanders(tensors_in(namespace or {}))
+            plan.note_arrays(_arrays_in(namespace or {}))
         # Before the first copy; and raised out here: a chained exception would keep copies alive.
         if (check_room and not _has_room(device, plan, by_to)) or not plan.copy(line):
             raise GpuError(_no_room(device, finder.tensors))

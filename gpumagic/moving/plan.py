@@ -194,7 +194,8 @@ class MovePlan:
     def _copy_alone(self, found: FoundTensor) -> None:
         """Copy a tensor by its own `to`: the way of subclasses and of layouts without strides."""
         try:
-            new = found.tensor.data.to(found.home or self.device)
+            with torch.inference_mode(found.tensor.is_inference()):
+                new = found.tensor.data.to(found.home or self.device)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -217,9 +218,10 @@ class MovePlan:
                 flat.set_(storage, start, (end - start,), (1,))
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
-            new = torch.empty(0, dtype=old.dtype, device=home)
             offset = old.storage_offset() - start // old.element_size()
-            new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
+            with torch.inference_mode(old.is_inference()):  # the moved tensor is one if `new` is
+                new = torch.empty(0, dtype=old.dtype, device=home)
+                new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
 
     def carry_out(self) -> None:

@@ -48,7 +48,10 @@ def _on_the_cpu(operator: Any) -> Callable[..., Any]:
 
 
 class _Loan:
-    """Keep the tensors of one collective with the CPU tensors that replace them."""
+    """Keep the tensors of one collective with the CPU tensors that replace them.
+
+    Closures would refer to each other, and free them only at the next garbage collection.
+    """
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}

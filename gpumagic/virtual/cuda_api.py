@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gpumagic.device.caching_allocator import MemoryStat
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import checks, collectives, memory_snapshot
-from gpumagic.virtual.generators import Generator
-from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
+from gpumagic.virtual import checks, collectives
+from gpumagic.virtual.memory_history import MemoryApi
+from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Generator, Stream
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork
 
 _init: Any = torch.autograd.profiler.profile.__init__
@@ -112,11 +112,7 @@ def equipped() -> tuple[Any, ...]:
 
 def install(stack: ExitStack) -> None:
     """Let ``torch.cuda`` see the virtual GPUs until `stack` is closed."""
-    patch(stack, C, **_device_functions(), **_memory_functions())
-    patch(
-        stack, C, **{f.__name__: f for f in (_scatter, _gather, _broadcast, _broadcast_coalesced)}
-    )
-    patch(stack, C, **memory_snapshot.functions(stack), _has_cudnn=False)
+    patch(stack, C, **_functions(), **MemoryApi(GPUS).functions(stack), _has_cudnn=False)
     patch(
         stack,
         torch.cuda,
@@ -166,13 +162,13 @@ def install(stack: ExitStack) -> None:
 
 _DO_NOTHING = (
     *("_cuda_init", "_cuda_getArchFlags", "_cuda_synchronize", "_cuda_ipc_collect"),
-    "_accelerator_synchronizeDevice",
+    *("_accelerator_synchronizeDevice", "_accelerator_emptyHostCache", "_host_emptyCache"),
 )
 _REFUSED = {f"_cuda_getCurrent{name}Handle": f"cu{name.upper()}" for name in ("Blas", "Solver")}
 _REFUSED["_cuda_cudaCachingAllocator_raw_alloc"] = "caching_allocator_alloc"
 
 
-def _device_functions() -> dict[str, Any]:
+def _functions() -> dict[str, Any]:
     return {
         **dict.fromkeys(_DO_NOTHING, _nothing),
         **{name: partial(_refused, what) for name, what in _REFUSED.items()},
@@ -188,25 +184,19 @@ def _device_functions() -> dict[str, Any]:
         "_cuda_isCurrentStreamCapturing": _no,
         "_cuda_set_sync_debug_mode": checks.set_sync_debug_mode,
         "_cuda_get_sync_debug_mode": lambda: checks.sync_debug_mode,
-    }
-
-
-def _memory_functions() -> dict[str, Any]:
-    return {
         "_cuda_memoryStats": _memory_stats,
         "_cuda_resetPeakMemoryStats": _reset("reset_peak"),
         "_cuda_resetAccumulatedMemoryStats": _reset("reset_accumulated"),
         "_cuda_getMemoryFraction": _memory_fraction,
         "_cuda_setMemoryFraction": _set_memory_fraction,
         "_cuda_emptyCache": _empty_cache,
-        "_host_emptyCache": _nothing,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_getDeviceStats": _memory_stats,
         "_accelerator_resetPeakStats": _reset("reset_peak"),
         "_accelerator_resetAccumulatedStats": _reset("reset_accumulated"),
         "_accelerator_getMemoryInfo": _memory_info,
         "_accelerator_emptyCache": _empty_cache,
-        "_accelerator_emptyHostCache": _nothing,
+        **{f.__name__: f for f in (_scatter, _gather, _broadcast, _broadcast_coalesced)},
     }
 
 

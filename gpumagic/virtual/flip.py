@@ -124,12 +124,14 @@ def in_parts(tensor: Tensor) -> bool:
 
 def flip_parts(tensor: Tensor) -> Tensor:
     """Return the CPU tensor over the bytes of a sparse or nested tensor of a virtual GPU."""
-    return _rebuild(tensor, flip, torch.device("cpu"))
+    low: Tensor = _rebuild(tensor, flip, torch.device("cpu"))
+    return low
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
     """Turn a new sparse or nested CPU tensor into one of `gpu`, its parts charged to it."""
-    return _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
+    made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
+    return made
 
 
 def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
@@ -140,19 +142,17 @@ def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
     return replaced._coalesced_(new.is_coalesced())
 
 
-def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Tensor:
+def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
     options = {"dtype": tensor.dtype, "layout": tensor.layout, "device": device}
-    rebuilt: Tensor
     if tensor.is_nested:
-        rebuilt = aten._nested_view_from_buffer(
+        return aten._nested_view_from_buffer(
             part(tensor.values()),
             tensor._nested_tensor_size(),
             tensor._nested_tensor_strides(),
             tensor._nested_tensor_storage_offsets(),
         )
-        return rebuilt
     if tensor.layout is torch.sparse_coo:
-        rebuilt = aten._sparse_coo_tensor_with_dims_and_tensors(
+        return aten._sparse_coo_tensor_with_dims_and_tensors(
             tensor.sparse_dim(),
             tensor.dense_dim(),
             tensor.shape,
@@ -161,14 +161,12 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Tensor:
             **options,
             is_coalesced=tensor.is_coalesced(),
         )
-        return rebuilt
     by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     starts = tensor.crow_indices() if by_row else tensor.ccol_indices()
     across = tensor.col_indices() if by_row else tensor.row_indices()
-    rebuilt = aten._sparse_compressed_tensor_unsafe(
+    return aten._sparse_compressed_tensor_unsafe(
         part(starts), part(across), part(tensor.values()), tensor.shape, **options
     )
-    return rebuilt
 
 
 WIDER = {

@@ -42,7 +42,7 @@ module may be used at all.
 
 import contextlib
 import ctypes
-import json
+import hashlib
 import os
 import platform
 import re
@@ -248,33 +248,35 @@ def static_problem() -> str | None:
     return None
 
 
-def trial(cache: Path | None = None, command: list[str] | None = None) -> str | None:
+def trial(folder: Path | None = None, command: list[str] | None = None) -> str | None:
     """Return what went wrong in a child process that turned them on and used them, or None.
 
-    Builds that passed are kept in a file of the user's cache folder; what made one fail may be gone
-    the next time. The command must print ``verdict: works``.
+    A build that passed has a file in `folder`, by default the user's cache; what made one fail may
+    be gone the next time. The command must print ``verdict: works``.
     """
-    if cache is None:
+    if folder is None:
         from platformdirs import user_cache_path
 
-        cache = user_cache_path("gpumagic") / "virtual.json"
+        folder = user_cache_path("gpumagic")
     command = command or _trial_command()
-    key, passed = _build(command), _read(cache)
-    if key in passed:
+    passed = folder / f"virtual-{_build(command)}"
+    if passed.exists():
         return None
     try:
         verdict = _run(command)
     except subprocess.TimeoutExpired:
         return "it did not end in time"
     if verdict is None:
-        _write(cache, [*passed, key])
+        with contextlib.suppress(OSError):  # a verdict that cannot be kept is found again
+            folder.mkdir(parents=True, exist_ok=True)
+            passed.touch()
     return verdict
 
 
 def _trial_command() -> list[str]:
     root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import build_trial"
-    return [sys.executable, "-c", f"{code}; build_trial.main()"]
+    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import switch"
+    return [sys.executable, "-c", f"{code}; switch.try_out()"]
 
 
 def _run(command: list[str]) -> str | None:
@@ -303,21 +305,8 @@ def _build(command: list[str]) -> str:
     library, package = Path(torch.__file__).parent / "lib", Path(__file__).parent
     files = [*library.glob("libc10.*"), *library.glob("libtorch_cpu.*"), *package.glob("*.py")]
     stamps = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    return repr((torch.__version__, sys.version, stamps, _real_gpus(), command))
-
-
-def _read(cache: Path) -> list[str]:
-    try:
-        passed = json.loads(cache.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return passed if isinstance(passed, list) else []
-
-
-def _write(cache: Path, passed: list[str]) -> None:
-    with contextlib.suppress(OSError):  # a verdict that cannot be kept is found again
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        cache.write_text(json.dumps(passed), encoding="utf-8")
+    known = repr((torch.__version__, sys.version, stamps, _real_gpus(), command))
+    return hashlib.sha256(known.encode()).hexdigest()
 
 
 def _release() -> tuple[int, int]:

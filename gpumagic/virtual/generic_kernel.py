@@ -1,8 +1,8 @@
 """Run any operator on a virtual GPU by the CPU's kernel.
 
 It gives the CPU's kernel CPU tensors that share the arguments' bytes, and takes the results over
-onto the GPU. What it must know of an operator is read from its schema. It stands at the dispatch
-key CUDA; autograd, autocast, vmap and views come before that key and work as ever.
+onto the GPU. What it must know of an operator is read from its schema. It is registered at the
+dispatch key CUDA; autograd, autocast, vmap and views come before that key and work as ever.
 """
 
 import functools
@@ -32,13 +32,14 @@ from gpumagic.virtual.flip import (
     replace_sparse,
     writes,
 )
-from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
-from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
-from gpumagic.virtual.scratch import beside, taken
-from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
+from gpumagic.virtual.scratch import rule_of, temporary_bytes
+from gpumagic.virtual.streams import belongs_to_cuda, cpu_draws_from
+from gpumagic.virtual.virtual_gpus import GPUS, SMALL, VirtualGpu, gpu_of, refuse_as_cuda
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
+META = C.DispatchKeySet(C.DispatchKey.Meta)
+_LARGEST_NUMBER = 16  # bytes
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -55,6 +56,11 @@ SHARING = frozenset(
 these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
 # Those whose results may be in parts.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
+PRODUCTS = {
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), -1),
+    **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), -2),
+}
+"""Products, with the dim of the last tensor that becomes the last dim of the result."""
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
 
@@ -86,17 +92,20 @@ class KernelPlan:
         lazy = any(C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
         self.flip = flip if lazy else flip_plain
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
-        self.fresh = self.plain and _makes_all_anew(self.op)
+        self.fresh = self.plain and _makes_all_new(self.op)
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
+        several = self.kinds.count(ONE) > 1
+        self.grows = self.fresh and several and torch.Tag.pointwise in self.op.tags
+        self.grows |= self.name in PRODUCTS
         self.usual = self.plain and not self.special and not self.waits
         self.usual &= self.name not in INDEXING and "device" not in self.arguments
         self.usual &= not any("List[Optional[T" in str(a.type) for a in arguments)
         self.in_place = bool(self.written) and arguments[0].name in self.written
-        self.beside = beside(self.name)
+        self.scratch = rule_of(self.name)
         return object.__getattribute__(self, missing)
 
 
-def _makes_all_anew(op: Any) -> bool:
+def _makes_all_new(op: Any) -> bool:
     """Whether the CPU's kernel always returns new dense tensors, never an argument or its bytes."""
     name, returns = op._schema.name.removeprefix("aten::"), op._schema.returns
     if C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
@@ -150,6 +159,8 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
         if at < 0:
             return _run_any(plan, args, kwargs)
         gpu = GPUS[at]
+        if plan.grows:
+            _require_room(plan, args, gpu)
         call = plan.op if plan.number_ok and not isinstance(low[-1], Tensor) else plan.cpu
         started = perf_counter_ns()
         try:
@@ -159,7 +170,7 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
             result = _call_again(plan, call, low, kwargs, found, gpu, error)
             return _lift(plan, result, found, gpu)
         gpu.account.worked(started)
-        if plan.beside is not None:
+        if plan.scratch is not None:
             return _with_scratch(plan, args, _lift(plan, result, _pairs(plan, args, low), gpu), gpu)
         if plan.fresh:
             return _adopt_new(result, gpu)
@@ -171,6 +182,35 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     except BaseException as error:
         leave_out_ours(error)
         raise
+
+
+def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
+    """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
+    __tracebackhide__ = True
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if (dim := PRODUCTS.get(plan.name)) is not None:
+        one, other = tensors[-2:]
+        if one.shape[-1] == other.shape[-3 - dim]:
+            size = one.numel() // max(one.shape[-1], 1), other.shape[dim]
+            if prod(size) * _LARGEST_NUMBER > gpu.account.room:
+                gpu.account.require(size, one.dtype)
+        return
+    most = _LARGEST_NUMBER
+    for x in tensors:
+        most *= x.numel()
+    if most <= gpu.account.room or len({x.shape for x in tensors}) == 1:
+        return
+    metas = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        if isinstance(x, Tensor)
+        else x
+        for x in args
+    ]
+    try:
+        result = plan.op._handle.redispatch_boxed(META, *metas)
+    except Exception:  # noqa: BLE001  the CPU's kernel says it in its own words
+        return
+    gpu.account.require(result.shape, result.dtype)
 
 
 def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
@@ -202,7 +242,7 @@ def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
 
 def _with_scratch(plan: Any, args: Any, result: Any, gpu: VirtualGpu) -> Any:
     """Return the result, once the temporary memory of CUDA's kernel was charged and freed."""
-    gpu.account.pass_through(taken(plan.beside, gpu.index, args, result))
+    gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
     return result
 
 
@@ -255,7 +295,7 @@ def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         result = _call_again(plan, call, low, low_kwargs, found, gpu, error)
     gpu.account.worked(started)
     result = _adopt_new(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
-    return result if plan.beside is None else _with_scratch(plan, args, result, gpu)
+    return result if plan.scratch is None else _with_scratch(plan, args, result, gpu)
 
 
 def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> VirtualGpu:
@@ -344,16 +384,16 @@ def _call_again(
         error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
         raise error
     read = {id(old) for name, _, old in found if name not in plan.written}
-    anew = {}
+    replaced = {}
     for n, (name, tensor, old) in enumerate(found):
         if name in plan.written and id(old) in read:
             raise RuntimeError(_OVERLAP)  # to be read, it has too few bytes too
         if name in plan.written:
             # `old` has its new shape already, and too few bytes for it.
             new = torch.empty(0, dtype=old.dtype) if name in plan.outs else flip(tensor).clone()
-            found[n], anew[id(old)] = (name, tensor, new), new
-    low = [anew.get(id(x), x) for x in low]
-    return call(*low, **{name: anew.get(id(x), x) for name, x in low_kwargs.items()})
+            found[n], replaced[id(old)] = (name, tensor, new), new
+    low = [replaced.get(id(x), x) for x in low]
+    return call(*low, **{name: replaced.get(id(x), x) for name, x in low_kwargs.items()})
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu, depth: int = 3) -> Any:

@@ -12,8 +12,7 @@ from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
-from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
-from gpumagic.virtual.virtual_gpus import gpu_of
+from gpumagic.virtual.virtual_gpus import SMALL, gpu_of, refuse_as_cuda
 
 aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]

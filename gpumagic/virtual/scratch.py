@@ -142,17 +142,17 @@ _SORTED_IN_A_BLOCK = 4096
 """Elements of a row that one block of threads sorts without more memory."""
 
 
-def beside(name: str) -> Rule | None:
+def rule_of(name: str) -> Rule | None:
     """Return the rule of an operator, by its name without overload; None if it takes nothing."""
     return _RULES.get(name)
 
 
-def taken(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     """Return the bytes that a rule gives for a GPU; empty if it fails, which the doctor shows."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  of ours: the user's operator has succeeded
-        faults.keep("counting what an operator takes beside its results", error)
+        faults.keep("counting the temporary memory of an operator", error)
         return []
 
 
@@ -179,7 +179,7 @@ def _sum(at: int = 1) -> Rule:
     return rule
 
 
-def _partial(size: int | None = None, values: int = 4, at: int = 1) -> Rule:
+def _partial(size: int | None = None, values: int = 4) -> Rule:
     """Rule of a reduction with partial results of this many bytes, by default one element's."""
 
     def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -187,7 +187,7 @@ def _partial(size: int | None = None, values: int = 4, at: int = 1) -> Rule:
         each = size or x.element_size()
         if values < 4 and x.dtype is torch.float64:
             each *= 2
-        return of_tensor(x, _over(args, at), each, card, values)
+        return of_tensor(x, _over(args, 1), each, card, values)
 
     return rule
 
@@ -199,19 +199,13 @@ def _logical(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     return of_tensor(x, _over(args, 1), 1, card)
 
 
-def _loss(in_place: bool = False) -> Rule:
-    """Rule of a loss; `in_place`: besides the losses it takes only their mean."""
-
-    def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-        x, target = args[0], args[1]
-        if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
-            return []
-        shape = torch.broadcast_shapes(x.shape, target.shape)
-        nbytes = prod(shape) * x.element_size()
-        parts = of_shape((prod(shape),), (0,), max(x.element_size(), 4), card)
-        return [4 if in_place else nbytes, *parts]
-
-    return rule
+def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    """Return the losses of all elements, and the partial sums of their mean."""
+    x, target = args[0], args[1]
+    if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
+        return []
+    count, size = prod(torch.broadcast_shapes(x.shape, target.shape)), x.element_size()
+    return [count * size, *of_shape((count,), (0,), max(size, 4), card)]
 
 
 def _scan(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -257,46 +251,22 @@ def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     return [*copies, 8 * count, 8 * count, size * count, both]
 
 
-def _argsort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    return [args[0].nbytes, *_sort(card, args, result)]
-
-
-def _median(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    x = args[0]
-    if len(args) > 1 or x.numel() < 2:
-        return []
-    count = x.numel()
-    sort = [radix_sort(count, x.element_size(), 8)] if count > _SORTED_IN_A_BLOCK else []
-    return [x.nbytes, 8 * count, 8 * count, *sort]
-
-
-def _indices(at: int = 1, values: int | None = None) -> Rule:
-    """Rule of an index by masks: the positions that each picks, 64 bits for each of its dims."""
-
-    def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-        x, dims, plain = args[0], 0, []
-        masks = []
-        for index in args[at]:
-            of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-            covers = index.dim() if of_mask else 1
-            if index is None:
-                plain.append(x.shape[dims])
-            elif of_mask:
-                masks.append(covers)
-            dims += covers
-        rest = prod(plain) * prod(x.shape[dims:])
-        if values is None:
-            found = result.numel() // max(rest, 1)
-        else:
-            given = args[values].numel()
-            found = given // max(rest, 1)
-            if given == 1 and masks:
-                return []  # it is a masked_fill
-            if args[values + 1 :] and args[values + 1]:
-                return [8 * found * n for n in masks] + _accumulated(found, x.numel())
-        return [8 * found * n for n in masks]
-
-    return rule
+def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    """Return the positions that each mask among the indices picks, 64 bits for each of its dims."""
+    x, dims, plain, masks = args[0], 0, [], []
+    for index in args[1]:
+        of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+        if index is None:
+            plain.append(x.shape[dims])
+        elif of_mask:
+            masks.append(index.dim())
+        dims += index.dim() if of_mask else 1
+    values = args[2] if len(args) > 2 else result  # of `index_put`
+    found = values.numel() // max(prod(plain) * prod(x.shape[dims:]), 1)
+    if values is not result and values.numel() == 1 and masks:
+        return []  # it is a masked_fill
+    sorts = len(args) > 3 and args[3]
+    return [8 * found * n for n in masks] + (_accumulated(found, x.numel()) if sorts else [])
 
 
 def _accumulated(count: int, numel: int) -> list[int]:
@@ -304,11 +274,6 @@ def _accumulated(count: int, numel: int) -> list[int]:
         return []
     bits = max(numel, 1).bit_length()
     return [*[8 * count] * 4, radix_sort(count, 8, 8, bits)]
-
-
-def _masked_select(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    x, mask = args[0], args[1]
-    return [8 * result.numel() * max(x.dim(), mask.dim(), 1)]
 
 
 def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -323,12 +288,6 @@ def _multinomial(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         scan = [] if x.dim() > 1 else [_scanned(x.shape[-1], x.element_size())]
         return [x.nbytes] * 3 + scan
     return [x.nbytes, 4, 4, 1, 1, *([8] if wanted > 1 else [])]
-
-
-def _group_norm(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    x, channels = args[0], args[4]
-    size = max(x.element_size(), 4) * args[3] * channels
-    return [size, size]
 
 
 def _group_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -376,64 +335,59 @@ def _layer_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[
     return [*both, size * width, *of_shape(parts, (0,), size, card)]
 
 
-def _foreach_norm(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    chunks = max((-(-x.numel() // 65536) for x in args[0]), default=0)
-    return [4 * chunks * len(args[0])]
+# Rules of one formula get the operator's arguments and its result.
+_FORMULAS: dict[str, Callable[..., list[int]]] = {
+    "soft_margin_loss_backward": lambda args, result: [result.nbytes] * 2,
+    "masked_select": lambda args, result: [8 * result.numel() * max(1, *(a.dim() for a in args))],
+    "_softmax_backward_data": lambda args, result: [args[0].nbytes],
+    "native_group_norm": lambda args, result: (
+        [
+            max(args[0].element_size(), 4) * args[3] * args[4],
+        ]
+        * 2
+    ),
+    "_foreach_norm": lambda args, result: [
+        4 * len(args[0]) * max((-(-x.numel() // 65536) for x in args[0]), default=0)
+    ],
+    "_cdist_backward": lambda args, result: [
+        args[4].numel() * args[1].shape[-1] * args[1].element_size()
+    ],
+    "_pdist_backward": lambda args, result: [max(args[1].shape[0] - 1, 0) * args[1].nbytes],
+    "equal": lambda args, result: (
+        [args[0].numel(), 1] if args[0] is not args[1] and args[0].shape == args[1].shape else []
+    ),
+    "bincount": lambda args, result: [8] * (3 if len(args) > 1 and args[1] is not None else 2),
+    "nonzero": lambda args, result: [] if result.numel() else [4],
+    "histc": lambda args, result: [1, 1] if len(args) < 3 or args[2] == args[3] else [],
+    "count_nonzero": lambda args, result: [args[0].numel(), 8 * args[0].numel()],
+    "unfold_backward": lambda args, result: [8 * result.shape[args[2]]] if result.dim() else [],
+    "_chunk_cat": lambda args, result: [1],
+    "roll": lambda args, result: [result.nbytes] if len(_over(args, 1)) > 1 else [],
+}
 
 
-def _cdist_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    return [args[4].numel() * args[1].shape[-1] * args[1].element_size()]
-
-
-def _pdist_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    return [max(args[1].shape[0] - 1, 0) * args[1].nbytes]
-
-
-def _equal(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    one, other = args
-    return [one.numel(), 1] if one is not other and one.shape == other.shape else []
+def _ignoring_the_card(formula: Callable[..., list[int]]) -> Rule:
+    return lambda card, args, result: formula(args, result)
 
 
 _RULES: dict[str, Rule] = {
+    **{name: _ignoring_the_card(formula) for name, formula in _FORMULAS.items()},
     **dict.fromkeys(("sum", "mean", "prod", "nansum"), _sum()),
     **dict.fromkeys(("linalg_vector_norm", "norm"), _sum(2)),
     **dict.fromkeys(("amax", "amin", "max", "min"), _partial()),
     **dict.fromkeys(("argmax", "argmin"), _partial(16)),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _partial(16, 2)),
     **dict.fromkeys(("all", "any"), _logical),
-    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss()),
-    "huber_loss": _loss(),
-    **dict.fromkeys(("binary_cross_entropy", "soft_margin_loss"), _loss(True)),
-    "soft_margin_loss_backward": lambda card, args, result: [result.nbytes] * 2,
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _scan),
     "sort": _sort,
-    "argsort": _argsort,
-    "median": _median,
-    **dict.fromkeys(("index", "_unsafe_index"), _indices()),
-    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _indices(1, 2)),
-    "_unsafe_index_put": _indices(1, 2),
-    "masked_select": _masked_select,
+    "argsort": lambda card, args, result: [args[0].nbytes, *_sort(card, args, result)],
+    **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_"), _indices),
+    **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
     "multinomial": _multinomial,
-    "_softmax_backward_data": lambda card, args, result: [args[0].nbytes],
-    "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("native_batch_norm", "_batch_norm_with_update"), _batch_norm),
     **dict.fromkeys(("native_batch_norm_backward", "batch_norm_backward"), _batch_norm_backward),
     "native_layer_norm_backward": _layer_norm_backward,
-    "_foreach_norm": _foreach_norm,
-    "_cdist_backward": _cdist_backward,
-    "_pdist_backward": _pdist_backward,
-    "equal": _equal,
-    "bincount": lambda card, args, result: (
-        [8] * (3 if len(args) > 1 and args[1] is not None else 2)
-    ),
-    "nonzero": lambda card, args, result: [] if result.numel() else [4],
-    "histc": lambda card, args, result: [1, 1] if len(args) < 3 or args[2] == args[3] else [],
-    "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
-    "unfold_backward": lambda card, args, result: (
-        [8 * result.shape[args[2]]] if result.dim() else []
-    ),
-    "_chunk_cat": lambda card, args, result: [1],
-    "roll": lambda card, args, result: [result.nbytes] if len(_over(args, 1)) > 1 else [],
 }

@@ -1,5 +1,7 @@
 """Turn virtual GPUs on and off, whole or not at all, by registering their kernels."""
 
+import contextlib
+import faulthandler
 import functools
 import threading
 import uuid
@@ -13,20 +15,19 @@ from typing import Any
 
 import torch
 import torch._decomp  # registers the decompositions of recurrent networks
+from torch import nn
 
-from gpumagic.device import Device, set_virtual
-from gpumagic.telemetry.virtual_state import COUNTERS, NAME, Publisher, VirtualFacts
+from gpumagic.telemetry.virtual_state import COUNTERS, NAME, Publisher
 from gpumagic.usercode.files import unseen
 from gpumagic.virtual import checks, cuda_api, flip, gate, torchless
 from gpumagic.virtual.cuda_api import patch, refuse_compiling
 from gpumagic.virtual.flip import writes
-from gpumagic.virtual.generators import host_kernels
 from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
-from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import overload, own_kernels, pinning_kernels
 from gpumagic.virtual.scratch import IN_PARTS
-from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_fork
+from gpumagic.virtual.streams import host_kernels
+from gpumagic.virtual.virtual_gpus import GPUS, MemoryAccount, Properties, VirtualGpu, in_bad_fork
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
@@ -205,10 +206,10 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
     """Give this process `number` virtual GPUs of `capacity` bytes, or GpuError where refused."""
     with _lock:
         gate.check(force=force)
-        install(number, capacity or torchless.part_of_the_host(number))
+        install(number, capacity)
 
 
-def install(number: int, capacity: int) -> None:
+def install(number: int, capacity: int | None) -> None:
     """Turn virtual GPUs on without asking the gate: only for its own child process."""
     global _on
     with ExitStack() as stack:
@@ -234,32 +235,17 @@ def turn_off() -> None:
         _on.close()
 
 
-def _make(stack: ExitStack, number: int, capacity: int) -> None:
-    ids = [uuid.uuid4() for _ in range(number)]
-    publisher = Publisher([VirtualFacts(f"GPU-{u}", NAME, capacity) for u in ids])
+def _make(stack: ExitStack, number: int, capacity: int | None) -> None:
+    facts = torchless.facts_of(number, capacity)
+    publisher = Publisher(facts)
     stack.callback(publisher.close)
-    for index, (u, row) in enumerate(zip(ids, publisher.counters, strict=True)):
-        account = MemoryAccount(index, capacity, row)
+    for index, (each, row) in enumerate(zip(facts, publisher.counters, strict=True)):
+        account = MemoryAccount(index, each.memory_total, row)
         stack.callback(account.unpublish)
-        GPUS.append(VirtualGpu(index, account, Properties(NAME, capacity, u)))
+        number_of = uuid.UUID(each.uuid.removeprefix("GPU-"))
+        GPUS.append(VirtualGpu(index, account, Properties(NAME, each.memory_total, number_of)))
     stack.callback(checks.listeners.clear)
-    stack.callback(set_virtual, None)
-    set_virtual(_devices)
-
-
-def _devices() -> list[Device]:
-    return [
-        Device(
-            kind="cuda",
-            ordinal=gpu.index,
-            uuid=f"GPU-{gpu.properties.uuid}",
-            name=NAME,
-            memory_total=gpu.account.capacity,
-            memory_free=gpu.account.free,
-            virtual=True,
-        )
-        for gpu in GPUS
-    ]
+    torchless.show(stack, facts, lambda n: GPUS[n].account.reserved)
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
@@ -284,3 +270,59 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
         gate.install(stack)
         cuda_api.install(stack)
     torch.cuda.init()
+
+
+_CAPACITY = 2**30
+
+
+def try_out() -> None:
+    """Turn virtual GPUs on and off twice, in a process of `gate`, and use what could crash."""
+    faulthandler.enable()
+    _backward_on_the_cpu()
+    for _ in range(2):
+        install(2, _CAPACITY)
+        _train()
+        _cross()
+        _pin()
+        _mismatch()
+        turn_off()
+        assert not torch.cuda.is_initialized()
+    _backward_on_the_cpu()
+    print("verdict: works", flush=True)
+
+
+def _backward_on_the_cpu() -> None:
+    (torch.ones(2, requires_grad=True) * 2).sum().backward()
+
+
+def _train() -> None:
+    layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)
+    net = nn.Sequential(*layers).to("cuda:1")
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.randn(4, 1, 5, 5, device="cuda:1")).square().mean().backward()
+    optimizer.step()
+    assert torch.cuda.memory_allocated(1) > 0
+
+
+def _cross() -> None:
+    x = torch.ones(3, device="cuda:0", requires_grad=True)
+    (x.to("cuda:1") ** 2).sum().backward()
+    assert x.grad is not None
+    gradient = torch.func.grad(lambda t: (t**2).sum())(x.detach())
+    for g in (x.grad, gradient):
+        assert g.device == torch.device("cuda:0")
+        assert g.tolist() == [2, 2, 2]
+
+
+def _pin() -> None:
+    assert torch.ones(2).pin_memory().is_pinned()
+    assert torch.zeros(2, pin_memory=True).cuda().sum().item() == 0
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    assert accelerator.type == "cuda"
+
+
+def _mismatch() -> None:
+    with contextlib.suppress(RuntimeError):
+        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+        raise AssertionError("two devices were taken for one")

@@ -1,6 +1,7 @@
 """Make virtual GPUs without torch, for JAX and TensorFlow, within the host's memory."""
 
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -55,29 +56,39 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
             f"no virtual GPUs: this machine has {there}; add --force to have virtual ones in place "
             "of real ones"
         )
-    each = capacity or part_of_the_host(number)
-    facts = [VirtualFacts(f"GPU-{uuid.uuid4()}", NAME, each) for _ in range(number)]
+    facts = facts_of(number, capacity)
     with ExitStack() as stack:
         publisher = Publisher(facts)
         stack.callback(publisher.close)
-        stack.callback(set_virtual, None)
-        set_virtual(lambda: _devices(facts, publisher))
+        show(stack, facts, lambda n: publisher.counters[n][OTHERS])
         _on = stack.pop_all()
 
 
-def _devices(facts: list[VirtualFacts], publisher: Publisher) -> list[Device]:
-    return [
-        Device(
-            kind="cuda",
-            ordinal=ordinal,
-            uuid=each.uuid,
-            name=each.name,
-            memory_total=each.memory_total,
-            memory_free=each.memory_total - row[OTHERS],
-            virtual=True,
-        )
-        for ordinal, (each, row) in enumerate(zip(facts, publisher.counters, strict=True))
-    ]
+def facts_of(number: int, capacity: int | None) -> list[VirtualFacts]:
+    """Return new virtual GPUs; if no capacity is given, of an equal part of the host's memory."""
+    each = capacity or part_of_the_host(number)
+    return [VirtualFacts(f"GPU-{uuid.uuid4()}", NAME, each) for _ in range(number)]
+
+
+def show(stack: ExitStack, facts: list[VirtualFacts], used: Callable[[int], int]) -> None:
+    """Let this process see virtual GPUs until `stack` closes; `used` gives the bytes in use."""
+
+    def devices() -> list[Device]:
+        return [
+            Device(
+                kind="cuda",
+                ordinal=n,
+                uuid=each.uuid,
+                name=each.name,
+                memory_total=each.memory_total,
+                memory_free=max(each.memory_total - used(n), 0),
+                virtual=True,
+            )
+            for n, each in enumerate(facts)
+        ]
+
+    stack.callback(set_virtual, None)
+    set_virtual(devices)
 
 
 def turn_off() -> None:

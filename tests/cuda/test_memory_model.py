@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from gpumagic.device.caching_allocator import CachingAllocator
-from gpumagic.virtual.scratch import beside
+from gpumagic.virtual.scratch import rule_of
 
 MIB = 2**20
 KINDS = ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment")
@@ -111,7 +111,7 @@ def test_reductions(name, dtype, transposed):
         if name == "argmax" and len(dims) > 1:
             continue
         took, result = taken_beside(REDUCTIONS[name], given, dims)
-        predicted = beside(name)(card, (given, dims), result)
+        predicted = rule_of(name)(card, (given, dims), result)
         assert sum(predicted) == took, (shape, dim)
         result = None
 
@@ -173,7 +173,7 @@ def test_operators(name):
         args = arguments(n)
         function(*args)  # a first call may load more
         took, result = taken_beside(function, *args)
-        predicted = beside(rule)(torch.cuda.get_device_properties(0), args, result)
+        predicted = rule_of(rule)(torch.cuda.get_device_properties(0), args, result)
         assert took == pytest.approx(sum(predicted), abs=16), n
         result = None
 

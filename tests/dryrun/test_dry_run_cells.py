@@ -17,6 +17,28 @@ def test_a_cell(notebook):
     assert result.peak["cuda:1"].at.line == 4
 
 
+FROZEN = """
+class Frozen:                           # as a TensorDict
+    def __init__(self, x): self.x = x
+    def to(self, *args): return Frozen(self.x.to(*args))
+"""
+
+
+def test_an_object_whose_to_makes_another_is_there_as_in_the_cell(ip, tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "a_library_with_frozen.py").write_text(FROZEN)
+    monkeypatch.syspath_prepend(folder)
+    ip.run("import torch; from a_library_with_frozen import Frozen")
+    ip.run("net, held = torch.nn.Linear(20, 5), Frozen(torch.ones(64, 20))")
+    before = ip.ns["held"]
+    result = dry(ip, "out = net(held.x)")
+    assert result.complete, result
+    assert assigned(result) == {"out": ("float32[64, 5]", "cuda:1")}
+    assert ip.ns["held"] is before
+    assert ip.run("%%ongpu 1\nout = net(held.x)").success
+
+
 def test_a_training_loop_with_a_loader_and_items(notebook):
     cell = (
         "for epoch in range(2):\n"

@@ -143,9 +143,6 @@ HOLD = {
     "soft_margin_loss": lambda: F.soft_margin_loss(wide(), torch.ones(256, 512)),
     "fold": lambda: F.fold(torch.randn(2, 72, 900, requires_grad=True), (32, 32), 3),
     "sparse": lambda: F.embedding(torch.zeros(64, 50, dtype=torch.long), wide(), sparse=True),
-    "sparse bags": lambda: F.embedding_bag(
-        torch.zeros(64, 50, dtype=torch.long), wide(), mode="sum", sparse=True
-    ),
     "max": lambda: wide().max(),
     "trace": lambda: wide().trace(),
     "topk": lambda: wide().topk(50)[0],

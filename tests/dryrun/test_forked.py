@@ -172,6 +172,24 @@ def test_ctrl_c_ends_the_copy_at_once():
     assert set(psutil.Process().children()) <= before  # none is left
 
 
+@pytest.mark.parametrize("call", ["fork", "waitpid"])
+def test_an_interrupt_at_any_moment_leaves_no_zombie(monkeypatch, call):
+    real, calls = getattr(os, call), []
+
+    def interrupted(*args):
+        calls.append(args)
+        result = real(*args) if call == "fork" else None
+        if len(calls) == 1 and result != 0:  # not in the copy
+            signal.raise_signal(signal.SIGINT)
+        return result or real(*args)
+
+    before = {child.pid for child in psutil.Process().children()}
+    monkeypatch.setattr(os, call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_forked(int, 60)
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
 def test_a_limit_that_somebody_else_has_set_is_theirs():
     def ring(*_):
         raise TimeoutError("mine")

@@ -11,7 +11,7 @@ from torch import nn
 
 import gpumagic
 from gpumagic.dryrun.result import Unknown
-from gpumagic.fitting import fit_trials
+from gpumagic.fitting import fit_search
 from gpumagic.fitting.fit_result import Tried
 
 MIB = 2**20
@@ -135,7 +135,7 @@ def test_what_lies_there_already_has_no_room_for_its_copies():
 
 @pytest.mark.usefixtures("small")
 def test_a_prediction_that_is_too_low_is_corrected_by_runs(monkeypatch):
-    real = fit_trials.dry
+    real = fit_search.dry
 
     def half(subject, waiting=None):
         run = real(subject, waiting)
@@ -143,7 +143,7 @@ def test_a_prediction_that_is_too_low_is_corrected_by_runs(monkeypatch):
             run.peak[device] = type(peak)(device, peak.peak, peak.needed // 2, peak.free, peak.at)
         return run
 
-    monkeypatch.setattr(fit_trials, "dry", half)
+    monkeypatch.setattr(fit_search, "dry", half)
     result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 100), margin=0)
     assert (result.value, result.confirmed) == (24, True)
     assert result.at(48).ran is False
@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_is_known():
 
 @pytest.mark.usefixtures("small")
 def test_what_fails_within_keeps_what_is_known(monkeypatch):
-    real = fit_trials.dry
+    real = fit_search.dry
 
     def fails(subject, waiting=None):
         if len(asked) == 2:
@@ -177,12 +177,12 @@ def test_what_fails_within_keeps_what_is_known(monkeypatch):
     def ones(n):
         return torch.ones(n, MIB // 4)
 
-    monkeypatch.setattr(fit_trials, "dry", fails)
+    monkeypatch.setattr(fit_search, "dry", fails)
     asked, failure = [], KeyError(1)
     result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
     assert (result.value, result.confirmed, result.interrupted) == (10, False, False)
     assert "n = 10 is the largest known to fit" in str(result)
-    stopped = r"stopped at n = \d+: a fault of gpumagic: KeyError: 1; this is what was"
+    stopped = r"stopped at n = \d+: a fault of gpumagic: KeyError: 1; these are the values"
     assert re.search(stopped, str(result))
     asked, failure = [None], gpumagic.GpuError("the dry run's process ended by signal 6")
     result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
@@ -192,7 +192,7 @@ def test_what_fails_within_keeps_what_is_known(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
-    real = fit_trials.dry
+    real = fit_search.dry
 
     def slow(subject, waiting=None):
         run = real(subject, waiting)
@@ -200,7 +200,7 @@ def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
             return replace(run, unknown=(Unknown(None, "the time limit of 20 s", True),))
         return run
 
-    monkeypatch.setattr(fit_trials, "dry", slow)
+    monkeypatch.setattr(fit_search, "dry", slow)
     told = []
     result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 41), margin=0)
     assert (result.value, result.confirmed, result.stopped) == (24, True, "")

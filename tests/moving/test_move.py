@@ -48,6 +48,18 @@ def test_a_tensor_whose_to_is_not_written_is_left_and_said():
     assert (left.name, left.reason) == ("x", "NotImplementedError")
 
 
+@pytest.mark.parametrize("inference", [True, False])
+def test_an_inference_tensor_stays_one_and_no_other_becomes_one(inference):
+    with torch.inference_mode(inference):
+        x = torch.ones(3)
+        y = torch.eye(3).to_sparse()
+    with torch.inference_mode(not inference):
+        for device in (GPU1, CPU):
+            move_all([("x", x), ("y", y)], device)
+            assert (x.device, x.is_inference()) == (device, inference)
+            assert (y.device, y.is_inference()) == (device, inference)
+
+
 def test_what_is_there_is_not_touched():
     x = torch.ones(3, device=GPU1)
     pointer = x.data_ptr()

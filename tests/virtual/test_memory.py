@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.telemetry import virtual_state as published
-from gpumagic.virtual import memory_account
-from gpumagic.virtual.memory_account import MemoryAccount
+from gpumagic.virtual import virtual_gpus
+from gpumagic.virtual.virtual_gpus import MemoryAccount
 
 CAPACITY = 2 * 2**30
 MIB = 2**20
@@ -94,6 +94,28 @@ def test_a_result_counts_too(gpus):
     assert torch.cuda.memory_allocated(0) == 5 * 2**28
 
 
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda x: x + x.T,
+        lambda x: x == x.T,
+        lambda x: x.half() * x.T.double(),
+        lambda x: x @ x.T,
+        lambda x: torch.outer(x[:, 0], x[:, 0]),
+        lambda x: torch.cdist(x, x),
+        lambda x: torch.addmm(x[0], x, x.T),
+        lambda x: x[None] @ x.T[None],
+    ],
+)
+def test_a_result_without_room_is_refused_before_it_is_computed(gpus, outer):
+    """Its last sentence would say that the host has no room, had it been computed there."""
+    x = torch.ones(20_000_000, 1, device="cuda:0")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        outer(x)
+    assert "virtual GPU's memory is the host's" not in str(raised.value)
+    assert outer(x[:9]).shape[-1] == 9
+
+
 def test_a_fraction_of_the_memory(gpus):
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     with pytest.raises(torch.OutOfMemoryError, match=r"512\.00 MiB allowed; Of"):
@@ -113,7 +135,7 @@ def test_the_state_file_follows(gpus, runtime):
 
 def test_busy_time_is_published(monkeypatch):
     now = [0]
-    monkeypatch.setattr(memory_account, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(virtual_gpus, "perf_counter_ns", lambda: now[0])
     row = [0] * published.COUNTERS
     account = MemoryAccount(0, CAPACITY, row)
     now[0] += published.WINDOW_NS
@@ -143,7 +165,7 @@ def test_an_interrupt_anywhere_leaves_the_numbers_right():
 
     def interrupt(frame, event, called):
         nonlocal left
-        if frame.f_code.co_filename == memory_account.__file__ and event in ("call", "c_return"):
+        if frame.f_code.co_filename == virtual_gpus.__file__ and event in ("call", "c_return"):
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt

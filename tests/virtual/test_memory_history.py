@@ -220,7 +220,7 @@ def test_nothing_of_it_stays(runtime):
     [
         lambda: torch.empty(2**40, dtype=torch.uint8, device="cuda:0"),
         lambda: torch.zeros(2**20, 2**18, device="cuda:0"),
-        lambda: torch.ones(2**19, 1, device="cuda:0") @ torch.ones(1, 2**19, device="cuda:0"),
+        lambda: torch.ones(2**18, 1, device="cuda:0") @ torch.ones(1, 2**19, device="cuda:0"),
     ],
 )
 def test_more_than_the_host_has_is_out_of_memory_in_cudas_words(runtime, make):
