@@ -60,7 +60,9 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         error: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) and len(exc_tuple) > 1 else None
-        error = error or sys.exc_info()[1] or getattr(sys, "last_value", None)
+        error = error or sys.exc_info()[1]
+        again = error is None  # %tb shows every frame
+        error = error or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
         from gpumagic.memory.roots import kept_errors
@@ -73,7 +75,7 @@ class Explaining:
                 from gpumagic.usercode.frames import cut_ours, libraries_hidden
 
                 cut_ours(error)
-                if found and error is sys.exc_info()[1]:  # %tb shows every frame
+                if found and not again:
                     afterwards.enter_context(libraries_hidden(error))
             return self._original(exc_tuple, *args, **kwargs)
 
