@@ -174,9 +174,12 @@ def twins() -> Iterator[tuple[Any, str, Any, Any]]:
     yield torch, "device", _device, _device_twin
     for module in (torch.cuda, torch.accelerator):
         yield module, "device_count", module.device_count, _counting(module.device_count)
-    for module in (torch.cuda, torch.cuda.memory, torch.accelerator):
-        index = module._get_device_index
-        yield module, "_get_device_index", index, _taking(index, 0)
-    yield torch._C._nn, "_parse_to", torch._C._nn._parse_to, _taking(torch._C._nn._parse_to, 0)
+    for owner, name in (
+        (torch.cuda, "_get_device_index"),  # for set_device, synchronize, get_device_properties …
+        (torch.accelerator, "_get_device_index"),
+        (torch.cuda, "mem_get_info"),
+        (torch._C._nn, "_parse_to"),  # for Module.to
+    ):
+        yield owner, name, getattr(owner, name), _taking(getattr(owner, name), 0)
     reader = torch.jit.annotations.try_ann_to_type
     yield torch.jit.annotations, "try_ann_to_type", reader, _annotated(reader)

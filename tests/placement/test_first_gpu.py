@@ -55,7 +55,8 @@ def on(device):
     return torch.zeros(2, device=device), torch.device(device), torch.zeros(2).to(device)
 def annotated(device: torch.device) -> torch.device:
     return device
-def properties(): return torch.cuda.get_device_properties(1).name, torch.cuda.mem_get_info(0)
+def properties():
+    return torch.cuda.get_device_properties(1).name, torch.cuda.mem_get_info(0)[0]
 def parallel(net): return nn.DataParallel(net, device_ids=[0, 1]).device_ids
 """
 
@@ -77,7 +78,9 @@ def test_each_way_in_which_a_library_names_the_first_gpu(library):
         assert {p.device for net in library.networks() for p in net.parameters()} == {GPU1}
         assert library.count() == (1, 1)
         assert library.current() == 1
-        assert library.properties()[0] == torch.cuda.get_device_name(1)
+        held = torch.empty(64 * 2**20)
+        assert library.properties() == (torch.cuda.get_device_name(1), torch.cuda.mem_get_info(1)[0])
+        assert torch.cuda.mem_get_info(0)[0] - library.properties()[1] >= held.nbytes
     assert set(library.devices()) == {GPU0}
     assert {t.device for t in library.moved(x)} == {GPU0}
     assert library.count() == (2, 2)
