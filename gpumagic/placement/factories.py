@@ -18,7 +18,7 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
-from gpumagic.placement.first_gpu import NAMES, meant
+from gpumagic.placement.first_gpu import NAMES, meant, spread
 from gpumagic.placement.scope import in_force, placement, suspended
 from gpumagic.usercode.files import leave_out_ours, unseen
 
@@ -267,5 +267,11 @@ def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
     )
 
 
-# Functions of libraries that ask for the default device: module → name, and what wraps it.
-IN_LIBRARIES = {"transformers.modeling_utils": ("check_and_set_device_map", _loader)}
+# Functions of libraries that ask for the default device, or say which devices threads shall use:
+# module → names, and what wraps them.
+IN_LIBRARIES: dict[str, dict[str, Callable[[Wrapper], Wrapper]]] = {
+    "transformers.modeling_utils": {
+        "check_and_set_device_map": _loader,
+        "_get_device_map": spread,
+    }
+}

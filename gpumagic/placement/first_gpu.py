@@ -1,4 +1,4 @@
-"""Let a library that picks the first GPU for itself get the placement's, as CUDA_VISIBLE_DEVICES does.
+"""Give the placement's GPU to a library that picks the first one, as CUDA_VISIBLE_DEVICES does.
 
 Libraries write `torch.device("cuda:0")`, `set_device(0)`, `.to(0)`, and ask how many GPUs there
 are. Only names and numbers are taken so: a device that exists already, such as a tensor's, stays
@@ -19,7 +19,7 @@ import torch.jit.annotations
 from torch import Tensor
 
 from gpumagic.placement.scope import Placement, placement
-from gpumagic.usercode.files import is_users, leave_out_ours, module_of
+from gpumagic.usercode.files import is_users, leave_out_ours, module_of, unseen
 
 # torch's modules that pass on a device from their callers, and methods that libraries override.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
@@ -71,19 +71,40 @@ def _on_a_gpu() -> Placement | None:
     return place if on_gpu and place is not None and not place.overruled() else None
 
 
-def meant(given: Any, frame: types.FrameType) -> Any:
+def meant(given: Any, frame: types.FrameType, *, noted: bool = True) -> Any:
     """Return the placement's GPU if `given` is how a library names the first one, else `given`."""
     if given not in (0, FIRST) or (place := _on_a_gpu()) is None:
         return given
-    return _taken(place, _asking(frame, given)) or given
+    return _taken(place, _asking(frame, given), noted=noted) or given
 
 
-def _taken(place: Placement, library: str) -> torch.device | None:
+def _taken(place: Placement, library: str, *, noted: bool = True) -> torch.device | None:
     """Return the placement's device for a library's first GPU, and note whose it was."""
     if not library or place.device is None or place.device.index == 0:
         return None
-    place.taken[library] = None
+    if noted:
+        place.taken[library] = None
     return place.device
+
+
+def spread(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what finds a `device_map`, whose devices threads use: numbers become devices.
+
+    A map with the first GPU alone has the placement's; one with several GPUs is the user's wish.
+    """
+
+    @unseen
+    @wraps(find)
+    def found(*args: Any, **kwargs: Any) -> Any:
+        device_map = find(*args, **kwargs)
+        if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
+            return device_map
+        gpus = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
+        if gpus.keys() == {0}:
+            gpus[0] = _taken(place, str(find.__module__).partition(".")[0]) or gpus[0]
+        return {part: gpus.get(device, device) for part, device in device_map.items()}
+
+    return found
 
 
 class _DeviceType(type):
@@ -136,17 +157,19 @@ def _counting(count: Callable[[], int]) -> Callable[[], int]:
     return counted
 
 
-def _taking(function: Callable[..., Any], position: int) -> Callable[..., Any]:
+def _taking(
+    function: Callable[..., Any], position: int, *, noted: bool = True
+) -> Callable[..., Any]:
     """Wrap a function that takes a device at this position, or as `device=`."""
 
     @wraps(function)
     def taking(*args: Any, **kwargs: Any) -> Any:
         try:
             if len(args) > position and type(args[position]) in NAMES:
-                device = meant(args[position], sys._getframe(1))
+                device = meant(args[position], sys._getframe(1), noted=noted)
                 args = (*args[:position], device, *args[position + 1 :])
             elif kwargs and type(kwargs.get("device")) in NAMES:
-                kwargs["device"] = meant(kwargs["device"], sys._getframe(1))
+                kwargs["device"] = meant(kwargs["device"], sys._getframe(1), noted=noted)
             return function(*args, **kwargs)
         except BaseException as error:
             leave_out_ours(error)
@@ -178,8 +201,9 @@ def twins() -> Iterator[tuple[Any, str, Any, Any]]:
         (torch.cuda, "_get_device_index"),  # for set_device, synchronize, get_device_properties …
         (torch.accelerator, "_get_device_index"),
         (torch.cuda, "mem_get_info"),
-        (torch._C._nn, "_parse_to"),  # for Module.to
     ):
-        yield owner, name, getattr(owner, name), _taking(getattr(owner, name), 0)
+        yield owner, name, getattr(owner, name), _taking(getattr(owner, name), 0, noted=False)
+    # Module.to reads its arguments by this.
+    yield torch._C._nn, "_parse_to", torch._C._nn._parse_to, _taking(torch._C._nn._parse_to, 0)
     reader = torch.jit.annotations.try_ann_to_type
     yield torch.jit.annotations, "try_ann_to_type", reader, _annotated(reader)

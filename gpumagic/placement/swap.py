@@ -289,9 +289,9 @@ def _look_at(modules: dict[str, Any]) -> None:
         else:
             names = getattr(module, "__dict__", {})
             _in_libraries.extend(_held(names, _twin_of))
-            function, wrap = IN_LIBRARIES.get(name, ("", None))
-            if wrap is not None and function in names:
-                _in_libraries.append((names, function, names[function], wrap(names[function])))
+            for function, wrap in IN_LIBRARIES.get(name, {}).items():
+                if function in names:
+                    _in_libraries.append((names, function, names[function], wrap(names[function])))
 
 
 def _forget_dynamos_tables() -> None:

@@ -1,4 +1,4 @@
-"""A library that picks the first GPU for itself gets the placement's; the user's own code does not."""
+"""A library that picks the first GPU gets the placement's; the user's own code does not."""
 
 import copy
 import pickle
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gpumagic
-from gpumagic.placement import swap
+from gpumagic.placement import factories, swap
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
@@ -55,8 +55,8 @@ def on(device):
     return torch.zeros(2, device=device), torch.device(device), torch.zeros(2).to(device)
 def annotated(device: torch.device) -> torch.device:
     return device
-def properties():
-    return torch.cuda.get_device_properties(1).name, torch.cuda.mem_get_info(0)[0]
+def free():
+    return torch.cuda.mem_get_info(0)[0]
 def parallel(net): return nn.DataParallel(net, device_ids=[0, 1]).device_ids
 """
 
@@ -79,8 +79,11 @@ def test_each_way_in_which_a_library_names_the_first_gpu(library):
         assert library.count() == (1, 1)
         assert library.current() == 1
         held = torch.empty(64 * 2**20)
-        assert library.properties() == (torch.cuda.get_device_name(1), torch.cuda.mem_get_info(1)[0])
-        assert torch.cuda.mem_get_info(0)[0] - library.properties()[1] >= held.nbytes
+        assert library.free() == (
+            torch.cuda.get_device_name(1),
+            torch.cuda.mem_get_info(1)[0],
+        )
+        assert torch.cuda.mem_get_info(0)[0] - library.free()[1] >= held.nbytes
     assert set(library.devices()) == {GPU0}
     assert {t.device for t in library.moved(x)} == {GPU0}
     assert library.count() == (2, 2)
@@ -173,6 +176,32 @@ def test_the_compiler_follows_devices():
         torch.compiler.reset()
     whole = torch.compile(fixed, backend="eager", fullgraph=True)
     assert whole(torch.ones(2))[0].device == GPU0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"": 0}, {"": GPU1}),
+        ({"a": 0, "b": "cpu"}, {"a": GPU1, "b": "cpu"}),
+        ({"a": 0, "b": 1}, {"a": GPU0, "b": GPU1}),  # the user's two GPUs
+        ({"": "cuda:0"}, {"": "cuda:0"}),
+        (None, None),
+    ],
+)
+def test_a_device_map_has_devices_for_numbers(given, expected, installed, monkeypatch):
+    # transformers copies on threads, on which no placement is in force.
+    (installed / "maps_of_gpumagic.py").write_text(
+        "def _get_device_map(device_map): return device_map\n"
+        "def load(device_map): return _get_device_map(device_map)\n"
+    )
+    real = factories.IN_LIBRARIES["transformers.modeling_utils"]
+    monkeypatch.setitem(factories.IN_LIBRARIES, "maps_of_gpumagic", real)
+    import maps_of_gpumagic
+
+    with gpumagic.on(1):
+        assert maps_of_gpumagic.load(given) == expected
+    assert maps_of_gpumagic.load(given) == given
+    del sys.modules["maps_of_gpumagic"]
 
 
 def test_whose_first_gpu_was_taken_is_noted(library):

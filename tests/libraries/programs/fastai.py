@@ -1,5 +1,4 @@
 # %% A tabular learner, one cycle
-# earlier: elsewhere, because loaders that fastai made earlier name cuda:0
 # own: picks
 import pandas as pd
 from fastai.tabular.all import (
