@@ -112,7 +112,7 @@ def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str
     plan.origins.append((brought, Origin(name, moving[0].device, device)))
 
 
-def _name_device(value: Any, device: torch.device) -> dict[str, object]:
+def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     """Set the device that an object names, such as `pipe.device`; return the former attributes.
 
     A name is set where the object's tensors are on `device`. A GPU that an object without tensors
@@ -126,15 +126,19 @@ def _name_device(value: Any, device: torch.device) -> dict[str, object]:
         for part in parts
         for tensor in (part.parameters() if isinstance(part, nn.Module) else [part])
     }
-    former: dict[str, object] = {}
+    former: dict[str, Any] = {}
     for name, named in list(held.items()) if devices <= {device} else ():
-        gpu = isinstance(named, torch.device) and named.type == "cuda" and named.index is not None
-        if gpu or (parts and name in DEVICE_NAMES and isinstance(named, (str, torch.device))):
-            held[name] = device if isinstance(named, torch.device) else str(device)
-        elif name == "_n_gpu" and named:  # TrainingArguments counted the GPUs: a cell has one
-            held[name] = 1
-        if held[name] != named:
-            former[name] = named
+        is_device = isinstance(named, torch.device)
+        if is_device and named.type == "cuda" and named.index is not None:
+            here: Any = device
+        elif parts and name in DEVICE_NAMES and isinstance(named, (str, torch.device)):
+            here = device if is_device else str(device)
+        elif name == "_n_gpu" and type(named) is int and named > 1:
+            here = 1  # TrainingArguments counted the GPUs: a cell has one
+        else:
+            continue
+        if here != named:
+            held[name], former[name] = here, named
     return former
 
 
@@ -207,7 +211,8 @@ def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
         with suppress(TypeError):  # an object that cannot be referred to weakly
             first = _origins.get(value, origin)
             went_on = first.device != first.there == origin.device
-            _origins[value] = replace(first, there=origin.there) if went_on else origin
+            kept = replace(first, there=origin.there) if went_on else origin
+            _origins[value] = replace(kept, named={**origin.named, **first.named})
 
 
 def origin_of(value: object) -> Origin | None:

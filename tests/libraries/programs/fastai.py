@@ -1,4 +1,5 @@
 # %% A tabular learner, one cycle
+# earlier: elsewhere, because loaders that fastai made earlier name cuda:0
 # own: picks
 import pandas as pd
 from fastai.tabular.all import (
