@@ -60,7 +60,7 @@ def test_the_quickstart_is_the_demo(tmp_path):
     assert [device for _, device in accuracies] == ["cpu", "cuda:1"]
     assert all(float(percent) > 95 for percent, _ in accuracies)
     assert accuracies[0][0] == accuracies[1][0]  # virtual: the very same numbers
-    assert re.search(r"cuda:1 \(virtual.*moved X_train, y_train.*peak", done.stdout)
+    assert re.search(r"cuda:1 \(virtual.*peak.*moved X_train, y_train", done.stdout)
     written = tmp_path / "quickstart.html"
     assert str(written) in done.stdout
     html = written.read_text()

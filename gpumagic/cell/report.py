@@ -1,4 +1,7 @@
-"""Record what happened to one cell, and show it: one line, with details folded below in HTML."""
+"""Record what happened to one cell, and show it: one line, with details folded below in HTML.
+
+The line has the device, the time, the peak of memory, and at most two clauses.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -73,6 +76,9 @@ class Report(Shown):
         Show the ledger's table too (`--report`).
     made : bool
         The cell made arrays of another framework than torch, whose memory may not be known.
+    taken : tuple of str
+        Names of other GPUs that were taken as this one, with their owners: ``"accelerate's
+        cuda:0"``, where a library or its object had picked a GPU for itself.
     elsewhere : str
         Where most of its work was, by the tensors that it made, if not on its own device: ``"all
         work was on cpu"``, ``"96 % of it ran on cuda:0"``; else empty.
@@ -99,6 +105,7 @@ class Report(Shown):
     fixed: tuple[Fixed, ...] = ()
     table: bool = False
     made: bool = False
+    taken: tuple[str, ...] = ()
     elsewhere: str = ""
     error: str | None = None
     fault: str | None = None
@@ -137,12 +144,17 @@ def last_report() -> Report | None:
 
 # The report says the first two by themselves; that a value is shown is no news.
 _SAID = ("loader", "fix", "display")
+_CLAUSES = 2  # in the line; the others are behind it
 _ITSELF = "the cell, or a library that it calls, names that device itself: name {} there"
 
 
 def text(report: Report) -> str:
-    """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
-    lines = [" · ".join(_parts(report)), *(f"  → {hint}" for hint in _hints(report))]
+    """``cuda:1 (virtual) · 1.24 s · peak 12.5 MiB · moved X, net: 1.2 MiB from cpu in 3.1 ms``."""
+    clauses = _clauses(report)
+    lines = [" · ".join([*_head(report), *clauses[:_CLAUSES]])]
+    if more := clauses[_CLAUSES:]:
+        lines.append(f"  more: {' · '.join(more)}")
+    lines += [f"  → {hint}" for hint in _hints(report)]
     below = [repr(report.peak)] if report.peak else []
     if report.table:
         below.insert(0, ledger_view.text(report.ledger))
@@ -150,17 +162,18 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """The line, and behind it each variable with its bytes and each device with its memory."""
-    head, *rest = _parts(report)
+    """The line, and behind it more, each variable with its bytes, each device with its memory."""
+    (head, *rest), clauses = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     line = f'<b class="gm-where{bad}">{escape(head)}</b>' + "".join(
-        f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
+        f' <span class="gm-dim">·</span> {coded(part)}' for part in (*rest, *clauses[:_CLAUSES])
     )
+    more = "".join(f"<div>{coded(clause)}</div>" for clause in clauses[_CLAUSES:])
     details = _details(report)
-    body = line
-    if details:
-        body = f"<details><summary>{line}</summary>{table.html(details)}</details>"
-    body += "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))
+    if details or more:
+        more += table.html(details) if details else ""
+        line = f"<details><summary>{line}</summary>{more}</details>"
+    body = line + "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))
     shown = block(body, "report", css="gpumagic gm-report")
     shown += ledger_view.html(report.ledger, with_line=False) if report.table else ""
     return shown + (report.peak._repr_html_() if report.peak else "")
@@ -173,12 +186,23 @@ def _hints(report: Report) -> list[str]:
     return itself + ([] if told else ledger_view.hints(report.ledger))
 
 
-def _parts(report: Report) -> list[str]:
+def _head(report: Report) -> list[str]:
+    """Return the device, the time, and the peak of memory on each device."""
     device = report.device
     where = f"asked for {device}; {report.elsewhere}" if report.elsewhere else str(device)
     where += " (virtual)" if device.virtual and not report.elsewhere else ""
     where += f": {device.note}" if device.note else ""
     parts = [where, *_ran(report)]
+    for memory in sorted(report.memory, key=lambda memory: memory.device != str(device)):
+        where = "" if memory.device == str(device) else f"{memory.device} "
+        parts.append(f"{where}peak {size(memory.peak)}")
+    return parts
+
+
+def _clauses(report: Report) -> list[str]:
+    """Return what else happened, the most important first: the line has room for two."""
+    parts = [] if report.ledger_complete else ["its ledger is incomplete: %gpus --doctor shows why"]
+    parts += [_fixed(f) for f in report.fixed]
     if report.moved:
         moved = str(Moves(report.moved, seconds=report.move_seconds))
         if report.returned is not None and report.returned.moved:
@@ -186,21 +210,18 @@ def _parts(report: Report) -> list[str]:
         elif report.stays:
             moved += " for good (--back brings home)"
         parts.append(moved)
+    if report.taken:
+        was = "was" if len(report.taken) == 1 else "were"
+        parts.append(f"{' and '.join(report.taken)} {was} taken as {report.device}")
+    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
+        parts.append(said)
+    if report.left:
+        parts.append(f"left {'; '.join(_left(report.left))}")
     if report.results:
-        parts.append(f"new on {device}: {some(report.results)}")
+        parts.append(f"new on {report.device}: {some(report.results)}")
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
-    parts += [_fixed(f) for f in report.fixed]
-    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
-        parts.append(said)
-    if not report.ledger_complete:
-        parts.append("its ledger is incomplete: %gpus --doctor shows why")
-    if report.left:
-        parts.append(f"left {'; '.join(_left(report.left))}")
-    for memory in report.memory:
-        where = "" if memory.device == str(device) else f"{memory.device} "
-        parts.append(f"{where}peak {size(memory.peak)}")
     return parts
 
 

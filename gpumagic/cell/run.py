@@ -46,6 +46,10 @@ class Recorder(Protocol):
     def stop(self) -> Shown | None: ...
 
 
+def _whose(name: str) -> str:
+    return f"{name}'" if name.endswith("s") else f"{name}'s"
+
+
 class Run:
     """Run a cell: `start`, run the cell, then always `finish`."""
 
@@ -90,6 +94,7 @@ class Run:
         self._left = left
         self.left_out = 0.0  # seconds that are none of the cell's
         self._ledger_complete = True
+        self._taken: tuple[str, ...] = ()  # GPUs that the moved objects named
         self._before: set[int] = set()  # ids of the variables' values before the cell
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
@@ -106,6 +111,9 @@ class Run:
                     origins=self._origins,
                     line=line,
                 )
+                named = {o.name: o.device for _, o in self._origins if o.named}
+                gpus = ((name, d) for name, d in named.items() if d.type == "cuda")
+                self._taken = tuple(f"{_whose(name)} {d}" for name, d in gpus)
             self._begin()
         except BaseException:
             self._remember()
@@ -188,6 +196,7 @@ class Run:
             ledger_complete=self._ledger_complete,
             fixed=self._fix.done if self._fix is not None else (),
             table=self._table,
+            taken=(*self._taken, *(f"{_whose(library)} cuda:0" for library in placement.taken)),
             elsewhere="" if error or ledger is None else self._elsewhere(placement, memory, ledger),
             waited=not self._interrupted and fault is None,
             error=type(error).__name__ if error is not None else None,
@@ -206,8 +215,8 @@ class Run:
             self._memory = self._meter.stop()
             # After an interrupt the user wants the prompt back, not the end of the queue.
             if not self._interrupted:
-                touched = (torch.device("cuda", index) for index in self._memory)
-                for device in dict.fromkeys((self._target, *touched)):
+                others = (n for n in self._memory if n != self._target.index)
+                for device in (self._target, *(torch.device("cuda", n) for n in others)):
                     wait_for(device)
         except (RuntimeError, AssertionError, AttributeError) as failed:
             # An error of the device itself surfaces at the wait; so does a device that is gone.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpumagic import faults, nvml
+from gpumagic.device.discover import physical_gpus
 from gpumagic.errors import GpuError
 
 # By CUDA's text: what happened, in two or three words (cudaError_t in CUDA's reference).
@@ -43,6 +44,21 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have it for itself (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
+# What frameworks raise where they find no GPU, and what is so then.
+_NO_GPU = {
+    "Torch not compiled with CUDA enabled": "this PyTorch is built for the CPU",
+    "PyTorch is not linked with support for cuda devices": "this PyTorch is built for the CPU",
+    "Found no NVIDIA driver on your system": "PyTorch finds no NVIDIA driver",
+    "No CUDA GPUs are available": "PyTorch finds no GPU",
+    "but torch.cuda.is_available() is False": "PyTorch finds no GPU",
+    "Unknown backend: 'gpu' requested": "JAX finds no GPU",
+    "Unknown backend: 'cuda' requested": "JAX finds no GPU",
+    "Unknown backend gpu.": "JAX finds no GPU",
+    "Unknown backend cuda.": "JAX finds no GPU",
+    "Could not satisfy device specification '/job:localhost": "TensorFlow finds no such device",
+}
+_ON_CPU = '{}: device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
+_VIRTUAL = "%gpus --virtual 2 makes two virtual GPUs, on which {}"
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
@@ -145,8 +161,19 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do about a temporary error of CUDA; empty for any other error."""
-    return _WHERE_BUSY if _said(error) == _BUSY else ""
+    """Return what to do about a temporary error of CUDA or a missing GPU; empty for others."""
+    if _said(error) == _BUSY:
+        return _WHERE_BUSY
+    said = faults.in_words(error)
+    found = next((why for text, why in _NO_GPU.items() if text in said), "")
+    if not found:
+        return ""
+    first = _ON_CPU.format(found) if "PyTorch" in found else f"{found}; the CPU works"
+    if physical_gpus():
+        return f"{first}\n→ there is a GPU in this machine: %gpus --doctor says what is missing"
+    again = "the cell works as it is: run it again"
+    later = "it works in a new kernel: restart it, and type that before the import"
+    return f"{first}\n→ {_VIRTUAL.format(again if 'PyTorch' in found else later)}"
 
 
 def room(device: Any) -> int:

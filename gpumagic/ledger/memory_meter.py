@@ -1,6 +1,7 @@
 """Measure the peak memory of some code, also within code that is being measured."""
 
 import torch
+from torch.cuda import device_count  # all of them, also while a library is told of one
 
 from gpumagic.ledger.entry import Memory
 
@@ -49,7 +50,7 @@ def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
     if not torch.cuda.is_initialized():
         return []
     read = []
-    for index in range(torch.cuda.device_count()):
+    for index in range(device_count()):
         stats = torch.cuda.memory_stats_as_nested_dict(index)
         if stats:
             used = stats["allocated_bytes"]["all"]

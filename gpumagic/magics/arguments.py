@@ -66,12 +66,12 @@ def said(magic: str, error: BaseException) -> str:
 
 def of_cuda(error: BaseException) -> str:
     """Return what to do about an error of CUDA, or one that it caused; empty for any other."""
-    if "torch" not in sys.modules:
-        return ""
     from gpumagic.usercode.frames import errors
     from gpumagic.usercode.lines import innermost_of
 
     chain = [*errors(error)]
+    if "torch" not in sys.modules:
+        return next(filter(None, map(cuda_state.advice, chain)), "")
     line = innermost_of(chain[-1].__traceback__)
     cuda_state.look(f"{line.label}, line {line.line}" if line else last_cell(), chain[-1])
     if (death := cuda_state.death()) is not None and any(map(cuda_state.is_death, chain)):

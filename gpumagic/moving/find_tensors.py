@@ -54,7 +54,7 @@ class TensorFinder:
         self.scripted: list[torch.jit.ScriptModule] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # by a `to` of their own
-        self.naming: list[Any] = []  # what may name its own device: `pipe.device`
+        self.naming: list[tuple[Any, str]] = []  # what names a device, and its variable
         self._module, self._sample = module, sample
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
@@ -129,8 +129,9 @@ class TensorFinder:
         if stays:
             tensors = [FoundTensor(t, steps) for t in held.values() if issubclass(type(t), Tensor)]
             self.staying.append(Held(value, steps, tensors, NUMPY_STAYS))
-        if not held.keys().isdisjoint(DEVICE_NAMES):
-            self.naming.append(value)
+        kinds = map(type, held.values())
+        if torch.device in kinds or not held.keys().isdisjoint(DEVICE_NAMES):
+            self.naming.append((value, str(steps[0])))
 
     def _dataset(self, dataset: Any, steps: Path) -> None:
         if self._sample:
@@ -172,7 +173,7 @@ class TensorFinder:
         if isinstance(module, torch.jit.ScriptModule):
             self.scripted.append(module)
         if "_device" in vars(module):  # as Lightning's modules and torchmetrics have it
-            self.naming.append(module)
+            self.naming.append((module, str(steps[0])))
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))

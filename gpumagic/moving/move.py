@@ -74,8 +74,10 @@ def move_all(
         for held in by_to:
             _bring(held, device, plan, namespace or {})
         wait_for(device)
-    for value in finder.naming:
-        _name_device(value, device)
+    for value, name in finder.naming:
+        if named := _name_device(value, device):
+            former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
+            plan.origins.append((value, Origin(name, former, device, named=named)))
     moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
     return Moves(moved, tuple(plan.left), clock() - start if moved else 0.0)
 
@@ -111,8 +113,12 @@ def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str
     plan.origins.append((brought, Origin(name, moving[0].device, device)))
 
 
-def _name_device(value: Any, device: torch.device) -> None:
-    """Set an object's own device name, such as `pipe.device`, to the device of its tensors."""
+def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
+    """Set the device that an object names, such as `pipe.device`; return the former attributes.
+
+    A name is set where the object's tensors are on `device`. A GPU that an object without tensors
+    names is the one that its library took for itself: TrainingArguments, Lightning's strategies.
+    """
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
     parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
@@ -121,10 +127,20 @@ def _name_device(value: Any, device: torch.device) -> None:
         for part in parts
         for tensor in (part.parameters() if isinstance(part, nn.Module) else [part])
     }
-    for name in DEVICE_NAMES:
-        named = held.get(name)
-        if isinstance(named, (str, torch.device)) and parts and devices <= {device}:
-            held[name] = device if isinstance(named, torch.device) else str(device)
+    former: dict[str, Any] = {}
+    for name, named in list(held.items()) if devices <= {device} else ():
+        is_device = isinstance(named, torch.device)
+        if is_device and named.type == "cuda" and named.index is not None:
+            here: Any = device
+        elif parts and name in DEVICE_NAMES and isinstance(named, (str, torch.device)):
+            here = device if is_device else str(device)
+        elif name == "_n_gpu" and type(named) is int and named > 1:
+            here = 1  # TrainingArguments counted the GPUs: a cell has one
+        else:
+            continue
+        if here != named:
+            held[name], former[name] = here, named
+    return former
 
 
 def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
@@ -196,7 +212,8 @@ def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
         with suppress(TypeError):  # an object that cannot be referred to weakly
             first = _origins.get(value, origin)
             went_on = first.device != first.there == origin.device
-            _origins[value] = replace(first, there=origin.there) if went_on else origin
+            kept = replace(first, there=origin.there) if went_on else origin
+            _origins[value] = replace(kept, named={**origin.named, **first.named})
 
 
 def origin_of(value: object) -> Origin | None:
@@ -225,7 +242,11 @@ def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | No
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
     for value, origin in away if origins is None else origins:
-        by_device.setdefault(origin.device, []).append((origin.name, value))
+        if origin.named:
+            own(value).update(origin.named)
+            _origins.pop(value, None)
+        else:
+            by_device.setdefault(origin.device, []).append((origin.name, value))
     made: list[Moves] = []
     for device, values in by_device.items():
         followers = optimizers_in(namespace)

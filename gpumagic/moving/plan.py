@@ -3,9 +3,9 @@
 All of them are made before the first tensor changes, so that either all move or none.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -71,6 +71,7 @@ class Origin:
     device: torch.device
     there: torch.device  # to which it was brought
     cell: str = ""  # which cell it was: "In [3]"
+    named: Mapping[str, object] = field(default_factory=dict)  # attributes that named a device
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
+from gpumagic.placement.first_gpu import NAMES, meant, spread
 from gpumagic.placement.scope import in_force, placement, suspended
 from gpumagic.usercode.files import leave_out_ours, unseen
 
@@ -76,6 +77,8 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
                 and not is_host_code[frame(caller).f_globals.get("__name__")]
             ):
                 return make(*args, **place.keywords)
+            if type(kwargs.get("device")) in NAMES:
+                kwargs["device"] = meant(kwargs["device"], frame(caller))
             told = kwargs.get("device") is not None or kwargs.get("out") is not None
             if told or kwargs.get("pin_memory") or (device := _chosen(frame(caller))) is None:
                 return make(*args, **kwargs)
@@ -264,5 +267,11 @@ def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
     )
 
 
-# Functions of libraries that ask for the default device: module → name, and what wraps it.
-IN_LIBRARIES = {"transformers.modeling_utils": ("check_and_set_device_map", _loader)}
+# Functions of libraries that ask for the default device, or say which devices threads shall use:
+# module → names, and what wraps them.
+IN_LIBRARIES: dict[str, dict[str, Callable[[Wrapper], Wrapper]]] = {
+    "transformers.modeling_utils": {
+        "check_and_set_device_map": _loader,
+        "_get_device_map": spread,
+    }
+}

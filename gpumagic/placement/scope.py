@@ -27,6 +27,7 @@ class Placement:
     previous_index: int | None = None  # of the current CUDA device before
     owner: object = None  # the `gpumagic.on` that entered it
     delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
+    taken: dict[str, None] = field(default_factory=dict)  # libraries whose first GPU was `device`
 
     def overruled(self) -> bool:
         """Whether the user entered a `with torch.device(...)` since: then that one decides."""

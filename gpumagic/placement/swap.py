@@ -23,6 +23,7 @@ from torch._C import _len_torch_function_stack  # the count that torch.utils._de
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
+from gpumagic.placement import first_gpu
 from gpumagic.placement.factories import IN_LIBRARIES, SPACES, tensor_new, twins
 from gpumagic.placement.scope import Placement, in_force, placement
 from gpumagic.usercode.files import is_users
@@ -79,7 +80,8 @@ def _restore_current_device(place: Placement) -> None:
             torch.cuda.set_device(place.previous_index)
 
 
-_tensor_new = tensor_new(Tensor.__new__)
+# Methods that `Tensor` inherits: they are set on it, and deleted again.
+_methods = {"__new__": tensor_new(Tensor.__new__), **first_gpu.METHODS}
 _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
 _reals, _placed = dict[str, Any](), dict[str, Any]()  # by their names in `torch` itself
@@ -142,7 +144,7 @@ def installed() -> bool:
 
 
 def _prepare() -> None:
-    for owner, name, real, twin in twins():
+    for owner, name, real, twin in (*twins(), *first_gpu.twins()):
         if owner is torch:
             _reals[name], _placed[name] = real, twin
         else:
@@ -180,10 +182,11 @@ def _swap_torch(*, back: bool = False) -> None:
     else:
         _swap((vars(torch), name, old[name], new[name]) for name in old)
     _swap(_in_torch, back=back)
-    if not back and "__new__" not in vars(Tensor):
-        Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
-    elif back and vars(Tensor).get("__new__") is _tensor_new:
-        del Tensor.__new__
+    for name, method in _methods.items():
+        if not back and name not in vars(Tensor):
+            setattr(Tensor, name, method)
+        elif back and vars(Tensor).get(name) is method:
+            delattr(Tensor, name)
 
 
 class _TorchFinder(MetaPathFinder):
@@ -286,9 +289,9 @@ def _look_at(modules: dict[str, Any]) -> None:
         else:
             names = getattr(module, "__dict__", {})
             _in_libraries.extend(_held(names, _twin_of))
-            function, wrap = IN_LIBRARIES.get(name, ("", None))
-            if wrap is not None and function in names:
-                _in_libraries.append((names, function, names[function], wrap(names[function])))
+            for function, wrap in IN_LIBRARIES.get(name, {}).items():
+                if function in names:
+                    _in_libraries.append((names, function, names[function], wrap(names[function])))
 
 
 def _forget_dynamos_tables() -> None:

@@ -378,11 +378,14 @@ class VirtualGpu:
         self.code = 2 | self.index << 32  # DLDevice {kDLCUDA, index}, read as one int64
 
 
+_Device = torch.device  # itself, also while a placement replaces the name: it is asked often
+
+
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
     """The GPU of a device, of its number, or of None (the current one)."""
     if isinstance(device, str):
         device = torch.device(device)
-    if isinstance(device, torch.device):
+    if isinstance(device, _Device):
         device = device.index
     if device is None or device < 0:
         device = int(C._accelerator_getDeviceIndex())

@@ -27,8 +27,8 @@ FULL = replace(
         (PLAIN, "cuda:1 · 1.24 s"),
         (
             FULL,
-            "cuda:1 · 1.24 s · moved X, net: 3.0 MiB from cpu, cuda:0 in 3.1 ms"
-            " · 2 batches: 512 B copied · cuda:0 peak 1.0 MiB · peak 12.0 MiB",
+            "cuda:1 · 1.24 s · peak 12.0 MiB · cuda:0 peak 1.0 MiB"
+            " · moved X, net: 3.0 MiB from cpu, cuda:0 in 3.1 ms · 2 batches: 512 B copied",
         ),
         (replace(PLAIN, batches=Batches(1, 8)), "cuda:1 · 1.24 s · 1 batch: 8 B copied"),
         (replace(PLAIN, error="KeyError"), "cuda:1 · KeyError after 1.24 s"),
@@ -48,6 +48,20 @@ FULL = replace(
 )
 def test_the_line(report, line):
     assert str(report) == repr(report) == line
+
+
+def test_the_line_has_two_clauses_and_the_others_are_behind_it():
+    stays = Left("data", "a dataset stays where it is")
+    report = replace(FULL, taken=("accelerate's cuda:0",), left=(stays,))
+    line, more = str(report).splitlines()
+    assert line.endswith(" in 3.1 ms · accelerate's cuda:0 was taken as cuda:1")
+    assert more == "  more: left data: a dataset stays where it is · 2 batches: 512 B copied"
+    folded = report._repr_html_().partition("</summary>")
+    assert "taken as" in folded[0]
+    assert "<div>left data: a dataset" in folded[2]
+    assert "<div>2 batches" in folded[2]
+    two = replace(PLAIN, taken=("trainer's cuda:0", "transformers' cuda:0"))
+    assert str(two).endswith(" · trainer's cuda:0 and transformers' cuda:0 were taken as cuda:1")
 
 
 def test_many_names_are_cut():

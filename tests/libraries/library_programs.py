@@ -156,7 +156,8 @@ def outcome(plain, other, way):
     if way in PLACED:
         if not other.devices <= other.named:
             return "fails", f"on {other.devices}, of which the report says {other.named}"
-        if other.devices - {"cuda:1"} or "cuda:1" not in other.worked:
+        wholly = other.worked == {"cuda:1"} or (way == "earlier" and "cuda:1" in other.worked)
+        if other.devices - {"cuda:1"} or not wholly:
             return "elsewhere", f"on {other.devices or other.worked}"
     elif not other.worked:
         return "fails", "no GPU did anything"

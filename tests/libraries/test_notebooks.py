@@ -112,16 +112,69 @@ def test_a_graph_comes_along_and_its_error_names_the_users_line():
     assert "conv(x, data.to(x.device).edge_index)" in error
 
 
-def test_a_trainer_that_names_its_device_is_told_of_with_it():
-    _, placed = shown(
-        f"""import tempfile
+NET = f"""import tempfile
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 net = BertForSequenceClassification(BertConfig({SMALL}, intermediate_size=16))
 rows = [{{"input_ids": [1, 2], "labels": 0}}] * 4
-given = {{"report_to": [], "max_steps": 2, "disable_tqdm": True, "save_strategy": "no"}}""",
-        "%%ongpu 1\nargs = TrainingArguments(tempfile.mkdtemp(), **given)\n"
-        "_ = Trainer(model=net, args=args, train_dataset=rows).train()\n"
-        "print('trained on', args.device)",
+given = {{"report_to": [], "max_steps": 2, "disable_tqdm": True, "save_strategy": "no"}}"""
+TRAINER = """args = TrainingArguments(tempfile.mkdtemp(), **given)
+trainer = Trainer(model=net, args=args, train_dataset=rows)"""
+TRAIN = "_ = trainer.train()\nprint('trained on', args.device, args.n_gpu, net.device)"
+USED = "print([torch.cuda.memory_stats(n)['allocation.all.allocated'] > 0 for n in (0, 1)])"
+
+
+def test_a_trainer_uses_the_cells_gpu_alone():
+    _, placed, used = shown(NET, f"%%ongpu 1\n{TRAINER}\n{TRAIN}", USED)
+    assert "trained on cuda:1 1 cuda:1" in placed
+    assert "transformers' cuda:0 was taken as cuda:1" in placed
+    assert "[False, True]" in used
+
+
+def test_a_trainer_of_an_earlier_cell_comes_along_and_goes_home():
+    *_, placed, plain, _, home = shown(
+        NET, TRAINER, f"%%ongpu 1\n{TRAIN}", TRAIN, "%ongpu home", "print(args.device, args.n_gpu)"
     )
-    assert "trained on cuda:0" in placed
-    assert "cuda:0 peak" in placed
+    assert "trained on cuda:1 1 cuda:1" in placed
+    assert "trainer's cuda:0 was taken as cuda:1" in placed
+    assert "trained on cuda:1 1 cuda:1" in plain
+    assert "cuda:0 2" in home
+
+
+def test_lightnings_trainer_of_an_earlier_cell_comes_along():
+    _, first, second = shown(
+        """import lightning as L
+from torch.utils.data import DataLoader, TensorDataset
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+    def training_step(self, batch, index):
+        self.trained_on = batch[0].device
+        return self.layer(batch[0]).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+loader = DataLoader(TensorDataset(torch.randn(16, 6)), batch_size=4)
+net, trainer = Net(), L.Trainer(max_epochs=1, enable_checkpointing=False, **quiet)""",
+        "%%ongpu 1\ntrainer.fit(net, loader)\nprint('trained on', net.trained_on)",
+        "trainer.fit_loop.max_epochs = 2\ntrainer.fit(net, loader)\nprint(net.trained_on)",
+    )
+    assert "trained on cuda:1" in first
+    assert "trainer's cuda:0" in first
+    assert "cuda:1" in second
+
+
+def test_a_device_map_of_two_gpus_is_the_users_wish():
+    made = "BertModel.from_pretrained(folder, device_map={})"
+    two = '{"embeddings": 0, "encoder": 1, "pooler": 1}'
+    _, first, named, both = shown(
+        SAVED,
+        f"%%ongpu 1\nprint({made.format({'': 0})}.device)",
+        f"%%ongpu 1\nprint({made.format(repr('cuda:0'))}.device)",
+        f"%%ongpu 1\nprint(sorted({{str(p.device) for p in {made.format(two)}.parameters()}}))",
+    )
+    assert "cuda:1\n" in first
+    assert "transformers' cuda:0 was taken as cuda:1" in first
+    assert "cuda:0\n" in named
+    assert "taken as" not in named
+    assert "['cuda:0', 'cuda:1']" in both

@@ -149,3 +149,49 @@ def test_a_chain_of_errors_has_no_frame_of_ours(ip):
     ran = ip.run("try:\n    a + b\nexcept RuntimeError as e:\n    raise KeyError('a') from e")
     assert "direct cause" in ran.text
     assert "/gpumagic/" not in ran.text
+
+
+@pytest.fixture
+def no_gpu(shell):
+    """A shell on a machine without a GPU, whose extension is loaded."""
+    import torch
+
+    from gpumagic import virtual
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    shell.run("import torch")
+    yield shell
+    virtual.disable()
+
+
+def test_the_first_error_of_a_beginner_says_what_to_type(no_gpu):
+    ran = no_gpu.run("x = torch.zeros(3, device='cuda')")
+    assert ran.error is not None
+    first, second = [line for line in ran.text.splitlines() if line.startswith("→")]
+    assert 'device="cpu" works' in first
+    assert "%gpus --virtual 2 makes two virtual GPUs" in second
+    no_gpu.run("%gpus --virtual 2")
+    assert "cuda:0" in no_gpu.run("x = torch.zeros(3, device='cuda'); print(x.device)").text
+
+
+def test_where_there_is_a_gpu_the_doctor_says_what_is_missing(no_gpu, monkeypatch):
+    from gpumagic.device import CPU, cuda_state
+
+    monkeypatch.setattr(cuda_state, "physical_gpus", lambda: [CPU])
+    said = no_gpu.run("torch.zeros(3).cuda()").text
+    assert "→ there is a GPU in this machine: %gpus --doctor" in said
+    assert "--virtual" not in said
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda"])
+def test_jax_finds_no_gpu(no_gpu, name):
+    pytest.importorskip("jax")
+    said = no_gpu.run(f"import jax\njax.devices({name!r})").text
+    assert "→ JAX finds no GPU; the CPU works" in said
+    assert "%gpus --virtual 2 makes two virtual GPUs, on which it works in a new kernel" in said
+
+
+def test_another_error_that_names_cuda_gets_no_advice(no_gpu):
+    said = no_gpu.run("raise RuntimeError('no cuda, no GPUs')").text
+    assert "→" not in said

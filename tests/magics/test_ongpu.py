@@ -94,7 +94,7 @@ def test_back_brings_home_what_the_cell_brought(ip):
     ip.run("X, net = torch.ones(4, 2), nn.Linear(2, 1); adam = torch.optim.Adam(net.parameters())")
     done = ip.run("%%ongpu 1 --back\nloss = net(X).sum(); loss.backward(); adam.step()")
     assert re.search(r"moved net, X: \d+ B from cpu in .*, and back in \d", done.text)
-    assert " · new on cuda:1: loss · " in done.text
+    assert " · new on cuda:1: loss\n" in done.text
     ns = ip.ns
     assert {t.device.type for t in (ns["X"], *ns["net"].parameters())} == {"cpu"}
     assert ns["net"].weight.grad.device.type == "cpu"

@@ -337,3 +337,44 @@ def test_what_one_cell_brings_home_is_still_where_an_earlier_one_brought_it():
     assert x.device == GPU0
     assert [m.name for m in bring_home({"x": x}).moved] == ["x"]
     assert x.device == CPU
+
+
+class Strategy:
+    """An object of a library's that took the first GPU for itself."""
+
+    def __init__(self):
+        self.root_device, self._n_gpu = GPU0, 2
+        self.weights = torch.ones(2)
+        self.config = Config()
+
+
+class Config:
+    """One that holds no tensor, and a device of the host."""
+
+    def __init__(self):
+        self._setup_devices, self.offload = GPU0, CPU
+
+
+def test_the_gpu_that_an_object_names_follows_its_tensors_and_goes_home():
+    strategy, origins = Strategy(), []
+    for device in (GPU1, GPU0, GPU1):
+        origins.clear()
+        move_all([("strategy", strategy)], device, origins=origins)
+        remember(origins, "In [1]")
+        assert strategy.root_device == strategy.config._setup_devices == device
+        assert strategy.weights.device == device
+        assert strategy._n_gpu == 1
+        assert strategy.config.offload == CPU
+    bring_home({"strategy": strategy})
+    assert strategy.root_device == strategy.config._setup_devices == GPU0
+    assert strategy.weights.device == CPU
+    assert strategy._n_gpu == 2
+    assert not brought_away()
+
+
+def test_the_gpu_of_an_object_whose_tensors_stay_is_kept():
+    strategy = Strategy()
+    strategy.weights = (strategy.weights.requires_grad_() * 2).view(-1)  # autograd tracks it
+    move_all([("strategy", strategy)], GPU1)
+    assert strategy.weights.device == CPU
+    assert strategy.root_device == GPU0

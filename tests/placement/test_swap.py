@@ -16,15 +16,6 @@ pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
 
 
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """A folder that is a library's: what is imported from there is not the user's."""
-    folder = tmp_path / "lib" / "python3" / "site-packages"
-    folder.mkdir(parents=True)
-    monkeypatch.syspath_prepend(folder)
-    return folder
-
-
 class Batch(torch.Tensor):
     """A subclass, whose `__new__` must stay its own."""
 

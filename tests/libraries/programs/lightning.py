@@ -1,6 +1,4 @@
 # %% A Trainer of Lightning: fit
-# placed: elsewhere, because Lightning names cuda:0 itself, and brings the network back to the CPU
-# earlier: elsewhere, because Lightning names cuda:0 itself, and brings the network back to the CPU
 # own: picks
 import lightning as L
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,6 +11,7 @@ class Net(L.LightningModule):
 
     def training_step(self, batch, index):
         x, y = batch
+        self.trained_on = x.device  # afterwards Lightning brings the network back to the CPU
         return torch.nn.functional.cross_entropy(self.layer(x), y)
 
     def configure_optimizers(self):
@@ -24,11 +23,9 @@ net, data = Net(), TensorDataset(torch.randn(16, 6), torch.randint(0, 2, (16,)))
 # --
 trainer = L.Trainer(max_epochs=2, enable_checkpointing=False, devices=1, **quiet)
 trainer.fit(net, DataLoader(data, batch_size=4))
-result = trainer.callback_metrics, list(net.parameters())
+result = [p.to(net.trained_on) for p in net.parameters()]
 
 # %% A Trainer of Lightning that is told its device, with validation and a metric
-# placed: elsewhere, because Lightning names cuda:0 itself, and brings the network back to the CPU
-# earlier: elsewhere, because Lightning names cuda:0 itself, and brings the network back to the CPU
 import lightning as L
 import torchmetrics
 from torch.utils.data import DataLoader, TensorDataset
@@ -41,6 +38,7 @@ class Net(L.LightningModule):
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
 
     def training_step(self, batch, index):
+        self.trained_on = batch[0].device  # afterwards Lightning brings the network to the CPU
         return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
 
     def validation_step(self, batch, index):
@@ -58,7 +56,8 @@ where = {"accelerator": "gpu", "devices": [1]}  # own
 # --
 trainer = L.Trainer(max_epochs=2, enable_checkpointing=False, **where, **quiet)
 trainer.fit(net, DataLoader(data, batch_size=4), DataLoader(data, batch_size=8))
-result = trainer.callback_metrics["accuracy"], list(net.parameters())
+result = [trainer.callback_metrics["accuracy"], *net.parameters()]
+result = [value.to(net.trained_on) for value in result]
 
 # %% A LightningModule in a loop of one's own
 import lightning as L
@@ -80,8 +79,6 @@ L.seed_everything(3, verbose=False)
 result = net(x + torch.randn_like(x)), torch.ones(2, device=net.device)
 
 # %% Fabric: a step
-# placed: elsewhere, because Fabric names cuda:0 itself
-# earlier: elsewhere, because Fabric names cuda:0 itself
 # own: picks
 from lightning.fabric import Fabric
 

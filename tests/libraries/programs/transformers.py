@@ -134,14 +134,13 @@ net = net.to("cuda:1")  # own
 result = net(torch.tensor([[1, 2, 3]], device=net.device)).last_hidden_state
 
 # %% Trainer: four steps
-# placed: elsewhere, because Trainer names cuda:0 itself
-# earlier: elsewhere, because Trainer names cuda:0 itself
 # own: differs, because Trainer splits its batches over all GPUs
 import tempfile
 
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+small |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # a GPU draws its own
 net = BertForSequenceClassification(BertConfig(vocab_size=9, intermediate_size=16, **small))
 rows = [{"input_ids": [i % 9] * 8, "labels": i % 2} for i in range(16)]
 # --
@@ -153,7 +152,6 @@ loss = trainer.train().training_loss
 result = loss, [p.detach() for p in net.parameters()]
 
 # %% A pipeline that was made in an earlier cell
-# placed: elsewhere, because a pipeline names cuda:0 itself
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
