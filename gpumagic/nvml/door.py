@@ -244,6 +244,9 @@ class Nvml:
         if memory is None:
             # Both at once: an old driver answers only one.
             memory = self.ask(gpu, {"newer": newer, "older": older}, alive=alive)["older"]
+            # The older one counts reserved bytes as used: another figure, after a mere error.
+            if newer not in self._unsupported.get(gpu.uuid, ()):
+                return None
         if memory is None or memory.total:
             return memory
         self._unsupported.setdefault(gpu.uuid, set()).update((newer, older))
