@@ -209,7 +209,7 @@ _CSS = {True: "gm-ok", False: "gm-bad", None: "gm-dim"}
 
 
 class DoctorTable:
-    """Checks as text of 80 columns, and as HTML, in the order given."""
+    """Checks as text of at most 100 columns, and as HTML, in the order given."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)

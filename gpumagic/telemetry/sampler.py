@@ -85,8 +85,7 @@ def checked(period_s: Any) -> float:
         return float(period_s)
     fitting = min(max(period_s, least), greatest) if number else 1
     raise GpuError(
-        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s;"
-        f" type gpumagic.monitor({fitting:g})"
+        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s; type {fitting:g}"
     )
 
 
