@@ -26,7 +26,6 @@ from xml.parsers.expat import ExpatError
 
 from gpumagic import drm
 from gpumagic.device import torch_build
-from gpumagic.drm.card_list import whole
 from gpumagic.nvml import Field
 from gpumagic.telemetry.drm_source import DrmSource, pcie_link, temperatures
 from gpumagic.telemetry.snapshot import GpuSample, Host
@@ -99,14 +98,14 @@ def _mhz(hertz: int | None) -> int | None:
 def _highest(levels: str | None) -> int | None:
     """2100 of ``"0: 500Mhz\\n1: 2100Mhz *"``: the highest clock."""
     words = [line.partition(":")[2].strip() for line in (levels or "").splitlines()]
-    speeds = [whole(word.lower().partition("mhz")[0]) for word in words]
+    speeds = [drm.whole(word.lower().partition("mhz")[0]) for word in words]
     return max((speed for speed in speeds if speed is not None), default=None)
 
 
 def _ecc(counts: str) -> tuple[int | None, int | None]:
     """Return corrected and uncorrected errors of ``"ue: 0\\nce: 3"``."""
     told = {key.strip(): value for key, _, value in (n.partition(":") for n in counts.splitlines())}
-    return whole(told.get("ce", "").strip()), whole(told.get("ue", "").strip())
+    return drm.whole(told.get("ce", "").strip()), drm.whole(told.get("ue", "").strip())
 
 
 # Files of the two drivers for the same value.
