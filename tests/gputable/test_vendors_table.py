@@ -13,8 +13,9 @@ from gpumagic.device import Device, amd_gpus, intel_gpus
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry import Host
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.processes import Owner
+from gpumagic.telemetry.source import AppleSource
 
 
 def table(source: Any, *here: Device, processes: bool = False) -> GpuTable:

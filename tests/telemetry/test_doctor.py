@@ -15,7 +15,7 @@ from machines import arc, mac, mi300x
 from gpumagic.device import TorchBuild
 from gpumagic.nvml import DriverFault
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.other_vendors import AppleSource
+from gpumagic.telemetry.source import AppleSource
 
 GPU = SimpleNamespace(uuid="GPU-1", index=0, name="H100", parent=None, memory_total=None)
 
