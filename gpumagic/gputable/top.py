@@ -107,7 +107,7 @@ class _Screen:
             bold = line.startswith(("device ", "held by "))
             window.addstr(row, 0, short(line, width), curses.A_BOLD if bold else curses.A_NORMAL)
         listed = "processes" if self._processes else "notebooks"
-        clock = time.strftime("%H:%M:%S", time.localtime(snapshot and snapshot.time))
+        clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time if snapshot else None))
         keys = f"q quit  ↑↓ scroll  s sort: {self._sort}  p list: {listed}  {clock}"
         # A terminal scrolls if something is written to its last corner.
         window.addstr(height - 1, 0, short(keys, width - 1), curses.A_REVERSE)
