@@ -67,24 +67,18 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
     demo.set_defaults(run=_demo)
-    about = "let the first magic of a notebook load the extension"
-    commands.add_parser("enable", help=about).set_defaults(run=_enable)
-    about = "take back what enable wrote"
-    commands.add_parser("disable", help=about).set_defaults(run=_disable)
+    for name, about in (
+        ("enable", "let the first magic of a notebook load the extension"),
+        ("disable", "take back what enable wrote"),
+    ):
+        commands.add_parser(name, help=about).set_defaults(run=_every_notebook, change=name)
     return parser
 
 
-def _enable(args: argparse.Namespace) -> int:
-    from gpumagic.magics.every_notebook import enable
+def _every_notebook(args: argparse.Namespace) -> int:
+    from gpumagic.magics import every_notebook
 
-    print(enable())
-    return 0
-
-
-def _disable(args: argparse.Namespace) -> int:
-    from gpumagic.magics.every_notebook import disable
-
-    print(disable())
+    print(getattr(every_notebook, args.change)())
     return 0
 
 

@@ -311,8 +311,8 @@ class NvmlSource:
         if unified:
             values.update(memory_total=host.memory_total, memory_used=host.memory_used)
         values["xid"], values["xid_time"] = self._xids.last(gpu.uuid)
-        facts = {"index": gpu.index, "mig": gpu.parent, "unified": unified}
-        return GpuSample(gpu.uuid, gpu.name, **facts, **values)
+        values |= {"index": gpu.index, "mig": gpu.parent, "unified": unified}
+        return GpuSample(gpu.uuid, gpu.name, **values)
 
     def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, max_age: float) -> Any:
         """Return a tier's readings of a GPU, read again if they are too old."""

@@ -347,7 +347,8 @@ class Sampler:
         ticks = self._pace.tick(now)
         if ticks or self._waiting:
             self._at = self._pace.ticked if ticks else now
-            processes = any(one.processes for one in (*self._watching, *self._waiting))
+            asked = [one.processes for one in self._watching]
+            processes = any(asked + [one.processes for one in self._waiting])
             max_age, ahead_s = _MAX_AGE, 0.0
             if self._pace.period_s <= _AHEAD_UP_TO_S:
                 max_age, ahead_s = _MAX_AGE_AHEAD, self._pace.period_s / 2
