@@ -103,7 +103,6 @@ class Doctor:
             "driver in the kernel": self._module,
             "device files": self._nodes,
             "nvidia-ml-py": self._package,
-            "module pynvml": self._clash,
             "NVML": self._driver,
         }
         rest: dict[str, Callable[[], _Found | None]] = {
@@ -165,24 +164,8 @@ class Doctor:
 
     def _package(self) -> _Found:
         version = self._installed("nvidia-ml-py")
-        if version is None:
-            return False, "not installed", "pip install nvidia-ml-py"
-        if version == "12.535.77":
-            cure = "pip install --upgrade nvidia-ml-py"
-            return False, f"{version} misreads lists of processes", cure
-        return True, version, ""
-
-    def _clash(self) -> _Found | None:
-        others = []
-        for name in ("pynvml", "nvidia-ml-py3"):
-            version = self._installed(name)
-            # From 12 on, pynvml only requires nvidia-ml-py and brings no module of that name.
-            if version and not (name == "pynvml" and int(version.partition(".")[0]) >= 12):
-                others.append(f"{name} {version}")
-        if not others:
-            return None
-        cure = "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py"
-        return False, f"{' and '.join(others)} puts another module in its place", cure
+        cure = "" if version else "pip install nvidia-ml-py"
+        return bool(version), version or "not installed", cure
 
     def _driver(self) -> _Found:
         gpus = [gpu for gpu in self._door.gpus() if gpu.parent is None]

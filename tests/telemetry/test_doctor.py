@@ -147,28 +147,6 @@ def test_wsl_has_no_pci_bus_and_no_module(tmp_path: Path) -> None:
     assert found["runs in"].found == "WSL"
 
 
-@pytest.mark.parametrize(
-    ("package", "version", "clashes"),
-    [
-        ("pynvml", "11.5.3", True),
-        ("pynvml", "12.0.0", False),
-        ("pynvml", "13.0.1", False),
-        ("nvidia-ml-py3", "7.352.0", True),
-    ],
-)
-def test_packages_that_put_another_module_in_place(
-    tmp_path: Path, package: str, version: str, clashes: bool
-) -> None:
-    found = look(tmp_path, installed={package: version})
-    assert ("module pynvml" in found) == clashes
-    assert not clashes or version in found["module pynvml"].found
-
-
-def test_the_release_that_misreads(tmp_path: Path) -> None:
-    found = look(tmp_path, gpus=(GPU,), installed={"nvidia-ml-py": "12.535.77"})
-    assert found["nvidia-ml-py"].ok is False
-
-
 def test_a_build_of_torch_without_cuda_beside_a_gpu(tmp_path: Path) -> None:
     installed = {"torch": "2.13.0+cpu"}
     assert look(tmp_path, gpus=(GPU,), installed=installed)["torch"].ok is False
