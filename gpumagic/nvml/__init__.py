@@ -15,6 +15,9 @@ from typing import Any
 
 from gpumagic.nvml.library import (
     ALL_LINKS,
+    GPU_IS_LOST,
+    NOT_FOUND,
+    UNSUPPORTED,
     Call,
     Field,
     FieldId,
@@ -22,6 +25,7 @@ from gpumagic.nvml.library import (
     Gpu,
     Library,
     Xids,
+    code_of,
     parse_fields,
 )
 
@@ -88,7 +92,7 @@ def unreachable(error: Exception, pynvml: Any) -> DriverFault:
             f"the module pynvml is not nvidia-ml-py's ({path})",
             "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
         )
-    return _UNREACHABLE.get(getattr(error, "value", 0)) or DriverFault(
+    return _UNREACHABLE.get(code_of(error) or 0) or DriverFault(
         "nvml-error", f"NVML cannot be used: {error}", "see dmesg"
     )
 
@@ -189,11 +193,11 @@ class Nvml:
             try:
                 answers[name] = self._library.make(call[0], gpu.handle, *call[1:])
             except self._library.errors as error:
-                if self._library.is_unsupported(error):
+                if code_of(error) in UNSUPPORTED:
                     unsupported.append(call)
                     continue
                 failure = error
-                if self._library.is_lost(error):
+                if code_of(error) == GPU_IS_LOST:
                     self.lost = {**self.lost, gpu.uuid: gpu_lost(gpu.name, gpu.index)}
         answered = any(answer is not None for answer in answers.values())
         if answered and not alive and gpu.uuid in self.silent:
@@ -233,7 +237,7 @@ class Nvml:
         try:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
         except self._library.errors as error:
-            return {} if self._library.is_nothing_found(error) else None
+            return {} if code_of(error) == NOT_FOUND else None
         # Oldest first. Drivers may also return old samples, and values over 100.
         samples = sorted(samples, key=lambda sample: int(sample.timeStamp))
         recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
@@ -337,7 +341,7 @@ class Nvml:
         except library.errors as error:
             # The name and UUID from its last answer.
             before = self._seen.get(index)
-            lost = library.is_lost(error)
+            lost = code_of(error) == GPU_IS_LOST
             name, uuid = (before.name, before.uuid) if before else (None, f"index {index}")
             fault = gpu_lost(name, index, None if lost else str(error))
             self.lost = {**self.lost, uuid: fault}

@@ -81,6 +81,7 @@ _NO_NVML = Problem(
     "NVML is missing: no more than the name and the memory of these GPUs is known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
+BUILDS_URL = "https://pytorch.org/get-started/locally"
 _BUILDS = {"amd": "ROCm", "intel": "XPU"}
 _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
@@ -117,9 +118,7 @@ def _none_visible(vendors: set[str | None]) -> Problem:
     wanted = [name for vendor, name in _BUILDS.items() if vendor in vendors]
     if wanted and "nvidia" not in vendors and build.hip is None and build.xpu is None:
         cause = f"{cause}: no torch here is built for {' or '.join(wanted)}"
-        cure = (
-            f"install a build for {' or '.join(wanted)} (https://pytorch.org/get-started/locally)"
-        )
+        cure = f"install a build for {' or '.join(wanted)} ({BUILDS_URL})"
         return Problem("none-visible", cause, f"{cure}, or {as_typed('%gpus --virtual 2')}")
     setting = next((name for name in _SHOW if name in os.environ), None)
     if setting is None:
@@ -336,17 +335,15 @@ def host_name() -> str:
 
 def read_host() -> Host:
     """Return the host now; ``cpu_utilization`` is since this thread's last call, None at first."""
-    utilization: float | None = psutil.cpu_percent()
-    # The first value of psutil is meaningless.
-    if not getattr(_asked, "before", False):
-        utilization = None
+    utilization = psutil.cpu_percent()
+    meaningless = not getattr(_asked, "before", False)  # psutil's first value
     _asked.before = True
     memory = psutil.virtual_memory()
     return Host(
         name=host_name(),
         boot=_boot(),
         cpu_count=os.cpu_count(),
-        cpu_utilization=utilization,
+        cpu_utilization=None if meaningless else utilization,
         memory_total=memory.total,
         memory_used=memory.total - memory.available,
     )

@@ -24,7 +24,7 @@ from gpumagic.device import (
     visible,
 )
 from gpumagic.errors import as_typed
-from gpumagic.telemetry.collect import ALL, SHARE, chosen, preallocation_changed
+from gpumagic.telemetry.collect import ALL, BUILDS_URL, SHARE, chosen, preallocation_changed
 from gpumagic.telemetry.drm_source import DrmSource
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.source import AppleSource
@@ -189,12 +189,10 @@ class Doctor:
         if version is None:
             return None, 'not installed (pip install "gpumagic[torch]")', ""
         if wanted:
-            cure = f"install a {wanted} build: https://pytorch.org/get-started/locally"
-            cure = f"{cure}; or {as_typed('%gpus --virtual 2')}"
+            cure = f"install a {wanted} build: {BUILDS_URL}; or {as_typed('%gpus --virtual 2')}"
             return False, f"{version}, a build without {wanted}", cure
         if version.endswith("+cpu") and self._door.gpus():
-            cure = "install a CUDA build: https://pytorch.org/get-started/locally"
-            return False, f"{version}, a build without CUDA", cure
+            return False, f"{version}, a build without CUDA", f"install a CUDA build: {BUILDS_URL}"
         return True, version, ""
 
     def _sources(self) -> _Found | None:

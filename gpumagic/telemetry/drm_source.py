@@ -15,7 +15,9 @@ memory, none its use. An integrated GPU is listed only where torch is built for 
 of all laptops would show a GPU that cannot be used.
 """
 
+import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -164,29 +166,28 @@ class DrmSource(Source):
     def _read_processes(self) -> list[ProcessSample]:
         cards = {card.address: card for card in self._cards}
         clients = [one for one in drm.read_clients(self.root) if one.address in cards]
-        memory: dict[tuple[int, str], int] = {}
-        ran: dict[tuple[int, str], set[str]] = {}
+        memory: dict[tuple[int, str], int] = defaultdict(int)
+        ran: dict[tuple[int, str], set[str]] = defaultdict(set)
         for client in clients:
             where, card = (client.pid, client.address), cards[client.address]
             held = [size for name, size in client.memory.items() if self._is_held(card, name)]
-            memory[where] = memory.get(where, 0) + sum(held)
-            engines = {name for name, (done, _, _) in client.engines.items() if done}
-            ran[where] = ran.get(where, set()) | engines
+            memory[where] += sum(held)
+            ran[where] |= {name for name, (done, _, _) in client.engines.items() if done}
         told = {at: n for at, n in self._held_elsewhere().items() if at[1] in cards}
         for where, size in told.items():
-            memory[where] = max(memory.get(where, 0), size)
+            memory[where] = max(memory[where], size)
         busy = self._shares.look(clients)
         return [
             ProcessSample(
                 uuid=cards[where[1]].uuid,
                 pid=where[0],
                 memory=size,
-                kind=_kind(ran.get(where, set()), computes=where in told),
+                kind=_kind(ran[where], computes=where in told),
                 utilization=busy.get(where),
             )
             for where, size in sorted(memory.items())
             # A process without memory counts if an engine has run for it.
-            if size or ran.get(where)
+            if size or ran[where]
         ]
 
 
@@ -261,10 +262,8 @@ class AmdSource(DrmSource):
 
     def _held_elsewhere(self) -> dict[tuple[int, str], int]:
         addresses = {node.gpu_id: node.address for node in drm.kfd_nodes(self.root)}
-        held = drm.kfd_memory(self.root)
-        return {
-            (pid, addresses[gpu]): count for (pid, gpu), count in held.items() if gpu in addresses
-        }
+        held = drm.kfd_memory(self.root).items()
+        return {(pid, addresses[gpu]): count for (pid, gpu), count in held if gpu in addresses}
 
 
 def _sensors(sensors: drm.Folder) -> dict[str, Any]:
@@ -287,15 +286,13 @@ def _mhz(hertz: int | None) -> int | None:
 
 def _highest(levels: str | None) -> int | None:
     """2100 of ``"0: 500Mhz\\n1: 2100Mhz *"``: the highest clock."""
-    words = [line.partition(":")[2].strip() for line in (levels or "").splitlines()]
-    speeds = [drm.whole(word.lower().partition("mhz")[0]) for word in words]
-    return max((speed for speed in speeds if speed is not None), default=None)
+    return max(map(int, re.findall(r": *([0-9]{1,9})mhz", levels or "", re.I)), default=None)
 
 
 def _ecc(counts: str) -> tuple[int | None, int | None]:
     """Return corrected and uncorrected errors of ``"ue: 0\\nce: 3"``."""
-    told = {key.strip(): value for key, _, value in (n.partition(":") for n in counts.splitlines())}
-    return drm.whole(told.get("ce", "").strip()), drm.whole(told.get("ue", "").strip())
+    told = dict(re.findall(r"(ce|ue): *([0-9]+)\s", f"{counts}\n"))
+    return drm.whole(told.get("ce")), drm.whole(told.get("ue"))
 
 
 # Files of the two drivers for the same value.
@@ -396,13 +393,9 @@ def _either(card: drm.GraphicsCard, names: tuple[str, str]) -> int | None:
 
 def _tiles(card: drm.GraphicsCard) -> int | None:
     """Return the memory of all tiles, from older versions of xe and from i915."""
-    found = [
-        card.device.number(f"{name}/physical_vram_size_bytes")
-        for name in card.device.names()
-        if name.startswith("tile")
-    ]
-    known = [size for size in found if size]
-    return sum(known) if known else drm.Folder(card.path).number("lmem_total_bytes")
+    tiles = (name for name in card.device.names() if name.startswith("tile"))
+    found = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
+    return sum(filter(None, found)) or drm.Folder(card.path).number("lmem_total_bytes")
 
 
 def _throttle(card: drm.GraphicsCard) -> tuple[str, ...] | None:
