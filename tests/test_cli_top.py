@@ -34,6 +34,7 @@ class Vt100:
         self.rows = [[" "] * columns for _ in range(height)]
         self.y = self.x = 0
         self.region = (0, height - 1)  # the lines that scroll
+        self.wrapped = False  # whether a line was too long, since the screen was last erased
 
     def feed(self, text: str) -> None:
         at = 0
@@ -52,19 +53,22 @@ class Vt100:
             elif char == "\b":
                 self.x -= 1
             elif char >= " ":
-                assert self.x < len(self.rows[0]), "nothing is wrapped"
-                self.rows[self.y][self.x] = char
+                # Until the program knows a new size, it writes to the old one.
+                self.wrapped |= self.x >= len(self.rows[0])
+                if self.x < len(self.rows[0]):
+                    self.rows[self.y][self.x] = char
                 self.x += 1
 
     def _line(self, edge: int, other: int, step: int) -> None:
         """Go a line up or down; at the edge of the region, scroll."""
-        if self.y == edge:
+        if self.y >= edge if step > 0 else self.y <= edge:
             del self.rows[other]
             self.rows.insert(edge, [" "] * len(self.rows[0]))
         else:
             self.y += step
 
     def _control(self, numbers: list[int], letter: str | None) -> None:
+        last = len(self.rows) - 1
         count = numbers[0] if numbers else 1
         if letter == "H":
             self.y, self.x = ([n - 1 for n in numbers] or [0, 0])[:2]
@@ -82,10 +86,13 @@ class Vt100:
                 self.rows[self.y][x] = " "
             for row in self.rows[self.y + 1 :] if letter == "J" else ():
                 row[:] = " " * len(row)
+            self.wrapped &= letter == "K"
         elif letter == "r":
-            self.region = (numbers[0] - 1, numbers[1] - 1) if numbers else (0, len(self.rows) - 1)
+            self.region = (numbers[0] - 1, min(numbers[1] - 1, last)) if numbers else (0, last)
         else:
             assert letter in ("m", "h", "l", None), letter
+        self.y = min(max(self.y, 0), last)
+        self.x = max(self.x, 0)
 
     def __str__(self) -> str:
         return "\n".join("".join(row).rstrip() for row in self.rows)
@@ -125,6 +132,7 @@ class Terminal:
         while not (words in str(self.screen) and gone not in str(self.screen)):
             assert time.monotonic() < end, f"{self.screen}\n{self.process.poll()}"
             self.read()
+        assert not self.screen.wrapped
         return str(self.screen)
 
     def type(self, keys: str) -> None:
