@@ -129,10 +129,9 @@ class Terminal:
     def wait(self, words: str, *, gone: str = "\0") -> str:
         """The screen, once it has these words."""
         end = time.monotonic() + 30
-        while not (words in str(self.screen) and gone not in str(self.screen)):
+        while self.screen.wrapped or words not in str(self.screen) or gone in str(self.screen):
             assert time.monotonic() < end, f"{self.screen}\n{self.process.poll()}"
             self.read()
-        assert not self.screen.wrapped
         return str(self.screen)
 
     def type(self, keys: str) -> None:

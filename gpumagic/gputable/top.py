@@ -84,6 +84,8 @@ class _Screen:
         while key != ord("q"):
             snapshot = self._latest()
             if key != curses.ERR or snapshot is not drawn:
+                if key == curses.KEY_RESIZE:
+                    window.clear()  # what was drawn for the old size may be anywhere
                 self._act(key, window.getmaxyx()[0] - 2)
                 self._draw(window, snapshot)
                 drawn = snapshot
