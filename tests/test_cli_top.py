@@ -183,6 +183,7 @@ def env(driver, kernel, tmp_path):
         "LD_LIBRARY_PATH": str(driver.parent),
         "GPUMAGIC_RUNTIME_DIR": str(tmp_path / "runtime"),
         "TERM": "vt100",
+        "COLUMNS": "80",
         "LC_ALL": "C.UTF-8",
     }
 

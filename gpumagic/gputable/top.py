@@ -6,6 +6,7 @@ characters that have changed are sent, so nothing flickers, also over SSH.
 
 import curses
 import locale
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +42,8 @@ def top(period_s: float = 1.0) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GpuError(f"top needs a terminal; {instead}")
     locale.setlocale(locale.LC_ALL, "")
+    for fixed in ("LINES", "COLUMNS"):  # curses would keep to them when the size changes
+        os.environ.pop(fixed, None)
     sampler = Sampler()
     try:
         with sampler.subscribe(period_s=period_s, processes=True):
