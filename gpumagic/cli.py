@@ -101,7 +101,6 @@ def _top(args: argparse.Namespace) -> int:
         from gpumagic.gputable.top import top
     except ImportError:  # of curses, on Windows
         raise GpuError("this Python has no curses; type gpumagic snapshot --watch 2") from None
-
     return top(args.period)
 
 
