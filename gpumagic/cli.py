@@ -1,16 +1,26 @@
 """Run ``gpumagic demo`` and its like: the same without a notebook."""
 
 import argparse
+import os
 import re
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 from gpumagic.errors import GpuError, meant
 
-_COMMANDS = ("demo", "snapshot", "doctor", "enable", "disable")
+_COMMANDS = ("top", "snapshot", "doctor", "demo", "enable", "disable")
+_EXAMPLES = """\
+examples:
+  gpumagic top                           the GPUs live, with the notebooks that hold them
+  gpumagic snapshot --processes          once, a line for each process
+  gpumagic snapshot --watch 2 --json     a line of JSON every two seconds
+  gpumagic doctor                        why a GPU cannot be seen
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuError as error:
         print(f"gpumagic: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has ended, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 
@@ -32,38 +45,40 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("gpumagic", description="GPUs in notebooks, and without one.")
+    raw = argparse.RawDescriptionHelpFormatter
+    about = "GPUs for notebooks, and the same from a shell."
+    parser = _Parser("gpumagic", description=about, epilog=_EXAMPLES, formatter_class=raw)
     parser.add_argument(
         "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
     )
     commands = parser.add_subparsers(required=True, metavar="|".join(_COMMANDS))
+    keys = "q quits, the arrows scroll, s sorts by the next column, p lists each process."
+    live = commands.add_parser("top", help="what %%gpus shows, live in a terminal", epilog=keys)
+    live.add_argument("--period", type=float, default=1.0, metavar="SECONDS", help="default: 1")
+    live.set_defaults(run=_top)
+    snapshot = commands.add_parser("snapshot", help="what %%gpus shows")
+    snapshot.add_argument("--json", action="store_true", help="as JSON")
+    snapshot.add_argument("--processes", action="store_true", help="a line for each process")
+    snapshot.add_argument("--watch", type=_seconds, metavar="SECONDS", help="again and again")
+    snapshot.set_defaults(run=_snapshot)
+    doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
+    doctor.set_defaults(run=_doctor)
     demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
     demo.set_defaults(run=_demo)
-    snapshot = commands.add_parser("snapshot", help="what %%gpus shows")
-    snapshot.add_argument("--json", action="store_true", help="as JSON")
-    snapshot.set_defaults(run=_snapshot)
-    doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
-    doctor.set_defaults(run=_doctor)
-    about = "let the first magic of a notebook load the extension"
-    commands.add_parser("enable", help=about).set_defaults(run=_enable)
-    about = "take back what enable wrote"
-    commands.add_parser("disable", help=about).set_defaults(run=_disable)
+    for name, about in (
+        ("enable", "let the first magic of a notebook load the extension"),
+        ("disable", "take back what enable wrote"),
+    ):
+        commands.add_parser(name, help=about).set_defaults(run=_every_notebook, change=name)
     return parser
 
 
-def _enable(args: argparse.Namespace) -> int:
-    from gpumagic.magics.loading import enable
+def _every_notebook(args: argparse.Namespace) -> int:
+    from gpumagic.magics import loading
 
-    print(enable())
-    return 0
-
-
-def _disable(args: argparse.Namespace) -> int:
-    from gpumagic.magics.loading import disable
-
-    print(disable())
+    print(getattr(loading, args.change)())
     return 0
 
 
@@ -73,12 +88,35 @@ def _demo(args: argparse.Namespace) -> int:
     return run(args.notebook, args.output)
 
 
+def _seconds(text: str) -> float:
+    """Return a pause that time.sleep accepts; argparse shows the error."""
+    seconds = float(text)
+    if not 0 < seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text} s is no pause; type --watch 2")
+    return seconds
+
+
+def _top(args: argparse.Namespace) -> int:
+    try:
+        from gpumagic.gputable.top import top
+    except ImportError:  # of curses, on Windows
+        raise GpuError("this Python has no curses; type gpumagic snapshot --watch 2") from None
+    return top(args.period)
+
+
 def _snapshot(args: argparse.Namespace) -> int:
     from gpumagic.gputable.gpu_table import GpuTable
     from gpumagic.telemetry.collect import snapshot
 
-    found = snapshot()
-    print(found.to_json() if args.json else GpuTable(found))
+    with suppress(KeyboardInterrupt):
+        while True:
+            found = snapshot()
+            shown = found.to_json() if args.json else GpuTable(found, processes=args.processes)
+            print(shown, flush=True)
+            if args.watch is None:
+                break
+            time.sleep(args.watch)
+            print(end="" if args.json else "\n")
     return 0
 
 

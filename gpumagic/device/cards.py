@@ -12,82 +12,34 @@ from difflib import get_close_matches
 
 from gpumagic.errors import GpuError
 
-_MIB = 2**20
-CONTEXT = 512 * _MIB
+CONTEXT = 512 * 2**20
 """What CUDA and its kernels take of a card before the first tensor: 300 to 600 MiB, an estimate."""
 # Sizes in KiB, and how many of each (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
-# Name, MiB that torch reports, CUDA's capability.
-_REPORTED = (
-    ("B200 180GB", 182631, (10, 0)),
-    ("H200 141GB", 143156, _HOPPER),
-    ("H100 80GB", 81008, _HOPPER),
-    ("H20 96GB", 97285, _HOPPER),
-    ("A100 80GB", 81050, (8, 0)),
-    ("A100 40GB", 40326, (8, 0)),
-    ("A10 24GB", 22517, (8, 6)),
-    ("A10G 24GB", 22587, (8, 6)),
-    ("A40 48GB", 45416, (8, 6)),
-    ("L4 24GB", 22558, (8, 9)),
-    ("L40S 48GB", 45589, (8, 9)),
-    ("V100 32GB", 32510, (7, 0)),
-    ("V100 16GB", 16130, (7, 0)),
-    ("P100 16GB", 16280, (6, 0)),
-    ("T4 16GB", 15079, (7, 5)),
-    ("RTX PRO 6000 96GB", 97250, (12, 0)),
-    ("RTX A6000 48GB", 48676, (8, 6)),
-    ("RTX A5000 24GB", 24114, (8, 6)),
-    ("RTX 5090 32GB", 32089, (12, 0)),
-    ("RTX 5060 Ti 16GB", 15841, (12, 0)),
-    ("RTX 4090 24GB", 24217, (8, 9)),
-    ("RTX 4080 16GB", 16049, (8, 9)),
-    ("RTX 3090 24GB", 24259, (8, 6)),
-    ("RTX 3060 12GB", 11938, (8, 6)),
-    ("RTX 2080 Ti 11GB", 11019, (7, 5)),
-    ("RTX 2060 Super 8GB", 7974, (7, 5)),
-    ("GTX 1080 Ti 11GB", 11178, (6, 1)),
-    ("GTX 1080 8GB", 8116, (6, 1)),
-)
-# Name with the maker's size, CUDA's capability.
-_NOMINAL = (
-    ("H100 NVL 94GB", _HOPPER),
-    ("GH200 96GB", _HOPPER),
-    ("A30 24GB", (8, 0)),
-    ("A16 16GB", (8, 6)),
-    ("A2 16GB", (8, 6)),
-    ("L40 48GB", (8, 9)),
-    ("K80 12GB", (3, 7)),
-    ("RTX 6000 Ada 48GB", (8, 9)),
-    ("RTX A4000 16GB", (8, 6)),
-    ("Quadro RTX 8000 48GB", (7, 5)),
-    ("Quadro RTX 6000 24GB", (7, 5)),
-    ("TITAN RTX 24GB", (7, 5)),
-    ("RTX 5080 16GB", (12, 0)),
-    ("RTX 5070 Ti 16GB", (12, 0)),
-    ("RTX 5070 12GB", (12, 0)),
-    ("RTX 5060 8GB", (12, 0)),
-    ("RTX 4080 Super 16GB", (8, 9)),
-    ("RTX 4070 Ti Super 16GB", (8, 9)),
-    ("RTX 4070 Ti 12GB", (8, 9)),
-    ("RTX 4070 12GB", (8, 9)),
-    ("RTX 4060 Ti 16GB", (8, 9)),
-    ("RTX 4060 Ti 8GB", (8, 9)),
-    ("RTX 4060 8GB", (8, 9)),
-    ("RTX 3090 Ti 24GB", (8, 6)),
-    ("RTX 3080 Ti 12GB", (8, 6)),
-    ("RTX 3080 12GB", (8, 6)),
-    ("RTX 3080 10GB", (8, 6)),
-    ("RTX 3070 Ti 8GB", (8, 6)),
-    ("RTX 3070 8GB", (8, 6)),
-    ("RTX 3060 Ti 8GB", (8, 6)),
-    ("RTX 2080 8GB", (7, 5)),
-    ("RTX 2070 8GB", (7, 5)),
-    ("RTX 2060 6GB", (7, 5)),
-    ("GTX 1660 Ti 6GB", (7, 5)),
-    ("GTX 1060 6GB", (6, 1)),
-)
+# By CUDA's capability: names with the maker's size, and the MiB that torch reports if known.
+_KNOWN = {
+    (12, 0): """RTX PRO 6000 96GB=97250, RTX 5090 32GB=32089, RTX 5060 Ti 16GB=15841,
+        RTX 5080 16GB, RTX 5070 Ti 16GB, RTX 5070 12GB, RTX 5060 8GB""",
+    (10, 0): "B200 180GB=182631",
+    _HOPPER: "H200 141GB=143156, H100 80GB=81008, H20 96GB=97285, H100 NVL 94GB, GH200 96GB",
+    (8, 9): """L4 24GB=22558, L40S 48GB=45589, RTX 4090 24GB=24217, RTX 4080 16GB=16049,
+        L40 48GB, RTX 6000 Ada 48GB, RTX 4080 Super 16GB, RTX 4070 Ti Super 16GB,
+        RTX 4070 Ti 12GB, RTX 4070 12GB, RTX 4060 Ti 16GB, RTX 4060 Ti 8GB, RTX 4060 8GB""",
+    (8, 6): """A10 24GB=22517, A10G 24GB=22587, A40 48GB=45416, RTX A6000 48GB=48676,
+        RTX A5000 24GB=24114, RTX 3090 24GB=24259, RTX 3060 12GB=11938, A16 16GB, A2 16GB,
+        RTX A4000 16GB, RTX 3090 Ti 24GB, RTX 3080 Ti 12GB, RTX 3080 12GB, RTX 3080 10GB,
+        RTX 3070 Ti 8GB, RTX 3070 8GB, RTX 3060 Ti 8GB""",
+    (8, 0): "A100 80GB=81050, A100 40GB=40326, A30 24GB",
+    (7, 5): """T4 16GB=15079, RTX 2080 Ti 11GB=11019, RTX 2060 Super 8GB=7974,
+        Quadro RTX 8000 48GB, Quadro RTX 6000 24GB, TITAN RTX 24GB, RTX 2080 8GB,
+        RTX 2070 8GB, RTX 2060 6GB, GTX 1660 Ti 6GB""",
+    (7, 0): "V100 32GB=32510, V100 16GB=16130",
+    (6, 1): "GTX 1080 Ti 11GB=11178, GTX 1080 8GB=8116, GTX 1060 6GB",
+    (6, 0): "P100 16GB=16280",
+    (3, 7): "K80 12GB",
+}
 
 
 @dataclass(frozen=True)
@@ -134,12 +86,14 @@ def cublas_workspace(capability: tuple[int, int]) -> int:
     return sum(int(kib) * int(count) for kib, count in pairs) * 1024
 
 
-CARDS = (
-    *(Card(name, mib * _MIB, capability, True) for name, mib, capability in _REPORTED),
-    *(
-        Card(name, int(name.rsplit(" ", 1)[1][:-2]) * 2**30, capability)
-        for name, capability in _NOMINAL
-    ),
+def _card(text: str, capability: tuple[int, int]) -> Card:
+    name, _, mib = text.strip().partition("=")
+    total = int(mib) * 2**20 if mib else int(name.rsplit(" ", 1)[1][:-2]) * 2**30
+    return Card(name, total, capability, bool(mib))
+
+
+CARDS = tuple(
+    _card(text, capability) for capability, texts in _KNOWN.items() for text in texts.split(",")
 )
 
 

@@ -21,12 +21,9 @@ from functools import cache
 from importlib import util
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from gpumagic import nvml
-
-if TYPE_CHECKING:
-    from gpumagic.drm import GraphicsCard
+from gpumagic import drm, nvml
 
 
 class TorchBuild(NamedTuple):
@@ -184,8 +181,6 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
 
 def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     """Return the GPUs that ROCm's torch calls ``cuda``, by ordinal, with free memory."""
-    from gpumagic import drm  # unless it is not needed
-
     cards = {card.address: (n, card) for n, card in enumerate(drm.graphics_cards(root, "amd"))}
     nodes = [cards[node.address] for node in drm.kfd_nodes(root) if node.address in cards]
     shown = hip_order([(card.uuid, (n, card)) for n, card in nodes], env)
@@ -194,8 +189,6 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     """Return the GPUs that torch calls ``xpu``, by ordinal: cards, or else the integrated one."""
-    from gpumagic import drm
-
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(n, card) for n, card in known if not card.integrated] or known
     shown = xpu_order([(card.uuid, (n, card)) for n, card in cards], env)
@@ -209,13 +202,11 @@ def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 def cards(root: Path = Path("/")) -> list[str]:
     """Return the models of AMD's and Intel's cards here, for any build of torch."""
-    from gpumagic import drm
-
     found = [card for vendor in ("amd", "intel") for card in drm.graphics_cards(root, vendor)]
     return [card.name or card.address for card in found if not card.integrated]
 
 
-def _of_card(kind: Kind, ordinal: int, index: int, card: GraphicsCard) -> Device:
+def _of_card(kind: Kind, ordinal: int, index: int, card: drm.GraphicsCard) -> Device:
     total, used = card.memory("total"), card.memory("used")
     free = None if total is None or used is None else total - used
     return Device(kind, ordinal, card.uuid, index, card.name, total, free)

@@ -4,7 +4,8 @@ A room's `__init__.py` registers the view of each of its records. A view is impo
 first needed, so that importing a record is cheap. Colors are those of palette.css, for light and
 dark pages; text is always escaped.
 
-Lines have at most 100 columns, numbers are right-aligned, and double-width characters count as two.
+Lines have at most 100 columns, or as many as the caller says. Numbers are right-aligned, and
+double-width characters count as two.
 """
 
 import re
@@ -100,8 +101,6 @@ WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"
 """Keeps words on one line, and is shown as a space."""
 _GAP = "  "
-# A shortened column keeps at least this many characters.
-_LEAST = 20
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,9 @@ class Column:
     head: str
     cells: Sequence[str]
     number: bool = False  # right-aligned
-    # If a table is too wide for text, cells are "cut", or "wrap".
+    # If a table is too wide for text, cells are "cut", or "wrap", to no less than this.
     fit: str = ""
+    least: int = 20
     # A line below each row, from this column to the end; "" for none.
     notes: Sequence[str] = ()
     # CSS classes: of all cells, or of each.
@@ -151,22 +151,20 @@ def short(text: str, most: int) -> str:
     return f"{text}…"
 
 
-def wrapped(text: str, margin: str = "", more: str | None = None) -> list[str]:
+def wrapped(text: str, margin: str = "", more: str | None = None, room: int = WIDTH) -> list[str]:
     """Wrap a text; later lines are indented by two, or begin with `more`."""
-    return wrap(
-        text,
-        WIDTH,
-        initial_indent=margin,
-        subsequent_indent=f"{margin}  " if more is None else more,
-        break_on_hyphens=False,
-    )
+    more = f"{margin}  " if more is None else more
+    found = wrap(text, room, initial_indent=margin, subsequent_indent=more, break_on_hyphens=False)
+    return [short(line, room) for line in found]  # double-width characters
 
 
-def lines(columns: Sequence[Column], margin: str = "", fold: Fold | None = None) -> list[str]:
+def lines(
+    columns: Sequence[Column], margin: str = "", fold: Fold | None = None, room: int = WIDTH
+) -> list[str]:
     """Return a table as lines of text; columns that do not fit follow in a second table."""
     if not columns or not (columns[0].cells or columns[0].head):
         return []
-    room = WIDTH - len(margin)
+    room -= len(margin)
     count = _fitting(columns, room)
     beside = columns[:count]
     widths = _widths(beside, room)
@@ -179,7 +177,7 @@ def lines(columns: Sequence[Column], margin: str = "", fold: Fold | None = None)
         rows.insert(0, [_line(heads, beside, widths)])
     found = [f"{margin}{line}".rstrip() for row in rows for line in row]
     if count < len(columns):
-        found += ["", *lines([columns[0], *columns[count:]], margin, fold)]
+        found += ["", *lines([columns[0], *columns[count:]], margin, fold, room + len(margin))]
     return found
 
 
@@ -191,12 +189,20 @@ def _kept(count: int, fold: Fold | None) -> tuple[list[int], int]:
     return [*range(fold.first), *range(count - fold.last, count)], left
 
 
+def fits(columns: Sequence[Column], room: int = WIDTH) -> bool:
+    """Whether a table needs no shortened column."""
+    return sum(map(_natural, columns)) + len(_GAP) * (len(columns) - 1) <= room
+
+
+def _natural(column: Column) -> int:
+    return max(map(width, (column.head, *column.cells)))
+
+
 def _fitting(columns: Sequence[Column], room: int) -> int:
     """Return the number of columns that fit, at least two, since the first names the rows."""
     used = 0
     for n, column in enumerate(columns):
-        natural = max(map(width, (column.head, *column.cells)))
-        used += min(natural, _LEAST) if column.fit else natural
+        used += min(_natural(column), column.least) if column.fit else _natural(column)
         if used > room and n > 1:
             return n
         used += len(_GAP)
@@ -204,11 +210,12 @@ def _fitting(columns: Sequence[Column], room: int) -> int:
 
 
 def _widths(columns: Sequence[Column], room: int) -> list[int]:
-    widths = [max(map(width, (column.head, *column.cells))) for column in columns]
-    for n, column in enumerate(columns):
-        if column.fit:
+    widths = [_natural(column) for column in columns]
+    # To wrap loses nothing, so it comes first.
+    for fit in ("wrap", "cut"):
+        for n, column in ((n, c) for n, c in enumerate(columns) if c.fit == fit):
             others = sum(widths) - widths[n] + len(_GAP) * (len(columns) - 1)
-            widths[n] = min(widths[n], max(room - others, _LEAST))
+            widths[n] = min(widths[n], max(room - others, column.least))
     return widths
 
 

@@ -136,7 +136,8 @@ def _unseen(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, i
     return unseen
 
 
-_BAR = 14
+BARS = (14, 10, 6)
+"""The widths of a bar in text: the first with which no name must be cut."""
 INKS = {"mine": "█", "books": "▓", "others": "▒", "left": "×", "unseen": "░", "driver": "│"}
 FREE = "·"
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
@@ -146,9 +147,13 @@ _LISTED = 4
 
 
 def gpu_columns(
-    gpus: Sequence[GpuSample], splits: Sequence[Split | None], *, html: bool = False
+    gpus: Sequence[GpuSample],
+    splits: Sequence[Split | None],
+    *,
+    html: bool = False,
+    length: int = BARS[0],
 ) -> list[Column]:
-    """Return a row for each GPU, without empty columns."""
+    """Return a row for each GPU, without empty columns; text has bars of this length."""
     cut = {gpu.mig for gpu in gpus}
     devices = ["MIG mode" if gpu.uuid in cut else device(gpu) for gpu in gpus]
     # NVML's index, if it differs from the device's number.
@@ -167,12 +172,13 @@ def gpu_columns(
             "name",
             [_virtual(n) if g.virtual else n for g, n in zip(gpus, names, strict=True)],
             fit="cut",
-            css="gm-name",
+            least=7,
+            css="gm-name gm-gpu",
             html=_titled(names, titles),
         ),
         Column(
             "memory",
-            [text_bar(*each) for each in used],
+            [text_bar(*each, length) for each in used],
             css="gm-tight",
             html=[_memory(*each) for each in used],
         ),
@@ -183,7 +189,7 @@ def gpu_columns(
             number=not html,
             html=[_utilization(gpu.utilization) for gpu in gpus],
         ),
-        _readings("temperature" if html else "temp", temperatures, [_hot(gpu) for gpu in gpus]),
+        _readings("temp", temperatures, [_hot(gpu) for gpu in gpus]),
         _readings("power", [_power(gpu) for gpu in gpus]),
     ]
     if all(gpu.virtual for gpu in gpus):
@@ -217,19 +223,19 @@ def _power(gpu: GpuSample) -> str:
     return NOT_KNOWN if gpu.power is None else f"{gpu.power:.0f}{limit} W"
 
 
-def text_bar(parts: Split | None, total: int | None) -> str:
+def text_bar(parts: Split | None, total: int | None, length: int = BARS[0]) -> str:
     """Return a bar of characters; empty if the use is unknown."""
     if parts is None or not total:
-        return " " * _BAR
+        return " " * length
     drawn = ""
     seen = 0
     for name, ink in INKS.items():
         count = getattr(parts, name)
         seen = min(seen + count, total)
         # Each part has at least one character.
-        width = max(round(seen / total * _BAR) - len(drawn), 1 if count > total / 100 else 0)
+        width = max(round(seen / total * length) - len(drawn), 1 if count > total / 100 else 0)
         drawn += ink * width
-    return drawn[:_BAR].ljust(_BAR, FREE)
+    return drawn[:length].ljust(length, FREE)
 
 
 def _virtual(name: str) -> str:
@@ -311,12 +317,14 @@ def holder_columns(
 ) -> list[Column]:
     """Return a row for each holder: its memory, and the process's details."""
     parts = [_held(holder, gpus) for holder in holders]
+    longest = max((len(part) for each in parts for part in each), default=0)
     pids = [" ".join(map(str, holder.pids)) for holder in holders]
     started = [h.started for h in holders]
     columns = [
         Column(
             "held by",
             [short(h.name, 34) for h in holders],
+            fit="cut",
             css=[_looks(h) for h in holders],
             html=[tag("span", h.name, title=h.name) for h in holders],
         ),
@@ -327,6 +335,7 @@ def holder_columns(
             "memory",
             [" · ".join(part.replace(" ", GLUE) for part in each) for each in parts],
             fit="wrap",
+            least=max(longest, 20),
             css="gm-wrap",
             html=[" ".join(tag("span", part) for part in each) for each in parts],
         ),

@@ -10,6 +10,7 @@ from gpumagic.display.table import block, tag
 from gpumagic.display.units import share
 from gpumagic.errors import as_typed
 from gpumagic.gputable.gpu_columns import (
+    BARS,
     FREE,
     INKS,
     OWNERS,
@@ -26,7 +27,7 @@ _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be
 
 
 class GpuTable:
-    """The GPUs of a snapshot as text of at most 100 columns, and as HTML.
+    """The GPUs of a snapshot as text of 80 columns, or `width`, and as HTML.
 
     Shows all GPUs, or those with a UUID in `only`; each process, or sums by notebook. Snapshots of
     other hosts (`others`) follow below, under the host's name.
@@ -38,9 +39,11 @@ class GpuTable:
         only: Collection[str] | None = None,
         processes: bool = False,
         others: Sequence[Snapshot] = (),
+        width: int = 80,
     ) -> None:
         self.snapshot = snapshot
-        self.others = [GpuTable(other, processes=processes) for other in others]
+        self.width = width
+        self.others = [GpuTable(other, processes=processes, width=width) for other in others]
         self.headed = bool(others)
         for other in self.others:
             other.headed = True
@@ -58,17 +61,29 @@ class GpuTable:
     def _text(self) -> str:
         blocks = []
         if self.gpus or self.headed:
-            blocks.append([table.short(_caption(self.snapshot, self.gpus), table.WIDTH)])
+            host, dot, facts = _caption(self.snapshot, self.gpus).partition(" · ")
+            host = table.short(host, max(self.width - table.width(dot + facts), 12))
+            blocks.append([table.short(host + dot + facts, self.width)])
         if self.gpus:
-            blocks[-1] += table.lines(gpu_columns(self.gpus, self.splits))
-            blocks[-1] += _legend(self._owners())
+            blocks[-1] += self._gpu_lines() + _legend(self._owners(), self.width)
         if self.holders:
-            blocks.append(table.lines(self._holder_columns(html=False)))
-        remarks = [line for note in self._remarks() for line in wrap(note, table.WIDTH)]
+            held = self._holder_columns(html=False)
+            blocks.append(table.lines(held, room=self.width))
+        remarks = [
+            line for note in self._remarks() for line in table.wrapped(note, "", "", self.width)
+        ]
         remarks += self._problem_lines()
         if remarks:
             blocks.append(remarks)
         return "\n\n".join("\n".join(lines) for lines in blocks)
+
+    def _gpu_lines(self) -> list[str]:
+        """Return the rows of GPUs: bars are shortened first, and then names."""
+        for length in BARS:
+            columns = gpu_columns(self.gpus, self.splits, length=length)
+            if table.fits(columns, self.width):
+                break
+        return table.lines(columns, room=self.width)
 
     def _repr_html_(self) -> str:
         return block("".join(one._html() for one in (self, *self.others)))
@@ -118,18 +133,19 @@ class GpuTable:
         lines = []
         for problem in self.snapshot.problems:
             if not self.gpus:
-                lines += table.wrapped(f"{self._cause(problem)[:-1]}; {problem.cure}")
+                text = f"{self._cause(problem)[:-1]}; {problem.cure}"
+                lines += table.wrapped(text, room=self.width)
                 continue
-            lines += wrap(self._cause(problem), table.WIDTH)
-            lines += table.wrapped(_sentence(problem.cure), "  ", "  ")
+            lines += table.wrapped(self._cause(problem), "", "", self.width)
+            lines += table.wrapped(_sentence(problem.cure), "  ", "  ", self.width)
         return lines
 
 
-def _legend(owners: Sequence[str]) -> list[str]:
+def _legend(owners: Sequence[str], width: int) -> list[str]:
     """Return the legend in one line, or two if it is too long."""
     marks = [*(f"{INKS[name]} {OWNERS[name]}" for name in owners), f"{FREE} free"]
     glued = "  ".join(mark.replace(" ", table.GLUE) for mark in marks)
-    return [line.replace(table.GLUE, " ") for line in wrap(glued, table.WIDTH)]
+    return [line.replace(table.GLUE, " ") for line in wrap(glued, width)]
 
 
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:

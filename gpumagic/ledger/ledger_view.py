@@ -129,7 +129,7 @@ def _columns(ledger: Ledger) -> list[table.Column]:
             notes=[_advice(e, ledger.virtual or ledger.predicted) for e in entries],
             css="gm-code gm-long",
         ),
-        table.Column("what", [_what(e) for e in entries], fit="wrap", css="gm-long"),
+        table.Column("what", [_what(e) for e in entries], fit="wrap", least=38, css="gm-long"),
         table.Column("count", [f"{e.count:,}" for e in entries], number=True),
         table.Column("bytes", [_bytes(e.nbytes, e.unsized) for e in entries], number=True),
         table.Column("time", times, number=True),

@@ -98,9 +98,9 @@ class Explaining:
             self._death_published = True
             with faults.kept("reporting that CUDA is dead"):
                 from gpumagic.memory.save_host import what_is_left
-                from gpumagic.telemetry.dead_cuda import publish
+                from gpumagic.telemetry.state_files import publish_death
 
-                publish(death)
+                publish_death(death)
                 if not self._death_told:
                     print(f"→ {what_is_left(death)}")
 

@@ -21,9 +21,10 @@ _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 # By NVML's valueType: the member of its union, and whether a counter of that type wraps soon.
 _TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 _NARROW = (1, 5, 6)
-_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND = 0, 2, 3, 13
-# An older driver does not know newer numbers.
-_UNSUPPORTED = (_INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+# Codes of errors, fixed by NVML's binary interface.
+_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, NOT_FOUND, _TIMEOUT = 0, 2, 3, 6, 10
+FUNCTION_NOT_FOUND, GPU_IS_LOST = 13, 15
+UNSUPPORTED = (_NOT_SUPPORTED, FUNCTION_NOT_FOUND)
 
 Call = tuple[Any, ...]
 """A function's name and its arguments after the handle."""
@@ -86,19 +87,11 @@ class Library:
         except self.errors:
             return None
 
-    def is_unsupported(self, error: Exception) -> bool:
-        """Whether the question will always fail: with this GPU, driver, or pynvml."""
-        codes = (self.module.NVML_ERROR_NOT_SUPPORTED, self.module.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return getattr(error, "value", None) in codes or isinstance(error, AttributeError)
 
-    def is_nothing_found(self, error: Exception) -> bool:
-        """Whether the answer is empty."""
-        return bool(getattr(error, "value", None) == self.module.NVML_ERROR_NOT_FOUND)
-
-    def is_lost(self, error: Exception) -> bool:
-        """Whether the GPU has fallen off the bus."""
-        code: object = getattr(error, "value", None)
-        return bool(code == self.module.NVML_ERROR_GPU_IS_LOST)
+def code_of(error: Exception) -> int | None:
+    """Return NVML's code of an error; a name that pynvml lacks is a missing function."""
+    missing = isinstance(error, AttributeError)
+    return FUNCTION_NOT_FOUND if missing else getattr(error, "value", None)
 
 
 def parse_fields(
@@ -113,7 +106,7 @@ def parse_fields(
             value = getattr(answer.value, _TYPES[kind])
             stamp = int(answer.timestamp)
             found[name] = Field(value, stamp if stamp > 0 else None, kind in _NARROW)
-        elif code in _UNSUPPORTED:
+        elif code in (*UNSUPPORTED, _INVALID_ARGUMENT):  # an older driver lacks newer numbers
             missing.add(name)
     return found, missing
 
@@ -121,7 +114,6 @@ def parse_fields(
 # Closer samples are imprecise; more distant ones describe the past.
 _LEAST_S, _LONGEST_S = 0.1, 30.0
 _XID_CRITICAL_ERROR = 0x8
-_TIMEOUT = 10
 # More errors than this at once are repetitions.
 _MOST = 64
 _TRIES = 3
@@ -231,7 +223,7 @@ class Xids:
                 try:
                     event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
                 except self._library.errors as error:
-                    if getattr(error, "value", None) != _TIMEOUT:
+                    if code_of(error) != _TIMEOUT:
                         # A GPU is lost; the next set is created without it.
                         self._failures += 1
                         self._free()

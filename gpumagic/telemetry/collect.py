@@ -22,13 +22,12 @@ import psutil
 from gpumagic import device, faults
 from gpumagic.device import torch_build
 from gpumagic.errors import as_typed
-from gpumagic.telemetry import dead_cuda, virtual_state
-from gpumagic.telemetry.linux_checks import preallocated
+from gpumagic.telemetry import state_files
+from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.nvml_source import NvmlSource
-from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
-from gpumagic.telemetry.source import Source
+from gpumagic.telemetry.source import AppleSource, Source
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),
@@ -82,6 +81,7 @@ _NO_NVML = Problem(
     "NVML is missing: no more than the name and the memory of these GPUs is known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
+BUILDS_URL = "https://pytorch.org/get-started/locally"
 _BUILDS = {"amd": "ROCm", "intel": "XPU"}
 _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
@@ -118,9 +118,7 @@ def _none_visible(vendors: set[str | None]) -> Problem:
     wanted = [name for vendor, name in _BUILDS.items() if vendor in vendors]
     if wanted and "nvidia" not in vendors and build.hip is None and build.xpu is None:
         cause = f"{cause}: no torch here is built for {' or '.join(wanted)}"
-        cure = (
-            f"install a build for {' or '.join(wanted)} (https://pytorch.org/get-started/locally)"
-        )
+        cure = f"install a build for {' or '.join(wanted)} ({BUILDS_URL})"
         return Problem("none-visible", cause, f"{cure}, or {as_typed('%gpus --virtual 2')}")
     setting = next((name for name in _SHOW if name in os.environ), None)
     if setting is None:
@@ -129,6 +127,62 @@ def _none_visible(vendors: set[str | None]) -> Problem:
     cause = f"{cause}: {setting} is {os.environ[setting]!r}"
     cure = "set it right before the kernel starts, then restart the kernel"
     return Problem("none-visible", cause, cure)
+
+
+# JAX takes 75 % of a GPU by default.
+_MOST = 0.65
+# JAX loads this library when it starts on a GPU, not on import.
+_PLUGIN = b"/jax_plugins/"
+ALL, SHARE = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_OFF = ("false", "0")
+CURE = f"set {ALL}=false, or {SHARE}=.5, in its environment before JAX starts there"
+
+
+def preallocated(
+    gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], proc: Path = Path("/proc")
+) -> list[Problem]:
+    """Return problems for GPUs that JAX preallocated and another process or torch uses."""
+    found = []
+    held = list(processes)
+    for gpu in gpus:
+        here = [each for each in held if each.uuid == gpu.uuid and not gpu.virtual]
+        for each in here:
+            most = (each.memory or 0) >= _MOST * (gpu.memory_total or float("inf"))
+            if most and _is_wanted(here, each) and _took_all(each, proc):
+                found.append(Problem("jax-preallocated", _cause(gpu, each), CURE, gpu.uuid))
+    return found
+
+
+def _is_wanted(here: Sequence[ProcessSample], holder: ProcessSample) -> bool:
+    others = ("torch",) if holder.mine else ("torch", "jax")
+    return len(here) > 1 or any(name in sys.modules for name in others)
+
+
+def _took_all(holder: ProcessSample, proc: Path) -> bool:
+    """Whether JAX has started in a process with preallocation."""
+    try:
+        if _PLUGIN not in (proc / str(holder.pid) / "maps").read_bytes():
+            return False
+        if holder.mine:
+            return not preallocation_changed(os.environ)
+        words = (proc / str(holder.pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # another user's, or ended
+        return False
+    return not preallocation_changed(dict(os.fsdecode(word).partition("=")[::2] for word in words))
+
+
+def preallocation_changed(env: Mapping[str, str]) -> bool:
+    return env.get(ALL, "").lower() in _OFF or bool(env.get(SHARE))
+
+
+def _cause(gpu: GpuSample, holder: ProcessSample) -> str:
+    who = "this notebook" if holder.mine else holder.notebook or holder.name or f"pid {holder.pid}"
+    where = f"cuda:{gpu.ordinal}" if gpu.ordinal is not None else f"GPU {gpu.index}"
+    share = (holder.memory or 0) / (gpu.memory_total or 1)
+    return (
+        f"JAX in {who} holds {share:.0%} of {where}: it takes 75 % of each GPU when it starts, "
+        "needed or not"
+    )
 
 
 T = TypeVar("T")
@@ -145,7 +199,7 @@ class Collector:
         self,
         sources: Sequence[Source] | None = None,
         owners: Owners | None = None,
-        virtual_states: Callable[[], Sequence[virtual_state.VirtualState]] = virtual_state.read,
+        virtual_states: Callable[[], Sequence[state_files.VirtualState]] = state_files.read,
         here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -191,7 +245,7 @@ class Collector:
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
             with faults.kept("looking for kernels whose CUDA is dead"):
-                problems += dead_cuda.problems()
+                problems += state_files.dead_cuda()
             owned = self._with_owners(holders, max_age) if processes else []
             with faults.kept("looking for GPUs that JAX took for itself"):
                 problems += preallocated(gpus, owned)
@@ -281,17 +335,15 @@ def host_name() -> str:
 
 def read_host() -> Host:
     """Return the host now; ``cpu_utilization`` is since this thread's last call, None at first."""
-    utilization: float | None = psutil.cpu_percent()
-    # The first value of psutil is meaningless.
-    if not getattr(_asked, "before", False):
-        utilization = None
+    utilization = psutil.cpu_percent()
+    meaningless = not getattr(_asked, "before", False)  # psutil's first value
     _asked.before = True
     memory = psutil.virtual_memory()
     return Host(
         name=host_name(),
         boot=_boot(),
         cpu_count=os.cpu_count(),
-        cpu_utilization=utilization,
+        cpu_utilization=None if meaningless else utilization,
         memory_total=memory.total,
         memory_used=memory.total - memory.available,
     )
@@ -346,7 +398,7 @@ def _of_cuda(found: device.Device) -> GpuSample:
     )
 
 
-def _virtual_sample(state: virtual_state.VirtualState) -> GpuSample:
+def _virtual_sample(state: state_files.VirtualState) -> GpuSample:
     return GpuSample(
         uuid=state.facts.uuid,
         name=state.facts.name,

@@ -1,26 +1,71 @@
 """Check every step from the hardware to this process's GPUs, with a cure for the first failure.
 
 Only reads: opens nothing on the GPU, and imports neither torch nor anything else heavy.
+AMD's and Intel's files and groups are those of the installation guides of ROCm
+(https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
 """
 
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from gpumagic import drm, nvml
-from gpumagic.device import TorchBuild, physical_gpus, torch_build, visible
+from gpumagic.device import (
+    Device,
+    TorchBuild,
+    amd_gpus,
+    intel_gpus,
+    physical_gpus,
+    torch_build,
+    visible,
+)
 from gpumagic.errors import as_typed
-from gpumagic.telemetry.collect import chosen
+from gpumagic.telemetry.collect import ALL, BUILDS_URL, SHARE, chosen, preallocation_changed
 from gpumagic.telemetry.drm_source import DrmSource
-from gpumagic.telemetry.linux_checks import Check as Check
-from gpumagic.telemetry.linux_checks import LinuxChecks, check_jax, first_cause, leaves
-from gpumagic.telemetry.other_vendors import AppleSource
 from gpumagic.telemetry.snapshot import Host
-from gpumagic.telemetry.virtual_state import state_folder
+from gpumagic.telemetry.source import AppleSource
+from gpumagic.telemetry.state_files import state_folder
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check."""
+
+    name: str
+    ok: bool | None  # None for information, or a consequence of a failed check
+    found: str
+    cure: str = ""  # if ok is False
+
+
+def leaves(setting: str, left: int, every: int) -> tuple[bool | None, str, str]:
+    """Return a check's result for a variable that selects GPUs: it leaves `left` of `every`."""
+    cure = "set it right before the kernel starts, or unset it" if every and not left else ""
+    return bool(left) if every else None, f"{setting!r} leaves {left} of {every}", cure
+
+
+def first_cause(checks: Iterable[Check]) -> list[Check]:
+    """Return the checks, from the hardware up; failures after the first become consequences."""
+    found: list[Check] = []
+    for check in checks:
+        follows = check.ok is False and any(one.ok is False for one in found)
+        found.append(replace(check, ok=None, cure="") if follows else check)
+    return found
+
+
+def check_jax(env: Mapping[str, str]) -> list[Check]:
+    """Return the doctor's check of preallocation if JAX is imported."""
+    if "jax" not in sys.modules:
+        return []
+    if preallocation_changed(env):
+        said = [f"{name}={env[name]}" for name in (ALL, SHARE) if env.get(name)]
+        return [Check("JAX", True, " ".join(said))]
+    cure = f"{ALL}=false or {SHARE}=.5 before it starts changes that"
+    return [Check("JAX", None, f"takes 75 % of each GPU when it starts; {cure}")]
+
 
 _Found = tuple[bool | None, str, str]
 _FILES = ("NVIDIA card", "driver in the kernel", "device files")
@@ -58,7 +103,6 @@ class Doctor:
             "driver in the kernel": self._module,
             "device files": self._nodes,
             "nvidia-ml-py": self._package,
-            "module pynvml": self._clash,
             "NVML": self._driver,
         }
         rest: dict[str, Callable[[], _Found | None]] = {
@@ -120,24 +164,8 @@ class Doctor:
 
     def _package(self) -> _Found:
         version = self._installed("nvidia-ml-py")
-        if version is None:
-            return False, "not installed", "pip install nvidia-ml-py"
-        if version == "12.535.77":
-            cure = "pip install --upgrade nvidia-ml-py"
-            return False, f"{version} misreads lists of processes", cure
-        return True, version, ""
-
-    def _clash(self) -> _Found | None:
-        others = []
-        for name in ("pynvml", "nvidia-ml-py3"):
-            version = self._installed(name)
-            # From 12 on, pynvml only requires nvidia-ml-py and brings no module of that name.
-            if version and not (name == "pynvml" and int(version.partition(".")[0]) >= 12):
-                others.append(f"{name} {version}")
-        if not others:
-            return None
-        cure = "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py"
-        return False, f"{' and '.join(others)} puts another module in its place", cure
+        cure = "" if version else "pip install nvidia-ml-py"
+        return bool(version), version or "not installed", cure
 
     def _driver(self) -> _Found:
         gpus = [gpu for gpu in self._door.gpus() if gpu.parent is None]
@@ -161,12 +189,10 @@ class Doctor:
         if version is None:
             return None, 'not installed (pip install "gpumagic[torch]")', ""
         if wanted:
-            cure = f"install a {wanted} build: https://pytorch.org/get-started/locally"
-            cure = f"{cure}; or {as_typed('%gpus --virtual 2')}"
+            cure = f"install a {wanted} build: {BUILDS_URL}; or {as_typed('%gpus --virtual 2')}"
             return False, f"{version}, a build without {wanted}", cure
         if version.endswith("+cpu") and self._door.gpus():
-            cure = "install a CUDA build: https://pytorch.org/get-started/locally"
-            return False, f"{version}, a build without CUDA", cure
+            return False, f"{version}, a build without CUDA", f"install a CUDA build: {BUILDS_URL}"
         return True, version, ""
 
     def _sources(self) -> _Found | None:
@@ -213,3 +239,139 @@ class Doctor:
 
 def _looked(table: Mapping[str, Callable[[], _Found | None]]) -> list[Check]:
     return [Check(name, *said) for name, look in table.items() if (said := look())]
+
+
+_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
+
+
+class LinuxChecks:
+    """Checks the machine under ``root``; ``container``: whether this runs in one."""
+
+    def __init__(
+        self, root: Path, env: Mapping[str, str], build: TorchBuild, container: bool
+    ) -> None:
+        self._root = root
+        self._env = env
+        self._build = build
+        self._container = container
+        gpus = drm.pci_gpus(root)
+        self.vendors = {vendor for vendor, _, _ in gpus}
+        self._amd = [gpu for gpu in gpus if gpu[0] == "amd"]
+        # An integrated GPU matters only to a torch that can use it.
+        self._intel = [
+            gpu
+            for gpu in gpus
+            if gpu[0] == "intel" and (build.xpu or not drm.is_integrated(*gpu[:2]))
+        ]
+
+    def checks(self) -> list[Check]:
+        """Return the checks of AMD's and Intel's GPUs, if there are some."""
+        rocm: list[Check] = []
+        if self._amd:
+            rocm = [
+                self._card("AMD GPU", "amd", self._amd),
+                self._driver("amdgpu", ("amdgpu",), self._amd),
+                self._open("/dev/kfd", ["dev/kfd"]),
+                self._open("/dev/dri", self._render_nodes()),
+                self._rocm(),
+                *self._visible(("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), amd_gpus),
+            ]
+        xpu: list[Check] = []
+        if self._intel:
+            xpu = [
+                self._card("Intel GPU", "intel", self._intel),
+                self._driver("xe or i915", ("xe", "i915"), self._intel),
+                *([] if rocm else [self._open("/dev/dri", self._render_nodes())]),
+                self._level_zero(),
+                *self._visible(("ZE_AFFINITY_MASK",), intel_gpus),
+            ]
+        return [*first_cause(rocm), *first_cause(xpu)]
+
+    @property
+    def wanted_build(self) -> str | None:
+        """Return the build of torch that these GPUs need; None if torch is that build."""
+        if self._amd and self._build.hip is None:
+            return "ROCm"
+        return "XPU" if self._intel and self._build.xpu is None else None
+
+    def _card(self, name: str, vendor: str, gpus: Sequence[tuple[str, str, str | None]]) -> Check:
+        models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
+        told = f": {', '.join(sorted(models))}" if models else ""
+        return Check(name, True, f"{len(gpus)} on the PCI bus{told}")
+
+    def _driver(
+        self, name: str, drivers: Sequence[str], gpus: Sequence[tuple[str, str, str | None]]
+    ) -> Check:
+        without = [(address, driver) for _, address, driver in gpus if driver not in drivers]
+        if not without:
+            module = drm.Folder(self._root / "sys/module" / (gpus[0][2] or ""))
+            return Check(name, True, module.text("version") or f"{gpus[0][2]}, part of the kernel")
+        address, other = without[0]
+        if other:
+            cure = f"bind it to {drivers[0]} (vfio-pci keeps a GPU for a virtual machine)"
+            return Check(name, False, f"{address} is bound to the driver {other}", cure)
+        if any((self._root / "sys/module" / driver).exists() for driver in drivers):
+            cure = f"see why: sudo dmesg | grep {drivers[0]} (a kernel older than the card?)"
+            return Check(name, False, f"loaded, but it does not take {address}", cure)
+        cure = f"sudo modprobe {drivers[0]}; if that fails, sudo dmesg shows why"
+        return Check(name, False, f"not loaded: {address} has no driver", cure)
+
+    def _render_nodes(self) -> list[str]:
+        names = drm.Folder(self._root).names("dev/dri")
+        return [f"dev/dri/{name}" for name in names if name.startswith("renderD")]
+
+    def _open(self, name: str, nodes: Sequence[str]) -> Check:
+        """Check that the device files exist and that this user may open them."""
+        there = [node for node in nodes if (self._root / node).exists()]
+        share = "start the container with --device /dev/kfd --device /dev/dri --group-add render"
+        if not there:
+            what = name if name == "/dev/kfd" else f"{name}/renderD128"
+            cure = "see why: sudo dmesg | grep -e kfd -e drm"
+            return Check(name, False, f"no {what}", share if self._container else cure)
+        closed = [n for n in there if not os.access(self._root / n, os.R_OK | os.W_OK)]
+        if closed:
+            group = _group(self._root / closed[0])
+            cure = f"sudo usermod -aG {group},video $USER, then log in again"
+            cure = f"start the container with --group-add {group}" if self._container else cure
+            found = f"this user may not open /{closed[0]}, which is the group {group}'s"
+            return Check(name, False, found, cure)
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        return Check(name, True, f"/{there[0]}{more}")
+
+    def _rocm(self) -> Check:
+        version = drm.Folder(self._root).text("opt/rocm/.info/version")
+        system = (version or "").partition("-")[0]
+        included = ".".join((self._build.hip or "").split(".")[:2])
+        parts = [
+            f"{system} in /opt/rocm" if system else "none in /opt/rocm",
+            f"torch includes {included}" if included else "",
+        ]
+        if system and included and system.split(".")[0] != included.split(".")[0]:
+            parts.append("compile code for torch with the same version")
+        return Check("ROCm", True if system or included else None, "; ".join(filter(None, parts)))
+
+    def _level_zero(self) -> Check:
+        cure = "install it: sudo apt install libze1 libze-intel-gpu1 (on others: level-zero)"
+        for library in ("libze_loader.so.1", "libze_intel_gpu.so.1"):
+            if not any((self._root / folder / library).exists() for folder in _LIBRARIES):
+                return Check("Level Zero", False, f"no {library}", cure)
+        return Check("Level Zero", True, "libze_loader.so.1 and libze_intel_gpu.so.1")
+
+    def _visible(
+        self, names: Sequence[str], gpus: Callable[[Mapping[str, str], Path], list[Device]]
+    ) -> list[Check]:
+        """Check each environment variable that is set and selects GPUs."""
+        every, found = len(gpus({}, self._root)), []
+        for name in (name for name in names if name in self._env):
+            left = len(gpus({name: self._env[name]}, self._root))
+            found.append(Check(name, *leaves(self._env[name], left, every)))
+        return found
+
+
+def _group(node: Path) -> str:
+    try:
+        return node.group()
+    except KeyError:  # a number of the host, without a name in this container
+        return str(node.stat().st_gid)
+    except (OSError, NotImplementedError):
+        return "render"

@@ -1,18 +1,32 @@
-"""Sample the GPUs of one vendor that a Linux DRM driver has, and the processes on them.
+"""Sample the GPUs of AMD and Intel that Linux's DRM drivers have, and the processes on them.
 
 Reads files only, no library. A value is None if the driver does not give it. A GPU that sleeps
 (``power/runtime_status``) is not asked anything that would wake it. A GPU that has disappeared, or
 gives no values any more, is lost.
+
+AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
+(product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
+sleeps a second, and ``gpu_metrics``, whose layout changes. amdsmi reads the same files.
+
+Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comments "Xe
+GT Idle" and "Xe GT Throttle" of the driver. Utilization is the part of the time in which the GT did
+not sleep (C6), since performance counters need rights. Only older drivers give the size of the
+memory, none its use. An integrated GPU is listed only where torch is built for XPU: otherwise half
+of all laptops would show a GPU that cannot be used.
 """
 
+import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gpumagic import drm
+from gpumagic.device import torch_build
+from gpumagic.nvml import Field
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
-from gpumagic.telemetry.source import LONGEST_S, CachedReadings, Source
+from gpumagic.telemetry.source import LONGEST_S, CachedReadings, Rates, Source
 
 
 class EngineShares:
@@ -152,29 +166,28 @@ class DrmSource(Source):
     def _read_processes(self) -> list[ProcessSample]:
         cards = {card.address: card for card in self._cards}
         clients = [one for one in drm.read_clients(self.root) if one.address in cards]
-        memory: dict[tuple[int, str], int] = {}
-        ran: dict[tuple[int, str], set[str]] = {}
+        memory: dict[tuple[int, str], int] = defaultdict(int)
+        ran: dict[tuple[int, str], set[str]] = defaultdict(set)
         for client in clients:
             where, card = (client.pid, client.address), cards[client.address]
             held = [size for name, size in client.memory.items() if self._is_held(card, name)]
-            memory[where] = memory.get(where, 0) + sum(held)
-            engines = {name for name, (done, _, _) in client.engines.items() if done}
-            ran[where] = ran.get(where, set()) | engines
+            memory[where] += sum(held)
+            ran[where] |= {name for name, (done, _, _) in client.engines.items() if done}
         told = {at: n for at, n in self._held_elsewhere().items() if at[1] in cards}
         for where, size in told.items():
-            memory[where] = max(memory.get(where, 0), size)
+            memory[where] = max(memory[where], size)
         busy = self._shares.look(clients)
         return [
             ProcessSample(
                 uuid=cards[where[1]].uuid,
                 pid=where[0],
                 memory=size,
-                kind=_kind(ran.get(where, set()), computes=where in told),
+                kind=_kind(ran[where], computes=where in told),
                 utilization=busy.get(where),
             )
             for where, size in sorted(memory.items())
             # A process without memory counts if an engine has run for it.
-            if size or ran.get(where)
+            if size or ran[where]
         ]
 
 
@@ -208,3 +221,187 @@ def temperatures(sensors: drm.Folder, channels: Iterable[int]) -> Mapping[str, f
             limit = sensors.scaled(f"temp{channel}_crit", 1000)
             return {"temperature": value, "temperature_limit": limit}
     return {"temperature": None, "temperature_limit": None}
+
+
+class AmdSource(DrmSource):
+    """Samples of the GPUs of ``amdgpu``."""
+
+    name = "amd"
+    vendor: ClassVar[str] = "amd"
+
+    def software(self) -> dict[str, str]:
+        """Return the version of ROCm, if installed, and of a driver outside the kernel."""
+        installed = (drm.Folder(self.root).text("opt/rocm/.info/version") or "").partition("-")[0]
+        driver = drm.Folder(self.root).text("sys/module/amdgpu/version")
+        rocm = {"ROCm": installed} if installed else {}
+        return {**rocm, "amdgpu": driver or ""}
+
+    def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
+        files = card.device
+        return {
+            "utilization": files.percent("gpu_busy_percent"),
+            "memory_utilization": files.percent("mem_busy_percent"),
+            "memory_total": card.memory("total"),
+            "memory_used": card.memory("used"),
+        }
+
+    def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
+        files = card.device
+        corrected, uncorrected = _ecc(files.text("ras/umc_err_count") or "")
+        found: dict[str, Any] = {
+            "sm_clock_limit": _highest(files.text("pp_dpm_sclk")),
+            "memory_clock_limit": _highest(files.text("pp_dpm_mclk")),
+            "ecc_corrected": corrected,
+            "ecc_uncorrected": uncorrected,
+            **pcie_link(files),
+        }
+        return {**found, **_sensors(card.sensors)} if card.sensors else found
+
+    def _is_held(self, card: drm.GraphicsCard, region: str) -> bool:
+        return region in card.pools
+
+    def _held_elsewhere(self) -> dict[tuple[int, str], int]:
+        addresses = {node.gpu_id: node.address for node in drm.kfd_nodes(self.root)}
+        held = drm.kfd_memory(self.root).items()
+        return {(pid, addresses[gpu]): count for (pid, gpu), count in held if gpu in addresses}
+
+
+def _sensors(sensors: drm.Folder) -> dict[str, Any]:
+    """Return the sensors. Channel 1 is the die's edge, 2 its hottest spot, always there."""
+    power = sensors.scaled("power1_average", 1e6)
+    speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
+    return {
+        **temperatures(sensors, (1, 2)),
+        "power": sensors.scaled("power1_input", 1e6) if power is None else power,
+        "power_limit": sensors.scaled("power1_cap", 1e6) or None,
+        "fan": None if speed is None or not most else min(100.0 * speed / most, 100.0),
+        "sm_clock": _mhz(sensors.number("freq1_input")),
+        "memory_clock": _mhz(sensors.number("freq2_input")),
+    }
+
+
+def _mhz(hertz: int | None) -> int | None:
+    return None if hertz is None else round(hertz / 1e6)
+
+
+def _highest(levels: str | None) -> int | None:
+    """2100 of ``"0: 500Mhz\\n1: 2100Mhz *"``: the highest clock."""
+    return max(map(int, re.findall(r": *([0-9]{1,9})mhz", levels or "", re.I)), default=None)
+
+
+def _ecc(counts: str) -> tuple[int | None, int | None]:
+    """Return corrected and uncorrected errors of ``"ue: 0\\nce: 3"``."""
+    told = dict(re.findall(r"(ce|ue): *([0-9]+)\s", f"{counts}\n"))
+    return drm.whole(told.get("ce")), drm.whole(told.get("ue"))
+
+
+# Files of the two drivers for the same value.
+_IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
+_CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
+_CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
+_REASON = ("device/tile0/gt0/freq0/throttle/reason_", "gt/gt0/throttle_reason_")
+# The greatest increase of a counter in a second: milliseconds, and joules.
+_MOST = {"idle": 1200.0, "energy": 2000.0}
+_REASONS = {
+    "pl1": "power cap",
+    "pl2": "power cap",
+    "pl4": "current limit",
+    "thermal": "hardware thermal slowdown",
+    "prochot": "processor too hot",
+    "ratl": "hardware thermal slowdown",
+    "vr_thermalert": "voltage regulator too hot",
+    "vr_tdc": "voltage regulator's limit",
+}
+
+
+class IntelSource(DrmSource):
+    """Samples of the GPUs of ``xe`` and ``i915``; ``integrated``: also those in processors."""
+
+    name = "intel"
+    vendor: ClassVar[str] = "intel"
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        monotonic: Callable[[], float] = time.monotonic,
+        integrated: bool | None = None,
+    ) -> None:
+        super().__init__(root, monotonic)
+        self._integrated = integrated
+        self._rates = Rates(monotonic)
+
+    def software(self) -> dict[str, str]:
+        """Return the drivers' names; they have the kernel's version."""
+        return {card.driver: "" for card in self._cards if card.driver}
+
+    def _listed(self) -> list[drm.GraphicsCard]:
+        found = super()._listed()
+        if self._integrated is None and any(card.integrated for card in found):
+            self._integrated = torch_build().xpu is not None
+        return [card for card in found if self._integrated or not card.integrated]
+
+    def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
+        idle = self._per_second(card, "idle", _either(card, _IDLE))
+        return {
+            # Milliseconds per second; a counter may be slightly ahead of the clock.
+            "utilization": None if idle is None else min(max(100.0 - idle / 10, 0.0), 100.0),
+            "memory_total": _tiles(card),
+            "memory_used": None,
+        }
+
+    def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "sm_clock": _either(card, _CLOCK),
+            "sm_clock_limit": _either(card, _CLOCK_LIMIT),
+            "throttle": _throttle(card),
+            **pcie_link(card.device),
+        }
+        sensors = card.sensors
+        if sensors is None:
+            return found
+        # xe has the package's in channel 2, i915 the only one in 1; of power and energy, the card's
+        # in 1 and the package's in 2, where there is but one of them on some models.
+        joules = sensors.scaled("energy1_input", 1e6) or sensors.scaled("energy2_input", 1e6)
+        limit = sensors.scaled("power1_max", 1e6) or sensors.scaled("power2_max", 1e6)
+        return {
+            **found,
+            **temperatures(sensors, (2, 1)),
+            "energy": joules,
+            "power": self._per_second(card, "energy", joules),
+            "power_limit": limit or None,  # 0 means no limit
+        }
+
+    def _slept(self, card: drm.GraphicsCard) -> None:
+        for counter in _MOST:
+            self._per_second(card, counter, None)
+
+    def _is_held(self, card: drm.GraphicsCard, region: str) -> bool:
+        own = ("system", "gtt") if card.integrated else ("vram", "local")
+        return region.startswith(own)
+
+    def _per_second(
+        self, card: drm.GraphicsCard, counter: str, value: float | None
+    ) -> float | None:
+        field = None if value is None else Field(value, None, narrow=False)
+        return self._rates.per_second((card.uuid, counter), field, _MOST[counter])
+
+
+def _either(card: drm.GraphicsCard, names: tuple[str, str]) -> int | None:
+    found = map(drm.Folder(card.path).number, names)
+    return next((value for value in found if value is not None), None)
+
+
+def _tiles(card: drm.GraphicsCard) -> int | None:
+    """Return the memory of all tiles, from older versions of xe and from i915."""
+    tiles = (name for name in card.device.names() if name.startswith("tile"))
+    found = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
+    return sum(filter(None, found)) or drm.Folder(card.path).number("lmem_total_bytes")
+
+
+def _throttle(card: drm.GraphicsCard) -> tuple[str, ...] | None:
+    files = drm.Folder(card.path)
+    for prefix in _REASON:
+        states = {name: files.number(f"{prefix}{name}") for name in _REASONS}
+        if any(state is not None for state in states.values()):
+            return tuple(dict.fromkeys(_REASONS[name] for name, on in states.items() if on))
+    return None

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gpumagic import faults
@@ -104,12 +105,8 @@ class History:
     def add(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot's readings; return False if it came too soon after the last one."""
         time = snapshot.time
-        readings = {
-            gpu.uuid: Reading(
-                time, gpu.uuid, gpu.utilization, gpu.memory_used, gpu.temperature, gpu.power
-            )
-            for gpu in snapshot.gpus
-        }
+        values = attrgetter("uuid", *Reading._fields[2:])
+        readings = {gpu.uuid: Reading(time, *values(gpu)) for gpu in snapshot.gpus}
         with self._lock:
             # The clock was set back: drop readings later than now.
             while self._moments and self._moments[-1][0] > time:
@@ -126,32 +123,19 @@ class History:
         with self._lock:
             kept = list(self._moments)
         told = [moment for moment in kept if time is None or moment[0] > time]
-        uuids = dict.fromkeys(uuid for _, readings, _ in kept for uuid in readings) if told else {}
-        return {
-            "time": [at for at, _, _ in told],
-            "gpus": {
-                uuid: {
-                    **{
-                        name: [getattr(readings.get(uuid), name, None) for _, readings, _ in told]
-                        for name in _CHARTED
-                    },
-                    "held": _columns(uuid, [held for _, _, held in told]),
-                }
-                for uuid in uuids
-            },
-        }
+        gpus: dict[str, dict[str, Any]] = {}
+        for uuid in dict.fromkeys(uuid for _, found, _ in kept if told for uuid in found):
+            its = [readings.get(uuid) for _, readings, _ in told]
+            gpus[uuid] = {name: [getattr(one, name, None) for one in its] for name in _CHARTED}
+            gpus[uuid]["held"] = _columns(uuid, [held for _, _, held in told])
+        return {"time": [at for at, _, _ in told], "gpus": gpus}
 
     def readings(self, time: float | None = None) -> list[Reading]:
         """Return the readings after a moment, oldest first: one per moment and present GPU."""
         with self._lock:
-            kept = list(self._moments)
-        return [
-            reading
-            for at, readings, _ in kept
-            if time is None or at > time
-            for reading in readings.values()
-            if any(value is not None for value in reading[2:])
-        ]
+            found = [one for _, readings, _ in self._moments for one in readings.values()]
+        later = [one for one in found if time is None or one.time > time]
+        return [one for one in later if any(value is not None for value in one[2:])]
 
 
 def _held(snapshot: Snapshot) -> _Held:

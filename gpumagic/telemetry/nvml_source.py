@@ -117,22 +117,12 @@ def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
 def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates) -> dict[str, Any]:
     """Return a tier's readings of a GPU that has just answered."""
     answers = door.ask(gpu, tier.questions, alive=True)
-    if tier is STILL:
-        return {**answers, "power_limit": _thousandth(answers["power_limit"])}
-    if tier is RARE:
-        return {"energy": _thousandth(answers["energy"])}
-    bits = answers["throttle"]
-    if bits is None:
-        bits = door.ask(gpu, _BEFORE_535, alive=True)["throttle"]
-    slowing = None if bits is None else tuple(why for bit, why in _THROTTLE.items() if bits & bit)
-    fan = answers["fan"]
-    return {
-        **answers,
-        "power": _thousandth(answers["power"]),
-        "throttle": slowing,
-        "fan": float(fan) if fan is not None and fan <= _MOST_FAN else None,
-        **_activity(door, gpu, rates),
-    }
+    if tier is SLOW and answers["throttle"] is None:
+        answers |= door.ask(gpu, _BEFORE_535, alive=True)
+    for name, convert in _CONVERT.items():
+        if answers.get(name) is not None:
+            answers[name] = convert(answers[name])
+    return answers | (_activity(door, gpu, rates) if tier is SLOW else {})
 
 
 def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
@@ -197,10 +187,17 @@ def _percent(value: float | None) -> float | None:
     return None if value is None or not 0 <= value <= 100.5 else min(float(value), 100.0)
 
 
-def _thousandth(value: int | None) -> float | None:
-    return None if value is None else value / 1000
+def _thousandth(value: int) -> float:
+    return value / 1000
 
 
+_CONVERT: dict[str, Callable[[int], Any]] = {
+    "power": _thousandth,
+    "power_limit": _thousandth,
+    "energy": _thousandth,
+    "fan": lambda percent: float(percent) if percent <= _MOST_FAN else None,
+    "throttle": lambda bits: tuple(why for bit, why in _THROTTLE.items() if bits & bit),
+}
 # Seconds for which an Xid error is a problem.
 _XID_TOLD_S = 600.0
 
@@ -246,22 +243,19 @@ class NvmlSource:
         self._clock = clock
         self._rates = Rates(monotonic)
         self._xids = XidLog()
-        self._driver: str | None = None
-        self._cuda: str | None = None
+        self._software: dict[str, str] = {}
         self._kept = CachedReadings(monotonic)  # by UUID and tier
         self._present: set[str] = set()
         self._samples: list[GpuSample] = []
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
-        if self._driver is None:
-            version = self._door().system("nvmlSystemGetDriverVersion")
-            self._driver = None if version is None else str(version)
-        if self._cuda is None:
-            number = self._door().system("nvmlSystemGetCudaDriverVersion")
-            self._cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
-        told = {"driver": self._driver, "cuda": self._cuda}
-        return {name: version for name, version in told.items() if version}
+        told, system = self._software, self._door().system
+        if "driver" not in told and (version := system("nvmlSystemGetDriverVersion")):
+            told["driver"] = str(version)
+        if "cuda" not in told and (number := system("nvmlSystemGetCudaDriverVersion")):
+            told["cuda"] = f"{number // 1000}.{number % 1000 // 10}"
+        return dict(told)
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all GPUs, lost ones too; a reading is at most ``max_age`` of its intervals old.
@@ -269,13 +263,13 @@ class NvmlSource:
         door = self._door()
         gpus = door.gpus()
         if not gpus:
-            self._driver = self._cuda = None
+            self._software = {}
         if max_age:
             self._xids.add(door.xids(), self._clock())
         self._present = set()
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
-        samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
+        samples += [_lost(gpu) for gpu in door.gone if gpu.uuid not in known]
         self._kept.keep_only(lambda key: key[0] in known)
         # A stable sort: MIG devices stay behind their parent.
         self._samples = sorted(samples, key=lambda sample: sample.index or 0)
@@ -295,9 +289,7 @@ class NvmlSource:
         """Return problems: an unreachable driver, lost or silent GPUs, recent Xid errors."""
         door = self._door()
         found = [] if door.fault is None else [_problem(door.fault)]
-        found += [_problem(fault, uuid) for uuid, fault in door.lost.items()]
-        lost = door.lost
-        found += [_problem(f, uuid) for uuid, f in door.silent.items() if uuid not in lost]
+        found += [_problem(fault, uuid) for uuid, fault in (door.silent | door.lost).items()]
         return found + self._xids.problems(self._samples, self._clock())
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
@@ -310,7 +302,7 @@ class NvmlSource:
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values, alive = fast(door, gpu)
         if gpu.uuid in door.lost:
-            return self._lost(gpu)
+            return _lost(gpu)
         if alive:
             self._present.add(gpu.uuid)
             for tier in TIERS:
@@ -318,20 +310,9 @@ class NvmlSource:
         unified = gpu.parent is None and door.shares_memory(gpu)
         if unified:
             values.update(memory_total=host.memory_total, memory_used=host.memory_used)
-        xid, xid_time = self._xids.last(gpu.uuid)
-        return GpuSample(
-            uuid=gpu.uuid,
-            name=gpu.name,
-            index=gpu.index,
-            mig=gpu.parent,
-            unified=unified,
-            xid=xid,
-            xid_time=xid_time,
-            **values,
-        )
-
-    def _lost(self, gpu: nvml.Gpu) -> GpuSample:
-        return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True)
+        values["xid"], values["xid_time"] = self._xids.last(gpu.uuid)
+        values |= {"index": gpu.index, "mig": gpu.parent, "unified": unified}
+        return GpuSample(gpu.uuid, gpu.name, **values)
 
     def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, max_age: float) -> Any:
         """Return a tier's readings of a GPU, read again if they are too old."""
@@ -339,9 +320,9 @@ class NvmlSource:
         def look() -> Any:
             if tier is BUSY:
                 return door.busy(gpu, 2 * tier.every_s)
-            return (
-                read_list(door, gpu, tier) if tier in LISTS else read(door, gpu, tier, self._rates)
-            )
+            if tier in LISTS:
+                return read_list(door, gpu, tier)
+            return read(door, gpu, tier, self._rates)
 
         return self._kept.get((gpu.uuid, tier), tier.every_s, max_age, look, tier.empty_s)
 
@@ -372,6 +353,10 @@ class XidLog:
             # If the clock was set back, they must still expire.
             if uuid in known and 0 <= time - at <= _XID_TOLD_S
         ]
+
+
+def _lost(gpu: nvml.Gpu) -> GpuSample:
+    return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True)
 
 
 def _xid_problem(gpu: GpuSample, number: int) -> Problem:

@@ -85,8 +85,7 @@ def checked(period_s: Any) -> float:
         return float(period_s)
     fitting = min(max(period_s, least), greatest) if number else 1
     raise GpuError(
-        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s;"
-        f" type gpumagic.monitor({fitting:g})"
+        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s; type {fitting:g}"
     )
 
 
@@ -128,10 +127,10 @@ class Pace:
 # A driver that has not answered for this long stalls.
 _STALLED_S = 2.0
 _JOIN_S, _KEEPER = 2.0, "gpumagic-sampler"
-# With a longer period, expensive values are read in the tick itself, not after it.
-_CHORES_UP_TO_S = 2.0
+# With a longer period, expensive values are read in the tick itself, not ahead of the next.
+_AHEAD_UP_TO_S = 2.0
 # The greatest age of a reading in intervals, with and without reading ahead after the tick.
-_PATIENCE, _NO_PATIENCE = 2.0, 0.9
+_MAX_AGE_AHEAD, _MAX_AGE = 2.0, 0.9
 
 
 class Sampler:
@@ -348,11 +347,11 @@ class Sampler:
         ticks = self._pace.tick(now)
         if ticks or self._waiting:
             self._at = self._pace.ticked if ticks else now
-            processes = any(one.processes for one in self._watching)
-            processes = processes or any(one.processes for one in self._waiting)
-            max_age, ahead_s = _NO_PATIENCE, 0.0
-            if self._pace.period_s <= _CHORES_UP_TO_S:
-                max_age, ahead_s = _PATIENCE, self._pace.period_s / 2
+            asked = [one.processes for one in self._watching]
+            processes = any(asked + [one.processes for one in self._waiting])
+            max_age, ahead_s = _MAX_AGE, 0.0
+            if self._pace.period_s <= _AHEAD_UP_TO_S:
+                max_age, ahead_s = _MAX_AGE_AHEAD, self._pace.period_s / 2
             self._call = partial(self._take, processes, max_age, ahead_s)
             self._called_at = now
             self._asking = self._asking or self._start("gpumagic-asker", self._ask)

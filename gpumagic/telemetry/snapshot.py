@@ -14,9 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -153,13 +151,8 @@ class Snapshot:
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, tuples, numbers, strings and None."""
         # ``asdict`` copies each value and is ten times slower.
-        return {
-            **vars(self),
-            "host": {**vars(self.host)},
-            "gpus": [{**vars(gpu)} for gpu in self.gpus],
-            "processes": [{**vars(process)} for process in self.processes],
-            "problems": [{**vars(problem)} for problem in self.problems],
-        }
+        many = {name: [dict(vars(one)) for one in getattr(self, name)] for name in _RECORDS}
+        return {**vars(self), "host": dict(vars(self.host)), **many}
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -169,15 +162,10 @@ class Snapshot:
     def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
         """Read what ``to_dict`` made, of any version; ValueError if a required field is missing."""
         try:
-            return cls(
-                **{
-                    **_known(cls, data),
-                    "host": Host(**_known(Host, data.get("host") or {})),
-                    "gpus": _many(GpuSample, data.get("gpus")),
-                    "processes": _many(ProcessSample, data.get("processes")),
-                    "problems": _many(Problem, data.get("problems")),
-                }
-            )
+            made: dict[str, Any] = {"host": Host(**_known(Host, data.get("host") or {}))}
+            for name, kind in _RECORDS.items():
+                made[name] = tuple(kind(**_known(kind, item)) for item in data.get(name) or ())
+            return cls(**{**_known(cls, data), **made})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"not a snapshot: {error}") from error
 
@@ -187,14 +175,13 @@ class Snapshot:
         return cls.from_dict(json.loads(text))
 
 
+_RECORDS: dict[str, Any] = {"gpus": GpuSample, "processes": ProcessSample, "problems": Problem}
+
+
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that this version knows, with tuples for JSON's lists."""
     known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
     return {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
-
-
-def _many(kind: type[T], data: Any) -> tuple[T, ...]:
-    return tuple(kind(**_known(kind, item)) for item in data or ())
 
 
 def same_host(a: Host, b: Host) -> bool:

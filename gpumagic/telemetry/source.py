@@ -1,10 +1,19 @@
-"""The interface of a source of GPUs, and what sources share: cached readings and rates."""
+"""The interface of a source of GPUs, what sources share, and the one of Macs.
+
+Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utilization and the use of
+the host's memory, all of which the GPU may use. Temperature and power need root.
+"""
 
 import math
+import plistlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from platform import mac_ver
 from typing import Any, Protocol, TypeVar
+from xml.parsers.expat import ExpatError
 
 from gpumagic import nvml
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
@@ -118,3 +127,86 @@ class Source(Protocol):
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read expensive values that are due, for at most `seconds`."""
+
+
+# It takes some 20 ms.
+_EVERY_S = 2.0
+# Errors of plistlib for broken data.
+_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, ExpatError)
+_COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
+
+
+def ioreg() -> bytes:
+    """Return the output of the command; empty if it does not exist."""
+    try:
+        return subprocess.run(_COMMAND, capture_output=True, timeout=5, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return b""
+
+
+class AppleSource(Source):
+    """Samples of the GPU of a Mac with Apple silicon; elsewhere empty.
+
+    It has no processes: shared memory is not attributed to the GPU.
+    """
+
+    name = "apple"
+
+    def __init__(
+        self,
+        read: Callable[[], bytes] = ioreg,
+        platform: str = sys.platform,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._here = platform == "darwin"
+        self._kept = CachedReadings(monotonic)
+
+    def software(self) -> dict[str, str]:
+        """Return the system's version."""
+        return {"macOS": mac_ver()[0]}
+
+    def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
+        """Return the GPU; a reading is at most `max_age` of its intervals old."""
+        if not self._here:
+            return []
+        found = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entries(self._read()))
+        return [_sample(n, entry, host) for n, entry in enumerate(found)]
+
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
+        """Read values that are due, for at most `seconds`."""
+        self._kept.read_ahead(seconds, lambda key: True)
+
+
+def _entries(plist: bytes) -> list[dict[str, Any]]:
+    """Return the accelerators of a property list; empty if it cannot be parsed."""
+    try:
+        found = plistlib.loads(plist)
+    except _MALFORMED:
+        return []
+    entries = found if isinstance(found, list) else []
+    return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def _sample(index: int, entry: dict[str, Any], host: Host) -> GpuSample:
+    told = entry.get("PerformanceStatistics")
+    statistics = told if isinstance(told, dict) else {}
+    model = entry.get("model")
+    if isinstance(model, bytes):  # on some models, with a zero at the end
+        model = model.rstrip(b"\0").decode(errors="replace")
+    busy = _count(statistics.get("Device Utilization %"))
+    return GpuSample(
+        uuid=f"MPS-{host.name or 'here'}" + (f"-{index}" if index else ""),
+        name=model if isinstance(model, str) else None,
+        index=index,
+        ordinal=index,
+        vendor="apple",
+        unified=True,
+        memory_total=host.memory_total,
+        memory_used=_count(statistics.get("In use system memory")),
+        utilization=None if busy is None or busy > 100 else float(busy),
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None

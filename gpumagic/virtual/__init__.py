@@ -18,7 +18,7 @@ from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import Framework
-from gpumagic.telemetry.virtual_state import ask_before_reading, count_others
+from gpumagic.telemetry.state_files import ask_before_reading, count_others
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 

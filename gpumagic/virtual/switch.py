@@ -17,7 +17,7 @@ import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 from torch import nn
 
-from gpumagic.telemetry.virtual_state import COUNTERS, NAME, Publisher
+from gpumagic.telemetry.state_files import COUNTERS, NAME, Publisher
 from gpumagic.usercode.files import unseen
 from gpumagic.virtual import checks, cuda_api, flip, gate, torchless
 from gpumagic.virtual.cuda_api import patch, refuse_compiling

@@ -9,7 +9,7 @@ import psutil
 
 from gpumagic.device import Device, physical_gpus, set_virtual
 from gpumagic.errors import GpuError
-from gpumagic.telemetry.virtual_state import NAME, OTHERS, Publisher, VirtualFacts
+from gpumagic.telemetry.state_files import NAME, OTHERS, Publisher, VirtualFacts
 
 # Of a container: cgroup's second version, and its first.
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from gpumagic.device.caching_allocator import CachingAllocator, in_blocks, segment_for
-from gpumagic.telemetry.virtual_state import (
+from gpumagic.telemetry.state_files import (
     ALLOCATED,
     BUSY_NS,
     COUNTERS,
@@ -102,7 +102,7 @@ class Scratch:
 class MemoryAccount:
     """Account for the memory of one virtual GPU, of which ``limit`` bytes may be allocated.
 
-    The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.virtual_state`).
+    The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.state_files`).
     """
 
     def __init__(self, ordinal: int, capacity: int, row: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernels import Kernel, text
 
-from gpumagic.telemetry import dead_cuda
+from gpumagic.telemetry import state_files
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -138,7 +138,7 @@ def test_an_error_that_stays(notebook, error):
     assert "nothing of its own has failed" in doctor
     kernel.cell("%gpuwatch on")
     assert kernel.cell("X.shape[0]") == "40\n"
-    (problem,) = dead_cuda.problems()  # as a Jupyter server reads it
+    (problem,) = state_files.dead_cuda()  # as a Jupyter server reads it
     assert f"process {kernel.pid}" in problem.cause
     assert problem.cure.startswith("restart the kernel")
 

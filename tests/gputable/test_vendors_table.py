@@ -13,8 +13,9 @@ from gpumagic.device import Device, amd_gpus, intel_gpus
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry import Host
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.processes import Owner
+from gpumagic.telemetry.source import AppleSource
 
 
 def table(source: Any, *here: Device, processes: bool = False) -> GpuTable:
@@ -30,9 +31,9 @@ def test_rocms_torch_has_them_as_cuda(tmp_path: Path) -> None:
     shown = table(AmdSource(tmp_path), *amd_gpus({}, tmp_path))
     caption, _, first, second, *_, mine = repr(shown).replace("\n\n", "\n").splitlines()
     assert caption == "box · ROCm 6.2.4 · amdgpu 6.8.5 · 2 GPUs · RAM 20.0 / 64.0 GiB"
-    assert first.startswith("cuda:1    0  AMD Instinct MI300X OAM")
+    assert first.startswith("cuda:1    0  AMD Instinct MI…")
     assert "1.0 / 192.0 GiB   0 %  41 °C  140 / 750 W" in first
-    assert second.startswith("cuda:0    1  AMD Instinct MI300X OAM")
+    assert second.startswith("cuda:0    1  AMD Instinct MI…")
     assert mine.split() == ["this", "process", "cuda:0", "2.0", "GiB"] or "unaccounted" in mine
     html = shown._repr_html_()
     assert "the number in amd-smi" in html
@@ -43,7 +44,7 @@ def test_rocms_torch_has_them_as_cuda(tmp_path: Path) -> None:
 def test_where_torch_cannot_use_them_each_has_its_vendors_number(tmp_path: Path) -> None:
     radeon_and_apu(tmp_path)
     shown = repr(table(AmdSource(tmp_path)))
-    assert "not visible    0  AMD Radeon RX 7900 XTX" in shown
+    assert "not visible    0  AMD Radeon " in shown
     assert "AMD GPU 0 9.0 GiB · AMD GPU 1 384 MiB" in shown
     assert "no torch here is built for ROCm" in shown
     assert "pytorch.org/get-started/locally" in shown

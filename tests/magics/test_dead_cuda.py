@@ -9,8 +9,8 @@ import torch
 import gpumagic
 from gpumagic import faults
 from gpumagic.device import cuda_state
-from gpumagic.telemetry import dead_cuda
-from gpumagic.telemetry.virtual_state import state_folder
+from gpumagic.telemetry import state_files
+from gpumagic.telemetry.state_files import state_folder
 
 ASSERT = "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in …"
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
@@ -81,14 +81,14 @@ def test_calls_of_the_library_raise_it_too(dead):
 
 def test_other_processes_are_told_while_this_one_lives(dead):
     cuda_state.forget()
-    (problem,) = dead_cuda.problems()
+    (problem,) = state_files.dead_cuda()
     assert re.search(r"kernel of .*process \d+\)? is dead: device-side assert in In", problem.cause)
     assert problem.cure == "restart the kernel"
     (file,) = state_folder().glob("*.dead")
     gone = file.with_name("999999999.dead")
     gone.write_text(json.dumps({**json.loads(file.read_text()), "pid": 999999999}))
     file.write_text("{")
-    assert dead_cuda.problems() == []
+    assert state_files.dead_cuda() == []
     assert not gone.exists()
 
 

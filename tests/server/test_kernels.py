@@ -13,7 +13,7 @@ from gpumagic.telemetry.processes import is_alive
 
 GPU = "VIRTUAL-1"
 _HOLD = f"""
-from gpumagic.telemetry.virtual_state import RESERVED, Publisher, VirtualFacts
+from gpumagic.telemetry.state_files import RESERVED, Publisher, VirtualFacts
 gpu = Publisher([VirtualFacts({GPU!r}, "Virtual GPU", 2**30)])
 gpu.counters[0][RESERVED] = 2**20
 """

@@ -18,9 +18,10 @@ from gpumagic import faults
 from gpumagic.device import TorchBuild, amd_gpus, intel_gpus
 from gpumagic.telemetry import Host, Snapshot
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.linux_checks import LinuxChecks
-from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.doctor import LinuxChecks
+from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.sampler import Sampler
+from gpumagic.telemetry.source import AppleSource
 
 MACHINES: tuple[Callable[[Path], object], ...] = (
     lambda root: mi300x(root, 1),

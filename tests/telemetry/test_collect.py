@@ -14,7 +14,7 @@ from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
 from gpumagic.telemetry.collect import Collector, read_host
 from gpumagic.telemetry.processes import Owner, Owners
-from gpumagic.telemetry.virtual_state import VirtualFacts, VirtualState
+from gpumagic.telemetry.state_files import VirtualFacts, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")
 MISMATCH = Problem("version-mismatch", "driver updated", "restart")

@@ -15,7 +15,7 @@ from machines import arc, mac, mi300x
 from gpumagic.device import TorchBuild
 from gpumagic.nvml import DriverFault
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.other_vendors import AppleSource
+from gpumagic.telemetry.source import AppleSource
 
 GPU = SimpleNamespace(uuid="GPU-1", index=0, name="H100", parent=None, memory_total=None)
 
@@ -145,28 +145,6 @@ def test_wsl_has_no_pci_bus_and_no_module(tmp_path: Path) -> None:
     assert found["driver in the kernel"].ok is None
     assert found["device files"].ok is True
     assert found["runs in"].found == "WSL"
-
-
-@pytest.mark.parametrize(
-    ("package", "version", "clashes"),
-    [
-        ("pynvml", "11.5.3", True),
-        ("pynvml", "12.0.0", False),
-        ("pynvml", "13.0.1", False),
-        ("nvidia-ml-py3", "7.352.0", True),
-    ],
-)
-def test_packages_that_put_another_module_in_place(
-    tmp_path: Path, package: str, version: str, clashes: bool
-) -> None:
-    found = look(tmp_path, installed={package: version})
-    assert ("module pynvml" in found) == clashes
-    assert not clashes or version in found["module pynvml"].found
-
-
-def test_the_release_that_misreads(tmp_path: Path) -> None:
-    found = look(tmp_path, gpus=(GPU,), installed={"nvidia-ml-py": "12.535.77"})
-    assert found["nvidia-ml-py"].ok is False
 
 
 def test_a_build_of_torch_without_cuda_beside_a_gpu(tmp_path: Path) -> None:

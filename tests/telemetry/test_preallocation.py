@@ -5,7 +5,8 @@ from types import ModuleType
 
 import pytest
 
-from gpumagic.telemetry.linux_checks import check_jax, preallocated
+from gpumagic.telemetry.collect import preallocated
+from gpumagic.telemetry.doctor import check_jax
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 GIB = 2**30

@@ -26,8 +26,9 @@ from machines import (
 
 from gpumagic.telemetry import GpuSample, Host, ProcessSample, Snapshot
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.processes import Owner
+from gpumagic.telemetry.source import AppleSource
 
 HOST = Host("box", memory_total=64 * GIB, memory_used=20 * GIB)
 REAL = GpuSample("GPU-r", "NVIDIA H100", 0, memory_total=80 * GIB, memory_used=GIB)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.device.caching_allocator import BLOCK
-from gpumagic.telemetry import virtual_state as published
+from gpumagic.telemetry import state_files as published
 from gpumagic.virtual import virtual_gpus
 from gpumagic.virtual.virtual_gpus import MemoryAccount
 

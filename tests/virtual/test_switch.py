@@ -15,7 +15,7 @@ import torch
 
 from gpumagic import virtual
 from gpumagic.errors import GpuError
-from gpumagic.telemetry import virtual_state as published
+from gpumagic.telemetry import state_files as published
 from gpumagic.virtual import switch, torchless
 
 KEYS = (
@@ -228,7 +228,7 @@ START = """
 import threading, torch
 from pathlib import Path
 from gpumagic import virtual
-from gpumagic.telemetry.virtual_state import read
+from gpumagic.telemetry.state_files import read
 """
 LIVE = """
 virtual.enable(2)

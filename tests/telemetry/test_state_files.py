@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumagic.telemetry import virtual_state
-from gpumagic.telemetry.virtual_state import (
+from gpumagic.telemetry import state_files
+from gpumagic.telemetry.state_files import (
     ALLOCATED,
     BUSY_NS,
     RESERVED,
@@ -41,11 +41,11 @@ def whole(publisher: Publisher) -> bytes:
     return publisher.path.read_bytes()
 
 
-def as_another_reads(content: bytes, folder: Path) -> list[virtual_state.VirtualState]:
+def as_another_reads(content: bytes, folder: Path) -> list[state_files.VirtualState]:
     """Without this process's own memory: from the file alone."""
     path = folder / f"{os.getpid()}.state"
     path.write_bytes(content)
-    return virtual_state.read_file(path)
+    return state_files.read_file(path)
 
 
 def test_counters_are_read_as_written(publisher: Publisher, tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_another_process_is_seen_until_it_ends(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from gpumagic.telemetry.virtual_state import *
-from gpumagic.telemetry import virtual_state as virtual
+from gpumagic.telemetry.state_files import *
+from gpumagic.telemetry import state_files as virtual
 made = virtual.Publisher([virtual.VirtualFacts("GPU-o", "Other", 1)], Path({str(tmp_path)!r}))
 made.counters[0][virtual.RESERVED] = 42
 print("ready", flush=True)
@@ -132,7 +132,7 @@ def test_a_killed_process_leaves_nothing_that_counts(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from gpumagic.telemetry import virtual_state as virtual
+from gpumagic.telemetry import state_files as virtual
 virtual.Publisher([virtual.VirtualFacts("GPU-o", "Other", 1)], Path({str(tmp_path)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -146,7 +146,7 @@ def test_a_process_that_only_waits_to_be_reaped_has_no_gpus(tmp_path: Path) -> N
     program = f"""
 import os
 from pathlib import Path
-from gpumagic.telemetry import virtual_state as virtual
+from gpumagic.telemetry import state_files as virtual
 virtual.Publisher([virtual.VirtualFacts("GPU-o", "Other", 1)], Path({str(tmp_path)!r}))
 os._exit(0)
 """
@@ -166,7 +166,7 @@ def test_a_recycled_pid_is_another_process(
     content = whole(publisher)
     assert as_another_reads(content, tmp_path)
     began = psutil.Process().create_time()
-    monkeypatch.setattr(virtual_state, "started", lambda pid: began + 10)
+    monkeypatch.setattr(state_files, "started", lambda pid: began + 10)
     assert as_another_reads(content, tmp_path) == []
     assert not (tmp_path / f"{os.getpid()}.state").exists()
 
@@ -174,7 +174,7 @@ def test_a_recycled_pid_is_another_process(
 def test_a_file_under_another_name_is_not_its_process(publisher: Publisher, tmp_path: Path) -> None:
     path = tmp_path / "1.state"
     path.write_bytes(whole(publisher))
-    assert virtual_state.read_file(path) == []
+    assert state_files.read_file(path) == []
     assert path.exists()
 
 
@@ -184,7 +184,7 @@ def test_a_fork_leaves_file_and_numbers_to_the_parent(tmp_path: Path) -> None:
     program = f"""
 import os
 from pathlib import Path
-from gpumagic.telemetry import virtual_state as virtual
+from gpumagic.telemetry import state_files as virtual
 folder = Path({str(tmp_path)!r})
 made = virtual.Publisher([virtual.VirtualFacts("GPU-o", "Own", 1)], folder)
 made.counters[0][virtual.RESERVED] = 1
@@ -234,7 +234,7 @@ def test_a_file_cut_short_is_ignored(publisher: Publisher, tmp_path: Path) -> No
 
 def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUMAGIC_RUNTIME_DIR", str(tmp_path))
-    assert virtual_state.state_folder() == tmp_path / "virtual"
+    assert state_files.state_folder() == tmp_path / "virtual"
     monkeypatch.delenv("GPUMAGIC_RUNTIME_DIR")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    assert virtual_state.state_folder().name == "virtual"
+    assert state_files.state_folder().name == "virtual"

@@ -1,8 +1,9 @@
-"""Publish this process's virtual GPUs, and read those of all other processes of this user.
+"""Publish this process's virtual GPUs and the death of its CUDA, and read those of this user.
 
-Each process has one small file in the user's runtime directory: its pid, its GPUs, and a row of
-counters per GPU, written through shared memory in about 50 ns, without a system call or a thread. A
-file that is incomplete, not the user's, or left by a process that has ended is ignored.
+Each process has one small file of each kind in the user's runtime directory. Virtual GPUs: its pid,
+its GPUs, and a row of counters per GPU, written through shared memory in about 50 ns, without a
+system call or a thread. A file that is incomplete, not the user's, or left by a process that has
+ended is ignored.
 """
 
 import atexit
@@ -19,7 +20,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gpumagic.device import cuda_state
 from gpumagic.telemetry.processes import started
+from gpumagic.telemetry.snapshot import Problem
 
 NAME = "Virtual GPU"
 """The name of each, in place of a real GPU's model."""
@@ -44,6 +47,8 @@ _ROW = COUNTERS * 8
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 2.0
+# A death's file is not longer.
+_LONGEST = 4096
 
 
 @dataclass(frozen=True)
@@ -229,3 +234,30 @@ def _states(
             VirtualState(pid, ordinal, gpu, allocated + others, reserved + others, 100.0 * busy)
         )
     return states
+
+
+def publish_death(death: cuda_state.Death) -> None:
+    """Tell every process of this user, until this one ends, that CUDA here is dead."""
+    pid, notebook = os.getpid(), os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
+    whose = f"{notebook} (process {pid})" if notebook else f"process {pid}"
+    cause = f"CUDA in the kernel of {whose} is dead: {death.cause}"
+    told = {"pid": pid, "started": started(pid), "cause": cause, "cure": death.cure}
+    write_file(state_folder() / f"{pid}.dead", json.dumps(told).encode())
+
+
+def dead_cuda() -> list[Problem]:
+    """Return a problem for each live process whose CUDA is dead, this one first."""
+    death, found = cuda_state.death(), []  # a thread of the sampler's must not ask CUDA
+    if death is not None:
+        found.append(Problem("cuda-dead", death.said, death.cure))
+    for path in state_files(".dead"):
+        if death is not None and path.stem == str(os.getpid()):
+            continue
+        try:
+            with path.open("rb") as file:
+                told = json.loads(file.read(_LONGEST))
+            if is_of(path, int(told["pid"]), float(told["started"])):
+                found.append(Problem("cuda-dead", str(told["cause"]), str(told["cure"])))
+        except (OSError, *_MALFORMED):
+            continue
+    return found

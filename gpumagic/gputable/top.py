@@ -1,0 +1,127 @@
+"""Show the table of ``%gpus`` live in a terminal: ``gpumagic top``.
+
+A sampler takes the snapshots on its own thread, so that a stalled driver delays no key. Only the
+characters that have changed are sent, so nothing flickers, also over SSH.
+"""
+
+import curses
+import locale
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from gpumagic.display.table import short
+from gpumagic.errors import GpuError
+from gpumagic.gputable.gpu_columns import Holder
+from gpumagic.gputable.gpu_table import GpuTable
+from gpumagic.telemetry.sampler import Sampler
+from gpumagic.telemetry.snapshot import Snapshot
+
+# A key is answered at once, a new snapshot is shown after at most this time.
+_WAIT_MS = 100
+_NARROWEST = 40
+
+
+def top(period_s: float = 1.0) -> int:
+    """Show the GPUs and their holders until the user quits; return the exit status.
+
+    Parameters
+    ----------
+    period_s : float
+        Seconds between two snapshots, from 0.25 to 60.
+
+    Raises
+    ------
+    GpuError
+        There is no terminal, or the period is out of bounds.
+    """
+    instead = "type gpumagic snapshot --watch 2"
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise GpuError(f"top needs a terminal; {instead}")
+    locale.setlocale(locale.LC_ALL, "")
+    for fixed in ("LINES", "COLUMNS"):  # curses would keep to them when the size changes
+        os.environ.pop(fixed, None)
+    sampler = Sampler()
+    try:
+        with sampler.subscribe(period_s=period_s, processes=True):
+            curses.wrapper(_Screen(sampler.latest).run)
+    except KeyboardInterrupt:
+        pass
+    except curses.error as error:
+        raise GpuError(f"this terminal cannot be used ({error}); {instead}") from None
+    finally:
+        sampler.close()
+    return 0
+
+
+def _memory(holder: Holder) -> float:
+    return -sum(filter(None, holder.memory.values()))
+
+
+_SORTS: dict[str, Callable[[Holder], Any]] = {
+    "memory": lambda one: (_memory(one), one.name),
+    "utilization": lambda one: (-(one.utilization or 0.0), _memory(one)),
+    "name": lambda one: (one.name.lower(), one.pids),
+    "PID": lambda one: one.pids,
+}
+
+
+class _Screen:
+    """The lines that are shown, and their order; `latest` returns the last snapshot."""
+
+    def __init__(self, latest: Callable[[], Snapshot | None]) -> None:
+        self._latest = latest
+        self._processes = False
+        self._sort = "memory"
+        self._first = 0  # the first line shown
+
+    def run(self, window: curses.window) -> None:
+        """Draw at each new snapshot, key and size, until q is pressed."""
+        with suppress(curses.error):  # not every terminal can hide its cursor
+            curses.curs_set(0)
+        window.timeout(_WAIT_MS)
+        key, drawn = curses.KEY_RESIZE, None
+        while key != ord("q"):
+            snapshot = self._latest()
+            if key != curses.ERR or snapshot is not drawn:
+                if key == curses.KEY_RESIZE:
+                    window.clear()  # what was drawn for the old size may be anywhere
+                self._act(key, window.getmaxyx()[0] - 2)
+                self._draw(window, snapshot)
+                drawn = snapshot
+            key = window.getch()
+
+    def _act(self, key: int, page: int) -> None:
+        moves = {curses.KEY_UP: -1, curses.KEY_DOWN: 1, curses.KEY_PPAGE: -page}
+        moves |= {curses.KEY_NPAGE: page, curses.KEY_HOME: -self._first}
+        self._first += moves.get(key, 0)
+        if key == ord("s"):
+            names = [*_SORTS]
+            self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        self._processes ^= key == ord("p")
+
+    def _draw(self, window: curses.window, snapshot: Snapshot | None) -> None:
+        height, width = window.getmaxyx()
+        lines = self._lines(snapshot, width)
+        self._first = max(min(self._first, len(lines) - height + 1), 0)
+        window.erase()
+        for row, line in enumerate(lines[self._first :][: height - 1]):
+            bold = line.startswith(("device ", "held by "))
+            window.addstr(row, 0, short(line, width), curses.A_BOLD if bold else curses.A_NORMAL)
+        listed = "processes" if self._processes else "notebooks"
+        clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time if snapshot else None))
+        keys = f"q quit  ↑↓ scroll  s sort: {self._sort}  p list: {listed}  {clock}"
+        # A terminal scrolls if something is written to its last corner.
+        window.addstr(height - 1, 0, short(keys, width - 1), curses.A_REVERSE)
+        window.refresh()
+
+    def _lines(self, snapshot: Snapshot | None, width: int) -> list[str]:
+        if snapshot is None:
+            return ["Waiting for the driver…"]
+        table = GpuTable(snapshot, processes=self._processes, width=max(width, _NARROWEST))
+        # Unseen holders, which have no process, come last.
+        table.holders.sort(key=lambda one: (not one.pids, _SORTS[self._sort](one)))
+        return str(table).splitlines()

@@ -1,0 +1,110 @@
+"""A call of NVML that fails makes its fields unknown, never another figure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "gpumagic"
+# NVML calls its newest version of some functions.
+VERSIONS = {
+    "nvmlDeviceGetCount": ("_v2",),
+    "nvmlDeviceGetMemoryInfo": ("", "_v2"),
+    "nvmlDeviceGetComputeRunningProcesses": ("_v2", "_v3"),
+    "nvmlDeviceGetGraphicsRunningProcesses": ("_v2", "_v3"),
+    "nvmlDeviceGetMPSComputeRunningProcesses": ("_v2", "_v3"),
+    "nvmlSystemGetCudaDriverVersion": ("_v2",),
+    "nvmlDeviceGetHandleByIndex": ("_v2",),
+}
+# No answers: they free or start something.
+OTHERS = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlEventSetFree", "nvmlGpmSampleFree"}
+CODES = (*range(1, 29), 999)
+
+# Fails two functions at once: an older driver refuses one, and the other has an error.
+PROGRAM = """
+from gpumagic.telemetry.snapshot import Host
+host = Host("h", memory_total=7 * 2**40, memory_used=5 * 2**40)
+now = [0.0]
+clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])
+
+def start():
+    door = Nvml(clock=clock)
+    source = NvmlSource(lambda: door, unix, clock)
+    return Collector([source], here=list, clock=unix, monotonic=clock, host=lambda: host)
+
+def look(collector):
+    for _ in range(2):
+        snapshot = collector.take(max_age=0.9)
+        now[0] += 3
+    found = {(p.uuid, p.pid): {"memory": p.memory, "busy": p.utilization}
+             for p in snapshot.processes}
+    return {gpu.uuid: asdict(gpu) for gpu in snapshot.gpus} | found | {0: {"cuda": snapshot.cuda}}
+
+right = look(start())
+wrong = []
+for names, code in FAILURES:
+    watching = start()
+    look(watching)
+    for name, refused in zip(names, (code, 3)):
+        machine(**{f"fail__{name}": refused})
+    for seen in (look(watching), look(start())):
+        for key, fields in seen.items():
+            for field, value in fields.items():
+                may = [None, *DOCUMENTED.get((*names, code, field), ())]
+                # Without the list of MIG devices, their parent has their processes.
+                may += [right[key][field]] if key in right else [5000, 40.0]
+                if value not in may and not (field == "lost" and value is True):
+                    wrong.append([names, code, field, value])
+    for name in names:
+        machine(**{f"fail__{name}": 0})
+print(json.dumps(wrong))
+"""
+
+# What an answer that is no error means, by NVML's documentation; sizes are those of the stand-in.
+NEWER, OLDER = "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"
+DOCUMENTED = {
+    ("nvmlDeviceGetProcessUtilization", 6, "busy"): [0.0],  # no process ran
+}
+for code in (3, 13):
+    # An old driver counts what it reserves as used; a GPU without memory shares the host's.
+    DOCUMENTED[NEWER, code, "memory_used"] = [2**31 + 2**29, 2**30 + 2**29]
+    for field, shared in {
+        "unified": True,
+        "memory_total": 7 * 2**40,
+        "memory_used": 5 * 2**40,
+    }.items():
+        for names in ((NEWER, OLDER), (OLDER, NEWER)):
+            DOCUMENTED[(*names, code, field)] = [shared]
+
+
+def functions() -> list[str]:
+    """Every function of NVML that the sources name."""
+    text = "".join(
+        path.read_text()
+        for room in ("nvml", "telemetry")
+        for path in sorted((SOURCES / room).rglob("*.py"))
+    )
+    found = set(re.findall(r'"(nvml(?:Device|System|Gpm|Event)\w+)"', text)) - OTHERS
+    return [name + version for name in sorted(found) for version in VERSIONS.get(name, ("",))]
+
+
+def test_the_functions_are_found() -> None:
+    assert len(functions()) > 30
+    assert "nvmlDeviceGetMemoryInfo_v2" in functions()
+
+
+@pytest.mark.parametrize("name", functions())
+def test_a_failed_call_is_unknown_and_no_other_figure(stand_in: Any, name: str) -> None:
+    older = name.removesuffix("_v2").removesuffix("_v3")
+    pairs = [(name,)] + [(name, other) for other in functions() if other != name and older in other]
+    failures = [(names, code) for names in pairs for code in CODES]
+    machine = {"gpus": 2, "gpu.*.compute": "77:5000", "gpu.*.busy": "77:40", "gpu.1.mig": 1}
+    # Counters are another measurement of what GPM measures.
+    machine |= {f"fail.field.{number}": 3 for number in (138, 139, 197, 198)}
+    assert (
+        stand_in.watch(f"FAILURES = {failures!r}\nDOCUMENTED = {DOCUMENTED!r}\n{PROGRAM}", machine)
+        == []
+    )
