@@ -195,8 +195,9 @@ class MovePlan:
     def _copy_alone(self, found: FoundTensor) -> None:
         """Copy a tensor by its own `to`: the way of subclasses and of layouts without strides."""
         try:
-            with torch.inference_mode(found.tensor.is_inference()):
-                new = found.tensor.data.to(found.home or self.device)
+            data = found.tensor.data
+            with torch.inference_mode(data.is_inference()):
+                new = data.to(found.home or self.device)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
