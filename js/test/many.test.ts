@@ -43,24 +43,25 @@ describe('lines', () => {
     const snapshot = crowd(8);
     const monitor = mount(snapshot);
     one(monitor, '.gpu .open').click();
-    const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_clock: 1234 }));
+    const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_activity: 12.34 }));
     monitor.update({ ...snapshot, gpus, time: snapshot.time + 1 });
     monitor.draw();
     one(monitor, '.gpu .axis > .more').click();
     monitor.draw();
-    expect(text(monitor, '.facts dd')[0]).toMatch(/^1234\b/);
+    expect(text(monitor, '.facts dd')[0]).toMatch(/^12\b/);
   });
 
   test('one line sums them up', () => {
     const snapshot = crowd(8);
     snapshot.gpus.forEach((gpu, n) => {
+      gpu.ordinal = n;
       gpu.utilization = n < 5 ? 50 : 0;
       gpu.memory_used = n < 6 ? 10 * GIB : 0;
     });
     at(snapshot.gpus, 0).lost = true;
     const said = () => text(monitor, '.summary:not([hidden]) > span');
     const monitor = mount(snapshot);
-    expect(said()).toEqual(['8 GPUs · 1 lost · 4 busy · 2 free · 50.0 GiB held']);
+    expect(said()).toEqual(['8 GPUs · free: 6, 7 · 1 lost · 50.0 GiB held']);
     monitor.update(crowd(3));
     monitor.draw();
     expect(said()).toEqual([]);
@@ -118,7 +119,7 @@ describe('virtual GPUs of other kernels', () => {
 
   test('say whose they are, and this notebook’s stand first and open', () => {
     const monitor = mount(snapshot());
-    expect(text(monitor, '.opened .name')).toEqual([
+    expect(text(monitor, '.opened .whose')).toEqual([
       'explore.ipynb',
       'explore.ipynb',
       'train.ipynb',
@@ -130,7 +131,7 @@ describe('virtual GPUs of other kernels', () => {
     monitor.update(many);
     monitor.draw();
     expect(text(monitor, '.opened .open')).toEqual(['cuda:0']);
-    expect(text(monitor, '.readings:not([hidden]) > .of')).toEqual(Array(3).fill('explore.ipynb'));
+    expect(text(monitor, '.gpu:not(.opened) .whose')).toEqual(Array(3).fill('explore.ipynb'));
     expect(names(monitor)).toEqual(['cuda:0', 'cuda:2', 'cuda:0', 'cuda:1']);
   });
 });
@@ -144,13 +145,17 @@ describe('words', () => {
 
   test('it is cuda:0, and GPU 1 where that is another number', () => {
     const monitor = mount({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })] });
-    expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:0', 'GPU 1']);
+    const named = () => [
+      one(monitor, '.head .open').textContent,
+      one(monitor, '.vitals').textContent,
+    ];
+    expect(named()).toEqual(['cuda:0', expect.stringMatching(/^GPU\u00a01 · /)]);
     // As this notebook has it, not as the server does.
     const own = process('u', { kernel: 'k', ordinal: 1 });
     monitor.set({ here: 'k' });
     monitor.update({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })], processes: [own] });
     monitor.draw();
-    expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:1']);
+    expect(named()).toEqual(['cuda:1', expect.not.stringContaining('GPU')]);
   });
 
   test('others by user, by program, or as gone', () => {
@@ -165,7 +170,7 @@ describe('words', () => {
       ],
     });
     const who = text(monitor, '.process .who');
-    expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'not visible here']);
+    expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'system']);
   });
 
   test('what outlives its kernel says who started it', () => {

@@ -103,7 +103,7 @@ const WHY: Record<number, string> = {
 
 export class Stream {
   #world: World;
-  #t: Translate;
+  #trans: Translate;
   #audience = new Audience(() => this.#reconcile());
   #timers: Timers;
   #poll: Poll;
@@ -125,9 +125,9 @@ export class Stream {
   #requested = false;
   #arrived = false;
 
-  constructor(world: World, t: Translate = english) {
+  constructor(world: World, trans: Translate = english) {
     this.#world = world;
-    this.#t = t;
+    this.#trans = trans;
     this.#timers = new Timers((milliseconds, then) => world.after(milliseconds, then));
     this.#poll = new Poll(
       {
@@ -300,7 +300,7 @@ export class Stream {
         return;
       }
       this.#retry(SOCKET_AGAIN_MS);
-      const text = this.#t('A proxy cuts the connection; asking every few seconds instead.');
+      const text = this.#trans.__('A proxy cuts the connection; asking every few seconds instead.');
       this.#setState({ kind: 'polling', text });
       this.#poll.start();
     } catch (error) {
@@ -311,7 +311,7 @@ export class Stream {
 
   #onError(error: unknown): void {
     const status = (error as { status?: number } | null)?.status ?? 0;
-    this.#setState({ kind: 'lost', text: this.#t(WHY[status] ?? NO_SERVER) });
+    this.#setState({ kind: 'lost', text: this.#trans.__(WHY[status] ?? NO_SERVER) });
     if (!this.#socket) this.#retry();
   }
 

@@ -4,7 +4,7 @@ import type { ProcessSample, Snapshot } from '../snapshot.js';
 import type { Visibility } from './browser.js';
 import { Field, h, icon, Rows, show } from './dom.js';
 import { GpuRow, type Item } from './gpu-row.js';
-import { file } from './names.js';
+import { file, gpuCount, labelOf } from './names.js';
 import type { Overview } from './overview.js';
 import { type View, views } from './owners.js';
 import { Processes } from './processes.js';
@@ -33,23 +33,34 @@ const RANK: Record<Order, (view: View) => number | null> = {
   temperature: ({ gpu }) => gpu.temperature,
 };
 
-/** "8 GPUs · 6 busy · 1 free · 296 GiB held". */
-function summarize(views: readonly View[], { t }: Shared): string {
-  const gpus = views.map(({ gpu }) => gpu).filter((gpu) => !gpu.lost);
-  const busy = gpus.filter((gpu) => (gpu.utilization ?? 0) >= BUSY);
-  const free = gpus.filter(
-    ({ utilization, memory_used: used, memory_total: total }) =>
+/** "2, 5–7": three and more in a row are a range. */
+export function ranges(numbers: readonly string[]): string {
+  const runs: string[][] = [];
+  for (const one of numbers) {
+    const run = runs.at(-1);
+    if (run && Number(one) === Number(run.at(-1)) + 1) run.push(one);
+    else runs.push([one]);
+  }
+  return runs
+    .map((run) => (run.length > 2 ? `${run[0]}–${run.at(-1)}` : run.join(', ')))
+    .join(', ');
+}
+
+/** "8 GPUs · free: 2, 5 · 296 GiB held". */
+function summarize(views: readonly View[], { trans, here }: Shared): string {
+  const there = views.filter(({ gpu }) => !gpu.lost);
+  const free = there.filter(
+    ({ gpu: { utilization, memory_used: used, memory_total: total } }) =>
       utilization !== null && utilization < BUSY && used !== null && used <= FREE * (total ?? 0),
   );
-  const known = gpus.filter((gpu) => gpu.memory_used !== null);
-  const held = known.reduce((sum, gpu) => sum + (gpu.memory_used ?? 0), 0);
-  const lost = views.length - gpus.length;
+  const known = there.flatMap(({ gpu }) => gpu.memory_used ?? []);
+  const numbers = free.map((view) => labelOf(view, here).replace(/^cuda:/, ''));
+  const lost = views.length - there.length;
   return [
-    t('%1 GPUs', views.length),
-    lost ? t('%1 lost', lost) : '',
-    t('%1 busy', busy.length),
-    t('%1 free', free.length),
-    known.length ? t('%1 held', size(held)) : '',
+    gpuCount(trans, views.length),
+    trans.__('free: %1', ranges(numbers) || trans.__('none')),
+    lost ? trans.__('%1 lost', lost) : '',
+    known.length ? trans.__('%1 held', size(known.reduce((sum, bytes) => sum + bytes))) : '',
   ]
     .filter(Boolean)
     .join(' · ');
@@ -64,14 +75,14 @@ class Summary {
   #select = h('select');
 
   constructor(shared: Shared, changed: () => void) {
-    const { t } = shared;
+    const { trans } = shared;
     this.#shared = shared;
     const names: Record<Order, string> = {
-      number: t('by number'),
-      utilization: t('by utilization'),
-      memory: t('by memory held'),
-      free: t('by free memory'),
-      temperature: t('by temperature'),
+      number: trans.__('by number'),
+      utilization: trans.__('by utilization'),
+      memory: trans.__('by memory held'),
+      free: trans.__('by free memory'),
+      temperature: trans.__('by temperature'),
     };
     for (const order of ORDERS) {
       const option = h('option', '', names[order]);
@@ -84,7 +95,7 @@ class Summary {
       changed();
     });
     const order = h('label', 'order', this.#order.node, icon(SORT), this.#select);
-    this.#select.ariaLabel = order.title = t('Order of the GPUs');
+    this.#select.ariaLabel = order.title = trans.__('Order of the GPUs');
     this.node = h('div', 'summary', this.#text.node, order);
   }
 
@@ -110,41 +121,41 @@ export class Gpus {
   #rows: Rows<Item, GpuRow>;
   #processes: Processes;
   #holders: HTMLElement;
-  #order: string[] = [];
   #overview: Overview | null;
 
   constructor(shared: Shared, visibility: Visibility) {
-    const { t } = shared;
+    const { trans } = shared;
     this.#shared = shared;
-    this.#summary = new Summary(shared, () => {
-      this.#order = [];
-      shared.redraw();
-    });
+    this.#summary = new Summary(shared, () => shared.redraw());
     this.#rows = new Rows(h('ul', 'gpus'), (item) => new GpuRow(item, shared, visibility));
-    this.#rows.node.ariaLabel = t('GPUs');
-    this.#processes = new Processes(shared, t('Memory holders'));
-    this.#holders = h('section', 'held', h('h2', '', t('Memory holders')), this.#processes.node);
+    this.#rows.node.ariaLabel = trans.__('GPUs');
+    this.#processes = new Processes(shared, trans.__('Memory holders'));
+    this.#holders = h(
+      'section',
+      'held',
+      h('h2', '', trans.__('Memory holders')),
+      this.#processes.node,
+    );
     this.node.append(this.#summary.node, this.#rows.node, this.#holders);
     this.#overview = shared.extras?.overview?.(shared) ?? null;
     if (this.#overview) this.node.prepend(this.#overview.node);
   }
 
-  /** Show a snapshot and return its GPUs; `total` is the number of GPUs on all hosts. */
-  update(snapshot: Snapshot, total: number): View[] {
+  /** Show a snapshot; `total` is the number of GPUs on all hosts. */
+  update(snapshot: Snapshot, total: number): void {
     const all = views(snapshot, this.#shared.here);
     this.#remember(all);
     const few = total <= FEW;
     const own = all.filter(({ parts }) => parts.own > 0).length;
     this.#overview?.update(all);
     this.#summary.update(all);
-    const items = (few ? all : this.#sorted(all)).map((view) => ({
+    const items = (few ? all : this.#summary.sort(all)).map((view) => ({
       view,
       standing: few || (view.parts.own > 0 && own <= FEW),
     }));
-    this.#rows.update(items, ({ view }) => view.gpu.uuid);
+    this.#rows.update(items, ({ view }) => view.gpu.uuid, true);
     this.#rows.node.classList.toggle('few', few);
     this.#hold(few ? [] : all);
-    return all;
   }
 
   draw(): void {
@@ -163,24 +174,13 @@ export class Gpus {
       ...migs.flatMap((mig) => mig.processes),
       ...processes,
     ]);
-    const unattributed = all.reduce((sum, view) => sum + view.unattributed, 0);
+    const system = all.reduce((sum, view) => sum + view.system, 0);
     const first = all.length >= MANY;
-    this.#processes.update(processes, unattributed, !first);
-    show(this.#holders, processes.length > 0 || unattributed > 0);
+    this.#processes.update(processes, system, !first);
+    show(this.#holders, processes.length > 0 || system > 0);
     if (first === (this.#holders.nextSibling === this.#rows.node)) return;
     if (first) this.#rows.node.before(this.#holders);
     else this.node.append(this.#holders);
-  }
-
-  /** Sort the GPUs, but not under the pointer: a line must not move away from a click. */
-  #sorted(all: readonly View[]): View[] {
-    const sorted = this.#summary.sort(all);
-    if (this.#rows.node.matches(':hover') && this.#order.length === all.length) {
-      const at = ({ gpu }: View): number => this.#order.indexOf(gpu.uuid);
-      return sorted.sort((a, b) => at(a) - at(b));
-    }
-    this.#order = sorted.map(({ gpu }) => gpu.uuid);
-    return sorted;
   }
 
   #remember(all: readonly View[]): void {
