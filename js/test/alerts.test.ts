@@ -86,7 +86,7 @@ describe('memory', () => {
   it('follows the limits', () => {
     alerts.limits = { ...read().limits, memoryPercent: 50, memorySeconds: 0 };
     expect(during(1, { memory_used: 41 * GIB })).toHaveLength(1);
-    alerts = new Alerts({ ...read().limits, memory: false }, english);
+    alerts = new Alerts({ ...read().limits, memoryAlert: false }, english);
     expect(during(100, FULL)).toEqual([]);
   });
 

@@ -291,7 +291,7 @@ test('in a widget the kernel is asked while they are visible, after each cell', 
   change('cells', []);
   expect(asked()).toBe(1);
   change('holdings', held());
-  expect(root.querySelector('.variables')?.textContent).toContain('net 8.0 MiB');
+  expect(root.querySelector('.variables:not([hidden])')?.textContent).toContain('net 8.0 MiB');
   change('cells', [{ id: 'a', start: 1, end: null, gpus: [] }]);
   expect(asked()).toBe(1);
   change('cells', [{ id: 'a', start: 1, end: 2, gpus: [] }]);

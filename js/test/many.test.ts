@@ -61,7 +61,7 @@ describe('lines', () => {
     at(snapshot.gpus, 0).lost = true;
     const said = () => text(monitor, '.summary:not([hidden]) > span');
     const monitor = mount(snapshot);
-    expect(said()).toEqual(['8 GPUs · free: 6, 7 · 1 lost · 50.0 GiB held']);
+    expect(said()).toEqual(['8 GPUs · free: 6, 7 · 1 lost']);
     monitor.update(crowd(3));
     monitor.draw();
     expect(said()).toEqual([]);
@@ -80,22 +80,6 @@ describe('lines', () => {
     monitor.draw();
     expect(names(monitor)).toEqual(['cuda:1', 'cuda:3', 'cuda:0', 'cuda:2']);
     expect(text(monitor, '.order span')).toEqual(['by utilization']);
-  });
-
-  test('who holds them is told before more than eight, a few at first', () => {
-    const snapshot = crowd(9);
-    snapshot.processes = snapshot.gpus.map(({ uuid }, n) => book(uuid, `${n}.ipynb`, GIB, n));
-    const monitor = mount(snapshot);
-    expect(one(monitor, '.held').nextElementSibling?.className).toBe('gpus');
-    expect(all(monitor, '.held .process')).toHaveLength(4);
-    const more = one(monitor, '.held .more');
-    // What is held beyond the processes is one more row.
-    expect(more.textContent).toBe('and 6 more');
-    more.click();
-    expect(all(monitor, '.held .process')).toHaveLength(10);
-    monitor.update(crowd(5));
-    monitor.draw();
-    expect(one(monitor, '.held').previousElementSibling?.className).toBe('gpus');
   });
 });
 
@@ -212,14 +196,5 @@ describe('words', () => {
       gpus: [parent, slice, { ...slice, uuid: 'MIG-2' }, other],
     });
     expect(text(monitor, '.slice b')).toEqual(['MIG 1g.10gb #1', 'MIG 1g.10gb #2', 'MIG 3g.40gb']);
-  });
-
-  test('a GPU that is lost says who was there', () => {
-    const snapshot = { ...fixture(), gpus: [busy()], processes: [book('u', 'train.ipynb', GIB)] };
-    const monitor = mount(snapshot);
-    const lost = busy({ lost: true, memory_total: null, memory_used: null });
-    monitor.update({ ...snapshot, gpus: [lost], processes: [], time: snapshot.time + 1 });
-    monitor.draw();
-    expect(one(monitor, '.body').textContent).toContain('Last used by train.ipynb');
   });
 });

@@ -33,7 +33,6 @@ describe('what is shown', () => {
       'Xid 63',
       'hot: 88 °C, limit 87 °C',
       'throttled: hardware thermal slowdown, 1755 / 1980 MHz',
-      'lost',
     ]);
   });
 

@@ -7,15 +7,15 @@ import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
 import type { Stream, Subscription, World } from './stream.js';
 
 export interface Limits {
-  memory: boolean;
+  memoryAlert: boolean;
   memoryPercent: number;
   memorySeconds: number;
-  heat: boolean;
+  heatAlert: boolean;
   heatSeconds: number;
-  idle: boolean;
+  idleAlert: boolean;
   idleMinutes: number;
   idleBytes: number;
-  fault: boolean;
+  faultAlert: boolean;
 }
 
 export interface Alert {
@@ -57,12 +57,12 @@ const PROCESSES_MS = 60_000;
 function findings(snapshot: Snapshot, limits: Limits, trans: Translate): Finding[] {
   const found: Finding[] = [];
   for (const gpu of snapshot.gpus) {
-    if (limits.fault) found.push(...faults(gpu, snapshot, trans));
+    if (limits.faultAlert) found.push(...faults(gpu, snapshot, trans));
     if (gpu.lost) continue;
-    if (limits.memory) found.push(...memory(gpu, limits, trans));
-    if (limits.heat) found.push(...heat(gpu, limits, trans));
+    if (limits.memoryAlert) found.push(...memory(gpu, limits, trans));
+    if (limits.heatAlert) found.push(...heat(gpu, limits, trans));
   }
-  return limits.idle ? [...found, ...idle(snapshot, limits, trans)] : found;
+  return limits.idleAlert ? [...found, ...idle(snapshot, limits, trans)] : found;
 }
 
 function memory(gpu: GpuSample, limits: Limits, trans: Translate): Finding[] {
@@ -189,7 +189,7 @@ export class Alerts {
     this.#driven ||= snapshot.driver !== null;
     this.#remember(snapshot);
     const found = findings(snapshot, this.limits, this.#trans);
-    if (this.#driven && this.limits.fault) found.push(noDriver(snapshot, this.#trans));
+    if (this.#driven && this.limits.faultAlert) found.push(noDriver(snapshot, this.#trans));
     this.over = found.filter(({ over }) => over).map(({ key }) => key);
     const due: Alert[] = [];
     for (const { hold, holds, over, ...alert } of found) {
@@ -251,7 +251,7 @@ export class AlertPoll {
 
   setLimits(limits: Limits): void {
     this.#alerts.limits = limits;
-    const any = limits.memory || limits.heat || limits.idle || limits.fault;
+    const any = limits.memoryAlert || limits.heatAlert || limits.idleAlert || limits.faultAlert;
     this.#subscription.change(any ? { period: PERIOD_S } : null);
   }
 

@@ -1,14 +1,13 @@
 /**
  * Share one connection to the server between all views of this page.
  *
- * It is a websocket; if a proxy cuts it, requests; and closed while nobody wants anything. It
- * reconnects by itself, and then requests what it missed.
+ * It is a websocket, closed while nobody wants anything. It reconnects by itself, and then requests
+ * what it missed. While it is cut again and again, each attempt requests one snapshot instead.
  */
 
 import type { Connection, Translate } from '../monitor/shared.js';
 import { english } from '../monitor/shared.js';
 import type { CellRun, History, Message, Snapshot, Want } from '../snapshot.js';
-import { Poll, Timers } from './poll.js';
 
 /** The part of a WebSocket that is used. */
 export type Socket = Pick<
@@ -34,9 +33,6 @@ export interface World {
 const HIDDEN_MS = 10_000;
 /** A socket that lived for longer was not cut by a proxy. */
 const STABLE_MS = 10_000;
-/** After so many short-lived sockets in a row, poll instead. */
-const ENOUGH = 3;
-const SOCKET_AGAIN_MS = 60_000;
 const FIRST_RETRY_MS = 1000;
 const LAST_RETRY_MS = 30_000;
 
@@ -93,6 +89,37 @@ class Audience {
   }
 }
 
+/** Timers by name; a new one replaces the old one of the same name. */
+class Timers {
+  #after: (milliseconds: number, then: () => void) => () => void;
+  #ends = new Map<string, () => void>();
+
+  constructor(after: (milliseconds: number, then: () => void) => () => void) {
+    this.#after = after;
+  }
+
+  start(name: string, milliseconds: number, then: () => void): void {
+    this.end(name);
+    const end = this.#after(milliseconds, () => {
+      this.#ends.delete(name);
+      then();
+    });
+    this.#ends.set(name, end);
+  }
+
+  runs(name: string): boolean {
+    return this.#ends.has(name);
+  }
+
+  end(...names: string[]): void {
+    for (const name of names) {
+      this.#ends.get(name)?.();
+      this.#ends.delete(name);
+    }
+  }
+}
+
+const CUT = 'A proxy cuts the connection; trying again.';
 const NO_SERVER = 'No connection to the Jupyter server; trying again.';
 const LOG_IN = 'The server refuses: log in again.';
 const WHY: Record<number, string> = {
@@ -106,7 +133,6 @@ export class Stream {
   #trans: Translate;
   #audience = new Audience(() => this.#reconcile());
   #timers: Timers;
-  #poll: Poll;
   #state: Connection = { kind: 'standby' };
   #latest: Snapshot | null = null;
   /** The page has been hidden for long. */
@@ -129,16 +155,6 @@ export class Stream {
     this.#world = world;
     this.#trans = trans;
     this.#timers = new Timers((milliseconds, then) => world.after(milliseconds, then));
-    this.#poll = new Poll(
-      {
-        get: (path) => world.get(path),
-        want: () => this.#want(),
-        known: () => this.#known,
-        take: (message) => this.#take(message),
-        failed: (error) => this.#onError(error),
-      },
-      this.#timers,
-    );
     world.watch(() => this.#onVisibility());
     this.#onVisibility();
   }
@@ -172,7 +188,7 @@ export class Stream {
       return;
     }
     this.#hidden = false;
-    if (!this.#poll.runs) this.#timers.end('retry');
+    this.#timers.end('retry');
     this.#reconcile();
   }
 
@@ -189,7 +205,6 @@ export class Stream {
 
   #stop(): void {
     this.#timers.end('retry', 'silence');
-    this.#poll.stop();
     this.#probing = false;
     this.#failures = 0;
     const socket = this.#socket;
@@ -240,7 +255,6 @@ export class Stream {
     if (!this.#alive) {
       this.#alive = true;
       this.#probing = false;
-      this.#poll.stop();
       this.#timers.end('retry');
       this.#setState({ kind: 'live' });
     }
@@ -250,7 +264,7 @@ export class Stream {
   #take(message: Message): void {
     if (message.type === 'snapshot') {
       // Before the history arrives there is a gap, which may have to be requested again.
-      if (this.#arrived && !this.#poll.runs) this.#known = message.snapshot.time;
+      if (this.#arrived) this.#known = message.snapshot.time;
       this.show(message.snapshot);
       return;
     }
@@ -268,51 +282,37 @@ export class Stream {
     this.#timers.end('silence');
     const lasted = this.#alive && this.#world.now() - this.#openedAt >= STABLE_MS;
     this.#failures = lasted ? 0 : this.#failures + 1;
-    if (this.#poll.runs) this.#retry(SOCKET_AGAIN_MS);
-    else if (this.#failures > 1) void this.#probe();
-    else this.#reconnect();
-  }
-
-  #reconnect(): void {
-    this.#setState({ kind: 'connecting' });
-    this.#retry();
-  }
-
-  #retry(wait = this.#backoff()): void {
-    this.#timers.start('retry', wait, () => this.#open());
-  }
-
-  /** Double the wait after each failure; the random part spreads the pages of many users. */
-  #backoff(): number {
-    const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** Math.max(0, this.#failures - 1));
-    return wait * (0.5 + this.#world.random() / 2);
-  }
-
-  /** Find out whether the socket or the server fails. */
-  async #probe(): Promise<void> {
-    this.#probing = true;
-    try {
-      const snapshot = await this.#poll.once();
-      if (!snapshot) return;
-      this.#probing = false;
-      if (this.#failures < ENOUGH) {
-        this.#reconnect();
-        return;
-      }
-      this.#retry(SOCKET_AGAIN_MS);
-      const text = this.#trans.__('A proxy cuts the connection; asking every few seconds instead.');
-      this.#setState({ kind: 'polling', text });
-      this.#poll.start();
-    } catch (error) {
-      this.#probing = false;
-      this.#onError(error);
+    if (this.#failures > 1) void this.#probe();
+    else {
+      this.#setState({ kind: 'connecting' });
+      this.#retry();
     }
   }
 
-  #onError(error: unknown): void {
-    const status = (error as { status?: number } | null)?.status ?? 0;
-    this.#setState({ kind: 'lost', text: this.#trans.__(WHY[status] ?? NO_SERVER) });
-    if (!this.#socket) this.#retry();
+  /** Double the wait after each failure; the random part spreads the pages of many users. */
+  #retry(): void {
+    const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** Math.max(0, this.#failures - 1));
+    this.#timers.start('retry', wait * (0.5 + this.#world.random() / 2), () => this.#open());
+  }
+
+  /** Find out whether the socket or the server fails, and try again. */
+  async #probe(): Promise<void> {
+    this.#probing = true;
+    let status = 0;
+    const snapshot = await this.#world.get<Snapshot>('snapshot').catch((error: unknown) => {
+      status = (error as { status?: number } | null)?.status ?? 0;
+      return null;
+    });
+    // A socket has delivered since, or nobody wants anything any more.
+    if (!this.#probing) return;
+    this.#probing = false;
+    if (snapshot) this.show(snapshot);
+    this.#setState(
+      snapshot
+        ? { kind: 'connecting', text: this.#trans.__(CUT) }
+        : { kind: 'lost', text: this.#trans.__(WHY[status] ?? NO_SERVER) },
+    );
+    this.#retry();
   }
 
   #setState(state: Connection): void {

@@ -4,7 +4,7 @@ import type { GpuSample } from '../snapshot.js';
 import { MemoryBar } from './bars.js';
 import { Chart } from './chart.js';
 import { button, expand, Field, h, Rows, show } from './dom.js';
-import { alias, aliasHint, clock, file, full, labelOf, torchName } from './names.js';
+import { alias, aliasHint, clock, full, labelOf, torchName } from './names.js';
 import type { View } from './owners.js';
 import { Processes } from './processes.js';
 import type { Shared, Translate } from './shared.js';
@@ -125,7 +125,6 @@ export class GpuDetails {
   readonly node: HTMLElement;
   #shared: Shared;
   #vitals = new Field('div', 'vitals dim');
-  #were = new Field('div', 'dim');
   #busy: Chart;
   #memory: Chart;
   #span = new Field();
@@ -155,7 +154,6 @@ export class GpuDetails {
       'div',
       'body',
       this.#vitals.node,
-      this.#were.node,
       h('div', 'charts', this.#busy.node, this.#memory.node, axis),
       this.#facts.node,
       this.#slices.node,
@@ -175,7 +173,6 @@ export class GpuDetails {
     this.#vitals
       .textOrHide(gpu.lost || gpu.virtual ? '' : glued(vitals(view, this.#shared)))
       .title(aliasHint(gpu, trans));
-    this.#were.textOrHide(gpu.lost ? this.#lastUser(gpu.uuid) : '');
     this.#busy.value.text(reading(gpu.utilization, '%'));
     this.#memory.value
       .text(filled(gpu.memory_used, gpu.memory_total) ?? NOT_KNOWN)
@@ -209,13 +206,5 @@ export class GpuDetails {
     open.set(this.#key, !open.get(this.#key));
     toggled();
     redraw();
-  }
-
-  /** "Last used by train.ipynb". */
-  #lastUser(uuid: string): string {
-    const { trans, runs, were } = this.#shared;
-    const last = runs.of(uuid).at(-1)?.notebook;
-    const names = were.get(uuid) ?? (last ? [file(last)] : []);
-    return names.length ? trans.__('Last used by %1', names.join(', ')) : '';
   }
 }

@@ -4,17 +4,14 @@ import type { ProcessSample, Snapshot } from '../snapshot.js';
 import type { Visibility } from './browser.js';
 import { Field, h, icon, Rows, show } from './dom.js';
 import { GpuRow, type Item } from './gpu-row.js';
-import { file, gpuCount, labelOf } from './names.js';
+import { gpuCount, labelOf } from './names.js';
 import type { Overview } from './overview.js';
 import { type View, views } from './owners.js';
 import { Processes } from './processes.js';
 import type { Shared } from './shared.js';
-import { size } from './units.js';
 
 /** Up to so many GPUs stand open. */
 const FEW = 3;
-/** From so many GPUs on, the memory holders stand before the list. */
-const MANY = 9;
 /** From this utilization on a GPU is busy, in percent. */
 const BUSY = 5;
 /** Up to this share of its memory, an idle GPU is free. */
@@ -46,21 +43,19 @@ export function ranges(numbers: readonly string[]): string {
     .join(', ');
 }
 
-/** "8 GPUs · free: 2, 5 · 296 GiB held". */
+/** "8 GPUs · free: 2, 5 · 1 lost". */
 function summarize(views: readonly View[], { trans, here }: Shared): string {
   const there = views.filter(({ gpu }) => !gpu.lost);
   const free = there.filter(
     ({ gpu: { utilization, memory_used: used, memory_total: total } }) =>
       utilization !== null && utilization < BUSY && used !== null && used <= FREE * (total ?? 0),
   );
-  const known = there.flatMap(({ gpu }) => gpu.memory_used ?? []);
   const numbers = free.map((view) => labelOf(view, here).replace(/^cuda:/, ''));
   const lost = views.length - there.length;
   return [
     gpuCount(trans, views.length),
     trans.__('free: %1', ranges(numbers) || trans.__('none')),
     lost ? trans.__('%1 lost', lost) : '',
-    known.length ? trans.__('%1 held', size(known.reduce((sum, bytes) => sum + bytes))) : '',
   ]
     .filter(Boolean)
     .join(' · ');
@@ -144,7 +139,6 @@ export class Gpus {
   /** Show a snapshot; `total` is the number of GPUs on all hosts. */
   update(snapshot: Snapshot, total: number): void {
     const all = views(snapshot, this.#shared.here);
-    this.#remember(all);
     const few = total <= FEW;
     const own = all.filter(({ parts }) => parts.own > 0).length;
     this.#overview?.update(all);
@@ -175,18 +169,7 @@ export class Gpus {
       ...processes,
     ]);
     const system = all.reduce((sum, view) => sum + view.system, 0);
-    const first = all.length >= MANY;
-    this.#processes.update(processes, system, !first);
+    this.#processes.update(processes, system, true);
     show(this.#holders, processes.length > 0 || system > 0);
-    if (first === (this.#holders.nextSibling === this.#rows.node)) return;
-    if (first) this.#rows.node.before(this.#holders);
-    else this.node.append(this.#holders);
-  }
-
-  #remember(all: readonly View[]): void {
-    for (const { gpu, processes } of all) {
-      const names = processes.flatMap(({ notebook }) => (notebook ? [file(notebook)] : []));
-      if (names.length && !gpu.lost) this.#shared.were.set(gpu.uuid, [...new Set(names)]);
-    }
   }
 }

@@ -92,7 +92,6 @@ export class Monitor {
       runs: new Runs(),
       inks: {} as Inks,
       open: remembered(),
-      were: new Map(),
       watch: (spark) => this.#sizes.add(spark.node, (entry) => spark.resize(entry.contentRect)),
       unwatch: (spark) => this.#sizes.remove(spark.node),
       tip: (at, lines, spoken) => this.#tip.point(at, lines, spoken),

@@ -117,10 +117,9 @@ export function full({ memory_used: used, memory_total: total, ...gpu }: GpuSamp
   return used !== null && !!total && (used + reserved) / total >= FULL;
 }
 
-/** What is wrong with the GPU, or slows it down. */
+/** What is wrong with the GPU, or slows it down; its line says if it is lost. */
 export function faults(gpu: GpuSample, trans: Translate): Badge[] {
   const found: Badge[] = [];
-  if (gpu.lost) found.push([trans.__('lost'), 'bad']);
   if (gpu.xid !== null) found.push([`Xid ${gpu.xid}`, 'bad']);
   if (gpu.ecc_uncorrected) found.push([trans.__('%1 uncorrected ECC', gpu.ecc_uncorrected), 'bad']);
   if (hot(gpu))

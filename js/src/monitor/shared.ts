@@ -48,7 +48,7 @@ export const english: Translate = {
 };
 
 export interface Connection {
-  kind: 'live' | 'connecting' | 'polling' | 'standby' | 'lost';
+  kind: 'live' | 'connecting' | 'standby' | 'lost';
   text?: string;
 }
 
@@ -121,8 +121,6 @@ export interface Shared extends State {
   readonly open: Map<string, boolean>;
   /** The GPUs whose variables are visible, by UUID. */
   readonly opened: Set<string>;
-  /** The notebooks last seen on a GPU, by UUID. */
-  readonly were: Map<string, string[]>;
   /** Keeps a chart's size up to date, until `unwatch`. */
   watch(spark: Spark): void;
   unwatch(spark: Spark): void;

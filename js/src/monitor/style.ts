@@ -21,7 +21,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .bad,.warn,.good{color:color-mix(in srgb,var(--tone) 72%,var(--text))}\
 .top{align-items:flex-start;display:flex;flex-wrap:wrap;font-size:11px;gap:2px 10px;padding:0 0 6px}\
 .top:not(:has(>:not(:empty,[hidden]))){display:none}\
-.host{flex:1 1 60px;min-width:0}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:5px;white-space:nowrap}.meter .bar{height:6px;width:32px}.meter .busy{color:var(--other)}\
+.host{flex:1 1 auto;max-width:calc(100% - 64px)}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}\
 .summary{align-items:center;display:flex;gap:0 8px;justify-content:space-between;padding:0 0 5px}\
 .order{align-items:center;border-radius:3px;display:flex;flex:none;font-size:11px;gap:3px;margin-right:-4px;padding:1px 3px;position:relative}.order svg{opacity:.6}.order select{inset:0;opacity:0;position:absolute;width:100%}option{background:var(--paper);color:var(--text)}\
 .state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
@@ -33,10 +33,10 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .gpu{border-top:1px solid var(--line);container-type:inline-size;min-width:0}\
 .opened{padding-bottom:6px}\
 .gpus:not(.few) .opened{grid-column:1/-1}\
-.head{column-gap:6px;cursor:pointer;display:flex;flex-wrap:wrap;font-size:11.5px;height:23px;line-height:23px;overflow:hidden}\
+.head{column-gap:5px;cursor:pointer;display:flex;flex-wrap:wrap;font-size:11.5px;height:23px;line-height:23px;overflow:hidden}\
 .head>*{flex:none;text-align:right;white-space:nowrap}.head .bar{flex:1 1 20px;margin:7.5px 0;max-width:140px}\
 .head .model,.head .whose{max-width:130px;text-align:left}.head .whose{flex:3 1 64px;max-width:none}\
-.used{min-width:56px}.percent{min-width:33px}.heat{min-width:23px}.power{min-width:36px}\
+.used{min-width:61px}.percent{min-width:33px}.heat{min-width:23px}.power{min-width:36px}\
 .open{align-items:center;display:flex;flex:none;margin-left:-5px;padding-right:2px;white-space:nowrap}\
 .open svg{opacity:.6}\
 .open[aria-expanded=true] svg{transform:rotate(90deg)}.heads{overflow:hidden;text-overflow:ellipsis}\
@@ -48,7 +48,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .badges{display:flex;flex-wrap:wrap;gap:4px;min-width:0}\
 .badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;line-height:15px;padding:0 4px}\
 .badge.bad,.badge.warn{background:color-mix(in srgb,var(--tone) 12%,transparent);border-color:color-mix(in srgb,var(--tone) 70%,transparent);color:inherit}\
-.gpu>.badges{padding:0 0 4px}.vitals{font-size:11px;line-height:15px}\
+.gpu>.badges{padding:0 0 4px}.gpu>.badges .badge{white-space:normal}.head .open{height:100%}.vitals{font-size:11px;line-height:15px}\
 .charts{display:grid;gap:4px;padding-top:3px}\
 .chart{align-items:center;display:grid;gap:8px;grid-template-columns:92px 1fr;min-width:0}\
 .cap{display:grid;line-height:14px;white-space:nowrap}\
@@ -77,7 +77,7 @@ dd{margin:0;min-width:0;overflow-wrap:anywhere}\
 .problem{border-left:3px solid var(--warn);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}\
 code{background:var(--track);border-radius:3px;display:inline-block;font:11px var(--mono);max-width:100%;padding:0 3px}\
 .spoken{clip-path:inset(50%);height:1px;overflow:hidden;position:absolute;width:1px}\
-.held,.results{padding-top:10px}.held:has(+.gpus){padding:2px 0 8px}\
+.held,.results{padding-top:10px}\
 .results li{border-top:1px solid var(--line);padding:3px 0}\
 summary{cursor:pointer}summary>span{margin-right:8px}.title{font-family:var(--mono);font-size:11.5px}.verdict{display:block;padding-left:14px}[open] .verdict{display:none}\
 .result{overflow:auto;padding:4px 0 6px}.result pre{padding-top:4px}\
@@ -85,6 +85,7 @@ pre{font:11.5px/1.4 var(--mono)}\
 .loading{padding:4px 0}\
 .tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}\
 .part{display:inline-block;vertical-align:bottom}\
+@container(min-width:300px){.meter .bar{width:40px}}\
 @container(max-width:290px){.kind{font-size:0}.head .model{max-width:46px}}\
 @container(max-width:235px){.chart{grid-template-columns:84px 1fr}.axis{grid-template-columns:84px 1fr auto}.cap b{font-size:11px}}\
 @container(min-width:460px){.note{flex:none}.limit{display:inline}}\
