@@ -59,27 +59,12 @@ describe('lines', () => {
       gpu.memory_used = n < 6 ? 10 * GIB : 0;
     });
     at(snapshot.gpus, 0).lost = true;
-    const said = () => text(monitor, '.summary:not([hidden]) > span');
+    const said = () => text(monitor, '.summary:not([hidden])');
     const monitor = mount(snapshot);
     expect(said()).toEqual(['8 GPUs · free: 6, 7 · 1 lost']);
     monitor.update(crowd(3));
     monitor.draw();
     expect(said()).toEqual([]);
-  });
-
-  test('they stand in the order that was chosen, what is not known last', () => {
-    const snapshot = crowd(4);
-    for (const gpu of snapshot.gpus) gpu.ordinal = gpu.index;
-    [5, 90, null, 40].forEach((value, n) => {
-      at(snapshot.gpus, n).utilization = value;
-    });
-    const monitor = mount(snapshot);
-    const select = one(monitor, 'select') as HTMLSelectElement;
-    select.value = 'utilization';
-    select.dispatchEvent(new Event('change'));
-    monitor.draw();
-    expect(names(monitor)).toEqual(['cuda:1', 'cuda:3', 'cuda:0', 'cuda:2']);
-    expect(text(monitor, '.order span')).toEqual(['by utilization']);
   });
 });
 

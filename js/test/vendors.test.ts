@@ -51,6 +51,5 @@ test('an AMD GPU has no words of CUDA but its name', () => {
   expect(said).toContain('cuda:0MI300X34/80 GiB');
   expect(said).toContain('cuda:0');
   expect(said).toMatch(/AMD.3 · /);
-  expect(said).toContain('GPU clock');
   expect(said).not.toMatch(/CUDA \d|SM |MIG|nvidia/i);
 });

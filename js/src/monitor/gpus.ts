@@ -2,7 +2,7 @@
 
 import type { ProcessSample, Snapshot } from '../snapshot.js';
 import type { Visibility } from './browser.js';
-import { Field, h, icon, Rows, show } from './dom.js';
+import { Field, h, Rows, show } from './dom.js';
 import { GpuRow, type Item } from './gpu-row.js';
 import { gpuCount, labelOf } from './names.js';
 import type { Overview } from './overview.js';
@@ -16,19 +16,6 @@ const FEW = 3;
 const BUSY = 5;
 /** Up to this share of its memory, an idle GPU is free. */
 const FREE = 0.05;
-
-const SORT =
-  'M5 3v10M2.500 10.500l2.500 2.500l2.500-2.500M11 13v-10M8.500 5.500l2.500-2.500l2.500 2.500';
-const ORDERS = ['number', 'utilization', 'memory', 'free', 'temperature'] as const;
-type Order = (typeof ORDERS)[number];
-/** The sort keys: the greatest first, unknown last. */
-const RANK: Record<Order, (view: View) => number | null> = {
-  number: () => 0,
-  utilization: ({ gpu }) => gpu.utilization,
-  memory: ({ gpu }) => gpu.memory_used,
-  free: ({ parts }) => (parts.known ? parts.free : null),
-  temperature: ({ gpu }) => gpu.temperature,
-};
 
 /** "2, 5–7": three and more in a row are a range. */
 export function ranges(numbers: readonly string[]): string {
@@ -61,58 +48,10 @@ function summarize(views: readonly View[], { trans, here }: Shared): string {
     .join(' · ');
 }
 
-/** All GPUs in a line of text, and the choice of their order. */
-class Summary {
-  readonly node: HTMLElement;
-  #shared: Shared;
-  #text = new Field();
-  #order = new Field('span', 'dim');
-  #select = h('select');
-
-  constructor(shared: Shared, changed: () => void) {
-    const { trans } = shared;
-    this.#shared = shared;
-    const names: Record<Order, string> = {
-      number: trans.__('by number'),
-      utilization: trans.__('by utilization'),
-      memory: trans.__('by memory held'),
-      free: trans.__('by free memory'),
-      temperature: trans.__('by temperature'),
-    };
-    for (const order of ORDERS) {
-      const option = h('option', '', names[order]);
-      option.value = order;
-      this.#select.append(option);
-    }
-    this.#select.addEventListener('change', () => {
-      const order = this.#select.value as Order;
-      this.#order.text(order === 'number' ? '' : names[order]);
-      changed();
-    });
-    const order = h('label', 'order', this.#order.node, icon(SORT), this.#select);
-    this.#select.ariaLabel = order.title = trans.__('Order of the GPUs');
-    this.node = h('div', 'summary', this.#text.node, order);
-  }
-
-  update(views: readonly View[]): void {
-    show(this.node, views.length > FEW);
-    this.#text.text(summarize(views, this.#shared));
-  }
-
-  /** Return this notebook's GPUs first, then in the chosen order. */
-  sort(views: readonly View[]): View[] {
-    const rank = RANK[this.#select.value as Order] ?? RANK.number;
-    const value = (view: View): number => rank(view) ?? Number.NEGATIVE_INFINITY;
-    return [...views].sort(
-      (a, b) => Number(b.parts.own > 0) - Number(a.parts.own > 0) || value(b) - value(a) || 0,
-    );
-  }
-}
-
 export class Gpus {
   readonly node = h('div');
   #shared: Shared;
-  #summary: Summary;
+  #summary = new Field('div', 'summary');
   #rows: Rows<Item, GpuRow>;
   #processes: Processes;
   #holders: HTMLElement;
@@ -121,7 +60,6 @@ export class Gpus {
   constructor(shared: Shared, visibility: Visibility) {
     const { trans } = shared;
     this.#shared = shared;
-    this.#summary = new Summary(shared, () => shared.redraw());
     this.#rows = new Rows(h('ul', 'gpus'), (item) => new GpuRow(item, shared, visibility));
     this.#rows.node.ariaLabel = trans.__('GPUs');
     this.#processes = new Processes(shared, trans.__('Memory holders'));
@@ -142,11 +80,14 @@ export class Gpus {
     const few = total <= FEW;
     const own = all.filter(({ parts }) => parts.own > 0).length;
     this.#overview?.update(all);
-    this.#summary.update(all);
-    const items = (few ? all : this.#summary.sort(all)).map((view) => ({
+    this.#summary.textOrHide(all.length > FEW ? summarize(all, this.#shared) : '');
+    const items = all.map((view) => ({
       view,
       standing: few || (view.parts.own > 0 && own <= FEW),
     }));
+    // This notebook's first.
+    const rank = ({ view }: Item): number => Number(view.parts.own > 0);
+    if (!few) items.sort((a, b) => rank(b) - rank(a));
     this.#rows.update(items, ({ view }) => view.gpu.uuid, true);
     this.#rows.node.classList.toggle('few', few);
     this.#hold(few ? [] : all);

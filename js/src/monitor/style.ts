@@ -12,9 +12,8 @@ display:block;color:var(--text);font:12px/1.45 var(--jp-ui-font-family,var(--vsc
 ul,dl,h2,p,pre{list-style:none;margin:0;padding:0}\
 h2{font-size:12px;font-weight:600;margin:0 0 2px}\
 b{font-weight:600}\
-button,select{background:none;border:0;border-radius:3px;color:inherit;cursor:pointer;font:inherit;padding:0}\
-.order:hover{background:var(--track)}\
-:focus-visible,.order:focus-within{outline:2px solid var(--own);outline-offset:1px}\
+button{background:none;border:0;border-radius:3px;color:inherit;cursor:pointer;font:inherit;padding:0}\
+:focus-visible{outline:2px solid var(--own);outline-offset:1px}\
 svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejoin:round;stroke-width:1.4;width:16px;display:block;flex:none}\
 .dim{opacity:.68}\
 .bad{--tone:var(--bad)}.warn{--tone:var(--warn)}.good{--tone:var(--good)}\
@@ -22,8 +21,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .top{align-items:flex-start;display:flex;flex-wrap:wrap;font-size:11px;gap:2px 10px;padding:0 0 6px}\
 .top:not(:has(>:not(:empty,[hidden]))){display:none}\
 .host{flex:1 1 auto;max-width:calc(100% - 64px)}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}\
-.summary{align-items:center;display:flex;gap:0 8px;justify-content:space-between;padding:0 0 5px}\
-.order{align-items:center;border-radius:3px;display:flex;flex:none;font-size:11px;gap:3px;margin-right:-4px;padding:1px 3px;position:relative}.order svg{opacity:.6}.order select{inset:0;opacity:0;position:absolute;width:100%}option{background:var(--paper);color:var(--text)}\
+.summary{padding:0 0 5px}\
 .state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
 [data-kind=lost] .state::before{background:var(--bad)}\
 [data-kind=standby] .state::before,[data-kind=connecting] .state::before{background:var(--system)}\
