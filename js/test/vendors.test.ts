@@ -45,7 +45,7 @@ test('a machine runs on what its GPUs have', () => {
 
 test('an AMD GPU has no words of CUDA but its name', () => {
   const monitor = mount(amd);
-  one(monitor, '.axis > .more').click();
+  one(monitor, '.vitals > .more').click();
   monitor.draw();
   const said = one(monitor, '.gpu').textContent ?? '';
   expect(said).toContain('cuda:0MI300X34/80 GiB');

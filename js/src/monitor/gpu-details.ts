@@ -8,7 +8,7 @@ import { alias, aliasHint, clock, full, labelOf, torchName } from './names.js';
 import type { View } from './owners.js';
 import { Processes } from './processes.js';
 import type { Shared, Translate } from './shared.js';
-import { age, energy, filled, NOT_KNOWN, reading, size, watts } from './units.js';
+import { age, energy, filled, NOT_KNOWN, reading, share, size, watts } from './units.js';
 import { Variables } from './variables.js';
 
 type Fact = readonly [name: string, value: string];
@@ -124,7 +124,7 @@ class Slice {
 export class GpuDetails {
   readonly node: HTMLElement;
   #shared: Shared;
-  #vitals = new Field('div', 'vitals dim');
+  #vitals = new Field('span', 'dim');
   #busy: Chart;
   #memory: Chart;
   #span = new Field();
@@ -149,11 +149,12 @@ export class GpuDetails {
     );
     if (shared.actions.variables) this.#variables = new Variables(uuid, shared);
     this.#more = button('more', () => this.#toggle(), trans.__('Details'));
-    const axis = h('div', 'axis dim', this.#more, this.#span.node, h('span', '', trans.__('now')));
+    const axis = h('div', 'axis dim', h('span'), this.#span.node, h('span', '', trans.__('now')));
+    const line = h('div', 'vitals', this.#vitals.node, this.#more);
     this.node = h(
       'div',
       'body',
-      this.#vitals.node,
+      line,
       h('div', 'charts', this.#busy.node, this.#memory.node, axis),
       this.#facts.node,
       this.#slices.node,
@@ -175,7 +176,7 @@ export class GpuDetails {
       .title(aliasHint(gpu, trans));
     this.#busy.value.text(reading(gpu.utilization, '%'));
     this.#memory.value
-      .text(filled(gpu.memory_used, gpu.memory_total) ?? NOT_KNOWN)
+      .text(share(gpu.memory_used, gpu.memory_total) ?? NOT_KNOWN)
       .className(full(gpu) ? 'warn' : '');
     this.#span.text(`−${age(window)}`);
     this.#busy.update(gpu);

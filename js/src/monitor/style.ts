@@ -46,12 +46,12 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .badges{display:flex;flex-wrap:wrap;gap:4px;min-width:0}\
 .badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;line-height:15px;padding:0 4px}\
 .badge.bad,.badge.warn{background:color-mix(in srgb,var(--tone) 12%,transparent);border-color:color-mix(in srgb,var(--tone) 70%,transparent);color:inherit}\
-.gpu>.badges{padding:0 0 4px}.gpu>.badges .badge{white-space:normal}.head .open{height:100%}.vitals{font-size:11px;line-height:15px}\
-.charts{display:grid;gap:4px;padding-top:3px}\
-.chart{align-items:center;display:grid;gap:8px;grid-template-columns:92px 1fr;min-width:0}\
-.cap{display:grid;line-height:14px;white-space:nowrap}\
-.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:92px 1fr auto;line-height:11px;margin:-3px 0 0}\
-canvas{border-radius:2px;display:block;height:28px;width:100%}\
+.gpu>.badges{padding:0 0 4px}.gpu>.badges .badge{white-space:normal}.head .open{height:100%}.vitals{display:flex;font-size:11px;gap:8px;justify-content:space-between;line-height:15px}.vitals .dim{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
+.charts{display:grid;gap:3px;padding-top:2px}\
+.chart{align-items:center;display:grid;gap:8px;grid-template-columns:108px 1fr;min-width:0}\
+.cap{display:flex;justify-content:space-between;font-size:11px;white-space:nowrap}\
+.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:108px 1fr auto;line-height:11px;margin:-3px 0 0}\
+canvas{border-radius:2px;display:block;height:22px;width:100%}\
 .bar{background:var(--track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}\
 .bar i,.dot{background:currentColor}.bar .orphan,.dot.orphan,.bar .system,.dot.system{background:repeating-linear-gradient(135deg,currentColor 0 1.5px,transparent 1.5px 3.5px)}\
 i.own,i.mark{color:var(--own)}i.ownOther,i.orphan{color:var(--ownOther)}i.other{color:var(--other)}i.system{color:var(--system)}i.busy{color:var(--good)}i.rule{color:rgba(128,128,128,.5)}\
@@ -60,7 +60,7 @@ i.own,i.mark{color:var(--own)}i.ownOther,i.orphan{color:var(--ownOther)}i.other{
 .dot{border-radius:2px;flex:none;height:9px;width:9px}.process .dot{margin-top:4px}\
 .text{column-gap:8px;display:flex;flex:1 1 0;flex-wrap:wrap;min-width:0}\
 .who.own{font-weight:600}\
-.note,.more,.cap .dim,.variables .open{font-size:11px}\
+.note,.more,.variables .open{font-size:11px}\
 .size,.number{flex:none;text-align:right;white-space:nowrap}\
 .more{text-align:left}.more:hover,.note .more{text-decoration:underline}.processes+.more{padding-left:15px}\
 .variables .open{margin-left:-4px;max-width:100%}.holdings{padding:1px 0 2px 12px}.variables>div>.note{padding-left:12px}\
@@ -85,7 +85,6 @@ pre{font:11.5px/1.4 var(--mono)}\
 .part{display:inline-block;vertical-align:bottom}\
 @container(min-width:300px){.meter .bar{width:40px}}\
 @container(max-width:290px){.kind{font-size:0}.head .model{max-width:46px}}\
-@container(max-width:235px){.chart{grid-template-columns:84px 1fr}.axis{grid-template-columns:84px 1fr auto}.cap b{font-size:11px}}\
 @container(min-width:460px){.note{flex:none}.limit{display:inline}}\
 @container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}\
 @media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--system:GrayText}\
