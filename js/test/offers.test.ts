@@ -85,7 +85,7 @@ beforeEach(() => {
       hasCommand: () => true,
       execute: (name: string, how: unknown) => {
         executed.push([name, how]);
-        return Promise.resolve(name === 'notebook:run-cell' ? answer : book);
+        return Promise.resolve(name === 'notebook:run-cell-and-select-next' ? answer : book);
       },
     },
     shell: { activateById: () => {}, widgets: () => open },
@@ -113,7 +113,7 @@ it('runs both lines as the first cell of the current notebook, and says what to 
   await settled();
   expect(book.cells).toEqual([LINES, 'x = 1']);
   expect(book.content.activeCellIndex).toBe(0);
-  expect(executed).toEqual([['notebook:run-cell', undefined]]);
+  expect(executed).toEqual([['notebook:run-cell-and-select-next', undefined]]);
   expect(shown).toMatchObject({ busy: false, text: '' });
   expect(told).toEqual([
     'train.ipynb now has 2 virtual GPUs, until its kernel stops. Type %%ongpu 1 at the top of a cell.',

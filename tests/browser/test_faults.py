@@ -60,7 +60,9 @@ def test_a_driver_that_cannot_be_asked(lab, watched, fault):
     lab.machine({"fail.*": code, "fail.nvmlInitWithFlags": code})
     watched.shows(cause)
     watched.shows(cure)
-    # Not emptiness: what was checked, and what else there is.
+    # Not emptiness: what failed first, the other checks in a line, and what else there is.
+    watched.shows("more checks")
+    watched.panel.get_by_text("more checks").click()
     watched.shows("nvidia-ml-py")
     watched.shows("%gpus --virtual 2")
     watched.hides("H100")

@@ -62,7 +62,7 @@ export class Cells {
     content.activeCellIndex = 0;
     const name = panel.sessionContext?.name ?? '';
     // It is false if the cell raised, and if no kernel was chosen.
-    if ((await commands.execute('notebook:run-cell')) === false)
+    if ((await commands.execute('notebook:run-cell-and-select-next')) === false)
       throw new Error(this.#trans.__('The first cell of %1 failed: it says why.', name));
     return name;
   }
