@@ -46,7 +46,7 @@ describe('lines', () => {
     const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_activity: 12.34 }));
     monitor.update({ ...snapshot, gpus, time: snapshot.time + 1 });
     monitor.draw();
-    one(monitor, '.gpu .vitals > .more').click();
+    one(monitor, '.gpu .axis > .more').click();
     monitor.draw();
     expect(text(monitor, '.facts dd')[0]).toMatch(/^12\b/);
   });
@@ -116,9 +116,9 @@ describe('words', () => {
     const monitor = mount({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })] });
     const named = () => [
       one(monitor, '.head .open').textContent,
-      one(monitor, '.vitals > .dim').textContent,
+      one(monitor, '.vitals').textContent,
     ];
-    expect(named()).toEqual(['cuda:0', expect.stringMatching(/^GPU\u00a01 · /)]);
+    expect(named()).toEqual(['cuda:0', expect.stringContaining(' · GPU 1 · ')]);
     // As this notebook has it, not as the server does.
     const own = process('u', { kernel: 'k', ordinal: 1 });
     monitor.set({ here: 'k' });

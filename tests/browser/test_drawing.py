@@ -226,7 +226,7 @@ def test_the_keyboard_opens_a_gpu(opened):
             page.evaluate("root.querySelector('.open').focus()")
         page.keyboard.press(key)
         assert page.evaluate("root.querySelector('.open').ariaExpanded") == expanded
-    page.evaluate("root.querySelector('.vitals > .more').focus()")
+    page.evaluate("root.querySelector('.axis > .more').focus()")
     page.keyboard.press("Enter")
     page.evaluate("draw()")
     assert page.evaluate("root.querySelector('.facts').textContent").startswith("SM activity")

@@ -17,7 +17,7 @@ def run(view, number, code):
 
 
 def goes_to_the_cell_of_a_mark(view):
-    """A press on its mark selects the cell; with the keyboard: the newest one, then the one before."""
+    """A press on its mark selects the cell; the keyboard begins with the newest one."""
     active = "window.jupyterapp.shell.currentWidget.content.activeCellIndex"
     view.page.evaluate(f"{active} = 0")
     view.panel.locator("canvas[tabindex]").last.focus()

@@ -123,7 +123,7 @@ class Meter {
 export class Load {
   #cpu = new Meter('CPU');
   #ram = new Meter('RAM');
-  readonly nodes = [this.#cpu.node, this.#ram.node];
+  readonly node = h('div', 'load', this.#cpu.node, this.#ram.node);
 
   update({ cpu_count, cpu_utilization: cpu, memory_used: used, memory_total: total }: Host): void {
     const count = cpu_count ? `${cpu_count} CPU${cpu_count > 1 ? 's' : ''}` : '';

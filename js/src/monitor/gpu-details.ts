@@ -68,17 +68,15 @@ function link(gpu: GpuSample, trans: Translate): string {
   return most && now && most !== now ? trans.__('%1 of %2', now, most) : now;
 }
 
-/** "GPU 1 · 71 °C · 672 / 700 W · 1755 / 1980 MHz · memory 2619 MHz". */
+/** "71 °C · 672/700 W · 1755/1980 MHz · GPU 1 · memory 2619 MHz": the end may be cut. */
 function vitals(view: View, { trans, here }: Shared): string {
   const { gpu } = view;
   const memory = known(gpu.memory_clock, (mhz) => trans.__('memory %1 MHz', mhz));
-  const clocks = [clock(gpu.sm_clock, gpu.sm_clock_limit), memory];
   const power = watts(gpu.power, gpu.power_limit);
-  return both(alias(view, here), reading(gpu.temperature, '°C'), power, ...clocks);
+  const now = clock(gpu.sm_clock, gpu.sm_clock_limit);
+  const parts = [reading(gpu.temperature, '°C'), power, now, alias(view, here), memory];
+  return both(...parts).replaceAll(' / ', '/');
 }
-
-/** Keep a number and its unit on one line. */
-const glued = (text: string): string => text.replace(/(?<=[\w/↓↑]) (?!·)/g, '\u00a0');
 
 class FactRow {
   #value = new Field('dd');
@@ -89,7 +87,8 @@ class FactRow {
   }
 
   update([, value]: Fact): void {
-    this.#value.text(glued(value));
+    // A number and its unit stay on one line.
+    this.#value.text(value.replace(/(?<=[\d/↓↑]) (?!·)/g, '\u00a0'));
   }
 }
 
@@ -124,7 +123,7 @@ class Slice {
 export class GpuDetails {
   readonly node: HTMLElement;
   #shared: Shared;
-  #vitals = new Field('span', 'dim');
+  #vitals = new Field('div', 'vitals dim');
   #busy: Chart;
   #memory: Chart;
   #span = new Field();
@@ -149,12 +148,11 @@ export class GpuDetails {
     );
     if (shared.actions.variables) this.#variables = new Variables(uuid, shared);
     this.#more = button('more', () => this.#toggle(), trans.__('Details'));
-    const axis = h('div', 'axis dim', h('span'), this.#span.node, h('span', '', trans.__('now')));
-    const line = h('div', 'vitals', this.#vitals.node, this.#more);
+    const axis = h('div', 'axis dim', this.#more, this.#span.node, h('span', '', trans.__('now')));
     this.node = h(
       'div',
       'body',
-      line,
+      this.#vitals.node,
       h('div', 'charts', this.#busy.node, this.#memory.node, axis),
       this.#facts.node,
       this.#slices.node,
@@ -172,7 +170,7 @@ export class GpuDetails {
     const { trans, window, now, open } = this.#shared;
     this.#gpu = gpu;
     this.#vitals
-      .textOrHide(gpu.lost || gpu.virtual ? '' : glued(vitals(view, this.#shared)))
+      .textOrHide(gpu.lost || gpu.virtual ? '' : vitals(view, this.#shared))
       .title(aliasHint(gpu, trans));
     this.#busy.value.text(reading(gpu.utilization, '%'));
     this.#memory.value

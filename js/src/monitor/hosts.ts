@@ -30,7 +30,7 @@ class HostHead {
   constructor(shared: Shared) {
     this.#shared = shared;
     const fields = [this.#name, this.#silent, this.#drivers].map(({ node }) => node);
-    this.node = h('div', 'host-head', ...fields, ...this.#load.nodes);
+    this.node = h('div', 'host-head', ...fields, this.#load.node);
   }
 
   update(snapshot: Snapshot, silent: number): void {

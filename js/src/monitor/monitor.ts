@@ -31,7 +31,7 @@ class Toolbar {
     this.#shared = shared;
     this.#state.node.setAttribute('role', 'status');
     const tools = shared.extras?.tools(shared) ?? [];
-    this.node = h('div', 'top', this.#host.node, this.#state.node, ...tools, ...this.#load.nodes);
+    this.node = h('div', 'top', this.#host.node, this.#state.node, ...tools, this.#load.node);
   }
 
   /** `instead`: a summary of several hosts, each of which has its name above its GPUs. */
@@ -40,7 +40,7 @@ class Toolbar {
     const text = [snapshot.host.name, ...drivers(snapshot, trans)].filter(Boolean).join(' · ');
     const { driver } = snapshot;
     this.#host.textOrHide(instead || text).title(driver ? trans.__('driver %1', driver) : '');
-    for (const node of this.#load.nodes) show(node, !instead);
+    show(this.#load.node, !instead);
     if (!instead) this.#load.update(snapshot.host);
   }
 

@@ -20,7 +20,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .bad,.warn,.good{color:color-mix(in srgb,var(--tone) 72%,var(--text))}\
 .top{align-items:flex-start;display:flex;flex-wrap:wrap;font-size:11px;gap:2px 10px;padding:0 0 6px}\
 .top:not(:has(>:not(:empty,[hidden]))){display:none}\
-.host{flex:1 1 auto;max-width:calc(100% - 64px)}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}\
+.host{flex:1 1 auto;max-width:calc(100% - 64px)}.load{display:flex;flex:1 0 100%;gap:12px}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}\
 .summary{padding:0 0 5px}\
 .state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
 [data-kind=lost] .state::before{background:var(--bad)}\
@@ -46,7 +46,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .badges{display:flex;flex-wrap:wrap;gap:4px;min-width:0}\
 .badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;line-height:15px;padding:0 4px}\
 .badge.bad,.badge.warn{background:color-mix(in srgb,var(--tone) 12%,transparent);border-color:color-mix(in srgb,var(--tone) 70%,transparent);color:inherit}\
-.gpu>.badges{padding:0 0 4px}.gpu>.badges .badge{white-space:normal}.head .open{height:100%}.vitals{display:flex;font-size:11px;gap:8px;justify-content:space-between;line-height:15px}.vitals .dim{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
+.gpu>.badges{padding:0 0 4px}.gpu>.badges .badge{white-space:normal}.head .open{height:100%}.vitals{font-size:11px;line-height:15px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
 .charts{display:grid;gap:3px;padding-top:2px}\
 .chart{align-items:center;display:grid;gap:8px;grid-template-columns:108px 1fr;min-width:0}\
 .cap{display:flex;justify-content:space-between;font-size:11px;white-space:nowrap}\
@@ -84,7 +84,7 @@ pre{font:11.5px/1.4 var(--mono)}\
 .tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}\
 .part{display:inline-block;vertical-align:bottom}\
 @container(min-width:300px){.meter .bar{width:40px}}\
-@container(max-width:290px){.kind{font-size:0}.head .model{max-width:46px}}\
+@container(max-width:290px){.kind{font-size:0;line-height:0}.head .model{max-width:46px}}\
 @container(min-width:460px){.note{flex:none}.limit{display:inline}}\
 @container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}\
 @media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--system:GrayText}\
