@@ -87,8 +87,10 @@ function heat(gpu: GpuSample, limits: Limits, trans: Translate): Finding[] {
   if (temperature === null && throttle === null) return [];
   const reasons = throttle?.filter((reason) => THROTTLED.test(reason)) ?? [];
   const parts = temperature === null ? reasons : [`${temperature.toFixed(0)} °C`, ...reasons];
-  const format = reasons.length ? '%1 is throttled: %2.' : '%1 is at its temperature limit: %2.';
-  const text = trans.__(format, fullLabel(gpu), parts.join(', '));
+  const told = [fullLabel(gpu), parts.join(', ')] as const;
+  const text = reasons.length
+    ? trans.__('%1 is throttled: %2.', ...told)
+    : trans.__('%1 is at its temperature limit: %2.', ...told);
   const holds = hot(gpu) || reasons.length > 0;
   return [
     {

@@ -48,47 +48,6 @@ export interface Subscription {
   close(): void;
 }
 
-/** The listeners and their wants; a listener without a want gets what the others request. */
-class Audience {
-  #wants = new Map<Listener, Want | null>();
-  #changed: () => void;
-
-  constructor(changed: () => void) {
-    this.#changed = changed;
-  }
-
-  add(listener: Listener, want: Want | null): Subscription {
-    this.#wants.set(listener, want);
-    this.#changed();
-    return {
-      change: (next) => {
-        if (!this.#wants.has(listener)) return;
-        this.#wants.set(listener, next);
-        this.#changed();
-      },
-      close: () => {
-        if (this.#wants.delete(listener)) this.#changed();
-      },
-    };
-  }
-
-  /** Return the shortest period and everything that anybody wants; null if nobody wants anything. */
-  want(): Want | null {
-    const wants = [...this.#wants.values()].filter((want) => want !== null);
-    if (wants.length === 0) return null;
-    return {
-      period: Math.min(...wants.map((want) => want.period)),
-      processes: wants.some((want) => want.processes),
-      history: wants.some((want) => want.history),
-    };
-  }
-
-  /** Call each listener. */
-  each(call: (listener: Listener) => void): void {
-    for (const listener of [...this.#wants.keys()]) call(listener);
-  }
-}
-
 /** Timers by name; a new one replaces the old one of the same name. */
 class Timers {
   #after: (milliseconds: number, then: () => void) => () => void;
@@ -119,19 +78,11 @@ class Timers {
   }
 }
 
-const CUT = 'A proxy cuts the connection; trying again.';
-const NO_SERVER = 'No connection to the Jupyter server; trying again.';
-const LOG_IN = 'The server refuses: log in again.';
-const WHY: Record<number, string> = {
-  401: LOG_IN,
-  403: LOG_IN,
-  404: 'The Jupyter server has no gpumagic: pip install gpumagic there, then restart it.',
-};
-
 export class Stream {
   #world: World;
   #trans: Translate;
-  #audience = new Audience(() => this.#reconcile());
+  /** A listener without a want gets what the others request. */
+  #wants = new Map<Listener, Want | null>();
   #timers: Timers;
   #state: Connection = { kind: 'standby' };
   #latest: Snapshot | null = null;
@@ -167,15 +118,29 @@ export class Stream {
   subscribe(listener: Listener, want: Want | null): Subscription {
     if (this.#latest) listener.snapshot?.(this.#latest);
     const before = this.#state;
-    const subscription = this.#audience.add(listener, want);
+    this.#wants.set(listener, want);
+    this.#reconcile();
     if (this.#state === before) listener.connection?.(before);
-    return subscription;
+    return {
+      change: (next) => {
+        if (!this.#wants.has(listener)) return;
+        this.#wants.set(listener, next);
+        this.#reconcile();
+      },
+      close: () => {
+        if (this.#wants.delete(listener)) this.#reconcile();
+      },
+    };
+  }
+
+  #each(call: (listener: Listener) => void): void {
+    for (const listener of [...this.#wants.keys()]) call(listener);
   }
 
   /** Give all listeners a snapshot from elsewhere. */
   show(snapshot: Snapshot): void {
     this.#latest = snapshot;
-    this.#audience.each((listener) => listener.snapshot?.(snapshot));
+    this.#each((listener) => listener.snapshot?.(snapshot));
   }
 
   #onVisibility(): void {
@@ -192,8 +157,15 @@ export class Stream {
     this.#reconcile();
   }
 
+  /** Return the shortest period and everything that anybody wants; null if nobody wants anything. */
   #want(): Want | null {
-    return this.#hidden ? null : this.#audience.want();
+    const wants = [...this.#wants.values()].filter((want) => want !== null);
+    if (this.#hidden || !wants.length) return null;
+    return {
+      period: Math.min(...wants.map((want) => want.period)),
+      processes: wants.some((want) => want.processes),
+      history: wants.some((want) => want.history),
+    };
   }
 
   /** Open, close or update the connection, as the listeners want. */
@@ -271,9 +243,9 @@ export class Stream {
     if (message.type === 'history') {
       this.#arrived = true;
       this.#known = message.history.time.at(-1) ?? this.#known;
-      this.#audience.each((listener) => listener.history?.(message.history));
+      this.#each((listener) => listener.history?.(message.history));
     }
-    this.#audience.each((listener) => listener.cells?.(message.cells));
+    this.#each((listener) => listener.cells?.(message.cells));
   }
 
   #onClose(socket: Socket): void {
@@ -307,10 +279,11 @@ export class Stream {
     if (!this.#probing) return;
     this.#probing = false;
     if (snapshot) this.show(snapshot);
+    const cut = this.#trans.__('A proxy cuts the connection; trying again.');
     this.#setState(
       snapshot
-        ? { kind: 'connecting', text: this.#trans.__(CUT) }
-        : { kind: 'lost', text: this.#trans.__(WHY[status] ?? NO_SERVER) },
+        ? { kind: 'connecting', text: cut }
+        : { kind: 'lost', text: reason(status, this.#trans) },
     );
     this.#retry();
   }
@@ -318,6 +291,15 @@ export class Stream {
   #setState(state: Connection): void {
     if (state.kind === this.#state.kind && state.text === this.#state.text) return;
     this.#state = state;
-    this.#audience.each((listener) => listener.connection?.(state));
+    this.#each((listener) => listener.connection?.(state));
   }
+}
+
+/** Return why the server does not answer, by HTTP's status; 0 if it is unknown. */
+function reason(status: number, trans: Translate): string {
+  if (status === 401 || status === 403) return trans.__('The server refuses: log in again.');
+  if (status !== 404) return trans.__('No connection to the Jupyter server; trying again.');
+  return trans.__(
+    'The Jupyter server has no gpumagic: pip install gpumagic there, then restart it.',
+  );
 }

@@ -2,7 +2,7 @@
 
 import type { Check, Problem } from '../snapshot.js';
 import { button, Field, h, Rows, sentence, show, typed } from './dom.js';
-import type { Offer, OfferButton, Shared, Translate } from './shared.js';
+import type { Offer, Shared, Translate } from './shared.js';
 
 export const DOCTOR_CSS = `\
 .doctor,.advice{padding-bottom:9px}\
@@ -54,28 +54,12 @@ class CheckRow {
   }
 }
 
-class OfferRow {
-  readonly node: HTMLElement;
-  #button: HTMLButtonElement;
-  #press = () => {};
-
-  constructor() {
-    this.#button = button('', () => this.#press());
-    this.node = h('li', '', this.#button);
-  }
-
-  update({ label, title, press, busy }: OfferButton & { busy: boolean }): void {
-    this.#press = press;
-    if (this.#button.textContent !== label) this.#button.textContent = label;
-    if (this.#button.title !== title) this.#button.title = title;
-    this.#button.disabled = busy;
-  }
-}
-
 /** What a host offers if there is no GPU: buttons, and a line about their progress. */
 class OfferView {
   readonly node: HTMLElement;
-  #rows = new Rows(h('ul'), (_: OfferButton & { busy: boolean }) => new OfferRow());
+  #list = h('ul');
+  #buttons: HTMLButtonElement[] = [];
+  #offer: Offer | null = null;
   #status = new Field('p');
 
   constructor(trans: Translate) {
@@ -85,7 +69,7 @@ class OfferView {
       'div',
       'offer',
       h('p', 'dim', ...typed(why)),
-      this.#rows.node,
+      this.#list,
       this.#status.node,
       h('p', 'dim', trans.__('or in a cell:')),
       h('pre', '', '%load_ext gpumagic\n%gpus --virtual 2'),
@@ -93,12 +77,16 @@ class OfferView {
   }
 
   update(offer: Offer | null): void {
-    const buttons = offer?.buttons ?? [];
-    this.#rows.update(
-      buttons.map((one) => ({ ...one, busy: offer?.busy ?? false })),
-      (_, n) => String(n),
-    );
-    show(this.#rows.node, buttons.length > 0);
+    this.#offer = offer;
+    // The same elements, so that a button keeps the focus while its words change.
+    for (const [n, { label, title }] of (offer?.buttons ?? []).entries()) {
+      const made = this.#buttons[n] ?? button('', () => this.#offer?.buttons[n]?.press());
+      if (made !== this.#buttons[n]) this.#list.append(h('li', '', made));
+      this.#buttons[n] = made;
+      Object.assign(made, { textContent: label, title, disabled: offer?.busy });
+    }
+    for (const extra of this.#buttons.splice(offer?.buttons.length ?? 0))
+      extra.parentElement?.remove();
     this.#status.textOrHide(offer?.text ?? '');
   }
 }
