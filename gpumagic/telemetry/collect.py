@@ -164,7 +164,7 @@ class Collector:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
-        self._named: dict[str, device.Device] = {}
+        self._named: dict[str | None, device.Device] = {}
         self._known: dict[int, Owner] = {}
         self._known_at = float("-inf")
 
@@ -244,7 +244,7 @@ class Collector:
 
     def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
         gpus = list(gpus)
-        known = {found.uuid: found for found in self._here()}
+        known: dict[str | None, device.Device] = {one.uuid: one for one in self._here()}
         # While a GPU is lost, all have their names from before: running kernels number them so.
         if any(gpu.lost for gpu in gpus):
             known |= self._named

@@ -65,12 +65,32 @@ print(json.dumps([asdict(gpu), [p.pid for p in snapshot.processes], told(snapsho
 
 
 # Each is a figure that stands still on the stand-in.
-STILL = (
-    "memory_total memory_used memory_reserved utilization memory_utilization temperature"
-    " temperature_limit power power_limit sm_clock memory_clock sm_clock_limit memory_clock_limit"
-    " throttle fan pcie_generation pcie_width pcie_generation_limit pcie_width_limit"
-    " ecc_corrected ecc_uncorrected unified name index"
-).split()
+STILL = [
+    "memory_total",
+    "memory_used",
+    "memory_reserved",
+    "utilization",
+    "memory_utilization",
+    "temperature",
+    "temperature_limit",
+    "power",
+    "power_limit",
+    "sm_clock",
+    "memory_clock",
+    "sm_clock_limit",
+    "memory_clock_limit",
+    "throttle",
+    "fan",
+    "pcie_generation",
+    "pcie_width",
+    "pcie_generation_limit",
+    "pcie_width_limit",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "unified",
+    "name",
+    "index",
+]
 
 
 @pytest.mark.parametrize("code", [2, 4, 6, 10, 17, 18, 999])
