@@ -100,6 +100,7 @@ describe('virtual GPUs of other kernels', () => {
     monitor.update(many);
     monitor.draw();
     expect(text(monitor, '.opened .open')).toEqual(['cuda:0']);
+    expect(text(monitor, '.summary:not([hidden])')).toEqual(['4 GPUs']);
     expect(text(monitor, '.gpu:not(.opened) .whose')).toEqual(Array(3).fill('explore.ipynb'));
     expect(names(monitor)).toEqual(['cuda:0', 'cuda:2', 'cuda:0', 'cuda:1']);
   });

@@ -33,7 +33,9 @@ export function ranges(numbers: readonly string[]): string {
 /** "8 GPUs · free: 2, 5 · 1 lost". */
 function summarize(views: readonly View[], { trans, here }: Shared): string {
   const there = views.filter(({ gpu }) => !gpu.lost);
-  const free = there.filter(
+  // A virtual GPU is no use to another notebook.
+  const real = there.filter(({ gpu }) => !gpu.virtual);
+  const free = real.filter(
     ({ gpu: { utilization, memory_used: used, memory_total: total } }) =>
       utilization !== null && utilization < BUSY && used !== null && used <= FREE * (total ?? 0),
   );
@@ -41,7 +43,7 @@ function summarize(views: readonly View[], { trans, here }: Shared): string {
   const lost = views.length - there.length;
   return [
     gpuCount(trans, views.length),
-    trans.__('free: %1', ranges(numbers) || trans.__('none')),
+    real.length ? trans.__('free: %1', ranges(numbers) || trans.__('none')) : '',
     lost ? trans.__('%1 lost', lost) : '',
   ]
     .filter(Boolean)
