@@ -48,9 +48,9 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .badge.bad,.badge.warn{background:color-mix(in srgb,var(--tone) 12%,transparent);border-color:color-mix(in srgb,var(--tone) 70%,transparent);color:inherit}\
 .gpu>.badges{padding:0 0 4px}.gpu>.badges .badge{white-space:normal}.head .open{height:100%}.vitals{font-size:11px;line-height:15px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
 .charts{display:grid;gap:3px;padding-top:2px}\
-.chart{align-items:center;display:grid;gap:8px;grid-template-columns:112px 1fr;min-width:0}\
-.cap{display:flex;gap:3px;justify-content:space-between;font-size:11px;white-space:nowrap}\
-.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:112px 1fr auto;line-height:11px;margin:-3px 0 0}\
+.chart{align-items:center;display:grid;gap:8px;grid-template-columns:118px 1fr;min-width:0}\
+.cap .dim{overflow:hidden;text-overflow:ellipsis}.cap{display:flex;gap:3px;justify-content:space-between;font-size:11px;white-space:nowrap}\
+.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:118px 1fr auto;line-height:11px;margin:-3px 0 0}\
 canvas{border-radius:2px;display:block;height:22px;width:100%}\
 .bar{background:var(--track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}\
 .bar i,.dot{background:currentColor}.bar .orphan,.dot.orphan,.bar .system,.dot.system{background:repeating-linear-gradient(135deg,currentColor 0 1.5px,transparent 1.5px 3.5px)}\
