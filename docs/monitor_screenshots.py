@@ -293,7 +293,7 @@ def holdings(browser: Browser) -> None:
         widen(page, 60)
         lab.write("train.ipynb", HELD)
         run_notebook(view, "train.ipynb", len(HELD))
-        view.panel.get_by_role("button", name="Variables on").first.click()
+        view.panel.get_by_role("button", name="Variables").first.click()
         view.panel.get_by_text("as of In").wait_for()
         page.wait_for_timeout(2500)
         in_both_themes(page, "holdings", lambda path: page.screenshot(path=path))

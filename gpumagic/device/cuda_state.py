@@ -48,6 +48,8 @@ _WHERE_BUSY = (
 _NO_GPU = {
     "Torch not compiled with CUDA enabled": "this PyTorch is built for the CPU",
     "PyTorch is not linked with support for cuda devices": "this PyTorch is built for the CPU",
+    # So says a build without CUDA once virtual GPUs were there.
+    "with arguments from the 'CUDA' backend": "this PyTorch has no GPU",
     "Found no NVIDIA driver on your system": "PyTorch finds no NVIDIA driver",
     "No CUDA GPUs are available": "PyTorch finds no GPU",
     "but torch.cuda.is_available() is False": "PyTorch finds no GPU",

@@ -173,7 +173,7 @@ def gpu_columns(
             [_virtual(n) if g.virtual else n for g, n in zip(gpus, names, strict=True)],
             fit="cut",
             least=7,
-            css="gm-name gm-gpu",
+            css="gm-name gm-model",
             html=_titled(names, titles),
         ),
         Column(
@@ -271,11 +271,10 @@ def _hot(gpu: GpuSample) -> bool:
 
 def device(gpu: GpuSample) -> str:
     """Return torch's name: ``"cuda:1"``, ``"xpu:0"``, or why there is none."""
-    if gpu.lost:
-        return "lost"
-    if gpu.ordinal is not None:
-        return gpu.called(gpu.ordinal) + ("" if gpu.ordinal_certain else "?")
-    return "not visible"
+    if gpu.ordinal is None:
+        return "lost" if gpu.lost else "not visible"
+    sure = "" if gpu.ordinal_certain else "?"
+    return gpu.called(gpu.ordinal) + sure + " lost" * gpu.lost
 
 
 def _name(gpu: GpuSample) -> str:

@@ -39,33 +39,20 @@ class Want:
 
 def parse_want(text: str | bytes, before: Want) -> Want | None:
     """Return the request of a message, None if malformed; missing fields stay unchanged."""
-    if isinstance(text, bytes):
-        return None
     try:
         message = json.loads(text)
-    except (ValueError, RecursionError):
+        if message["type"] != "want":
+            return None
+        period_s = float(message.get("period", before.period_s))
+        since = message.get("since")
+        since = None if since is None else float(since)
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
-    if not isinstance(message, dict) or message.get("type") != "want":
-        return None
-    period_s = _number(message.get("period", before.period_s))
-    processes = message.get("processes", before.processes)
-    since = _number(message.get("since"))
-    misread = since is None and message.get("since") is not None
-    if period_s is None or not isinstance(processes, bool) or misread:
+    if not math.isfinite(period_s) or not math.isfinite(since or 0.0):
         return None
     least, greatest = PERIODS_S
+    processes = bool(message.get("processes", before.processes))
     return Want(min(max(period_s, least), greatest), processes, "since" in message, since)
-
-
-def _number(value: object) -> float | None:
-    """Return a finite number; None for anything else, also true and false."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 class Outbox:

@@ -26,7 +26,7 @@ from tornado.web import HTTPError
 
 from gpumagic.telemetry.history import CellRun, CellRuns
 from gpumagic.telemetry.processes import Kernel, Owner, is_alive, started
-from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0
 """How long a process has to end, in seconds."""
@@ -221,6 +221,8 @@ class KernelCells(CellRuns):
         # The channels of recorded kernels.
         self.followed: dict[str, Iopub] = {}
         self._pids: dict[str, int] = {}
+        # The processes of each kernel, as last seen.
+        self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Record the cells of these kernels only."""
@@ -266,12 +268,14 @@ class KernelCells(CellRuns):
 
     def see(self, snapshot: Snapshot) -> None:
         """Record which GPUs the present and recent runs use."""
-        held: dict[str | None, set[str]] = defaultdict(set)
+        if not snapshot.processes:
+            return  # perhaps nobody asked for them
+        self._held = defaultdict(list)
         for process in snapshot.processes:
-            held[process.kernel].add(process.uuid)
+            self._held[process.kernel].append(process)
         for run in self.since():
             if run.end is None or run.end >= snapshot.time - _SETTLED_S:
-                self.hold(run.id, held[run.kernel])
+                self.use(run.id, snapshot, self._held[run.kernel])
 
     def runs(self, since: float | None = None) -> list[CellRun]:
         """Return the runs that had not ended at a moment; all if None."""
@@ -288,6 +292,7 @@ class KernelCells(CellRuns):
 
     def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:
         number = count if isinstance(count, int) else None
+        self.start(run, self._held[kernel])
         self.keep(CellRun(run, kernel, self._notebook(kernel), number, when))
         self._forget()
 

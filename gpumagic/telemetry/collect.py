@@ -218,6 +218,7 @@ class Collector:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
+        self._named: dict[str | None, device.Device] = {}
         self._known: dict[int, Owner] = {}
         self._known_at = float("-inf")
 
@@ -296,7 +297,12 @@ class Collector:
             return None
 
     def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
-        known = {found.uuid: found for found in self._here()}
+        gpus = list(gpus)
+        known: dict[str | None, device.Device] = {one.uuid: one for one in self._here()}
+        # While a GPU is lost, all have their names from before: running kernels number them so.
+        if any(gpu.lost for gpu in gpus):
+            known |= self._named
+        self._named = known
         return [
             replace(gpu, ordinal=found.ordinal, ordinal_certain=found.ordinal_certain)
             if (found := known.get(gpu.uuid))

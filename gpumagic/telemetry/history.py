@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gpumagic import faults
-from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 KEPT = 50
 
@@ -171,7 +171,7 @@ class CellRun:
     count: int | None  # the number in brackets before the cell
     start: float  # Unix time
     end: float | None = None
-    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs on which its kernel held memory
+    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it used
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run as JSON objects."""
@@ -180,12 +180,14 @@ class CellRun:
 
 class CellRuns:
     """The newest runs, the oldest first; ``revision`` grows, and ``on_change`` is called, whenever
-    one begins, ends, or is seen on another GPU."""
+    one begins, ends, or is seen to use another GPU."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.RLock()
         self._runs: dict[str, tuple[int, CellRun]] = {}
+        # By run: the memory of its kernel's processes when it began, by GPU and pid.
+        self._before: dict[str, dict[tuple[str, int], int | None]] = {}
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
 
@@ -195,7 +197,9 @@ class CellRuns:
             self.revision += 1
             self._runs[run.id] = (self.revision, run)
             if len(self._runs) > self._most:
-                del self._runs[next(iter(self._runs))]
+                oldest = next(iter(self._runs))
+                del self._runs[oldest]
+                self._before.pop(oldest, None)
         self.on_change()
 
     def get(self, name: str) -> CellRun | None:
@@ -208,16 +212,32 @@ class CellRuns:
         if run is not None and run.end is None:
             self.keep(replace(run, end=when))
 
-    def hold(self, name: str, uuids: Iterable[str]) -> None:
-        """Record the GPUs on which a run holds memory."""
+    def start(self, name: str, processes: Iterable[ProcessSample]) -> None:
+        """Record what the processes of a run's kernel hold when it begins."""
+        self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
+
+    def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
+        """Record the GPUs that a run uses: its kernel's processes compute there, or the memory that
+        they hold has changed. Where it is unknown who computes, the GPU's utilization counts."""
         run = self.get(name)
-        if run is not None and not set(uuids) <= set(run.gpus):
-            self.keep(replace(run, gpus=tuple(sorted({*run.gpus, *uuids}))))
+        if run is None:
+            return
+        load = {gpu.uuid: gpu.utilization for gpu in snapshot.gpus}
+        before = self._before.get(name, {})
+        used = set(run.gpus)
+        for one in processes:
+            busy = load.get(one.uuid) if one.utilization is None else one.utilization
+            changed = one.memory != before.get((one.uuid, one.pid))
+            if busy is None or busy > 0 or changed:
+                used.add(one.uuid)
+        if len(used) > len(run.gpus):
+            self.keep(replace(run, gpus=tuple(sorted(used))))
 
     def forget(self, unwanted: Callable[[CellRun], bool]) -> None:
         """Drop the runs for which this holds."""
         with self._lock:
             self._runs = {name: kept for name, kept in self._runs.items() if not unwanted(kept[1])}
+            self._before = {name: held for name, held in self._before.items() if name in self._runs}
 
     def since(self, revision: int = 0) -> list[CellRun]:
         """Return the runs that changed after a revision."""

@@ -216,16 +216,16 @@ class MonitorWidget(anywidget.AnyWidget):
             return
         self._last = snapshot
         self.snapshot = snapshot.to_dict()
-        if self._log.busy and not ran:
-            self._log.holds({process.uuid for process in snapshot.processes if process.mine})
-        elif self._due or ran:
+        self._log.see(snapshot, ran)
+        if ran:
+            self.cells = self._log.runs()[-_TOLD:]
+        if ran or (self._due and not self._log.busy):
             self._keep()
 
     def _ran(self) -> None:
         """Handle the begin or end of a cell, on the kernel's thread."""
         if self._closed:
             return
-        self._log.holds({process.uuid for process in self._last.processes if process.mine})
         self._audience.receives(not self._log.busy)
         # A notebook in which a cell ran has to be saved anyway.
         self._due = True

@@ -12,13 +12,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from IPython import get_ipython
 
 from gpumagic.telemetry.history import CellRun, CellRuns
+from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,6 +139,7 @@ class ShellCells:
         self._runs = CellRuns(KEPT)
         # The ids, by the identity of IPython's record of the cell, shared by its start and end.
         self._running: dict[int, str] = {}
+        self._held: list[ProcessSample] = []
         self._notebook = os.environ.get("JPY_SESSION_NAME")
 
     @property
@@ -161,10 +163,12 @@ class ShellCells:
         self._runs.forget(lambda run: run.id in running)
         self._running.clear()
 
-    def holds(self, uuids: Iterable[str]) -> None:
-        """Record the GPUs on which this kernel, and so a running cell, holds memory."""
-        for name in list(self._running.values()):
-            self._runs.hold(name, uuids)
+    def see(self, snapshot: Snapshot, ran: bool = False) -> None:
+        """Record the GPUs that a running cell uses; `ran`: also the one that has just ended."""
+        self._held = [process for process in snapshot.processes if process.mine]
+        just_ended = [run.id for run in self._runs.since()[-1:]] if ran else []
+        for name in {*self._running.values(), *just_ended}:
+            self._runs.use(name, snapshot, self._held)
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs as JSON, the oldest first."""
@@ -175,6 +179,7 @@ class ShellCells:
         kept = self._shell.history_manager.input_hist_parsed
         count = len(kept) if info.store_history else None
         name = f"{os.getpid()}-{next(_numbers)}"
+        self._runs.start(name, self._held)
         self._runs.keep(CellRun(name, None, self._notebook, count, self._clock()))
         self._running[id(info)] = name
         self._changed()

@@ -231,4 +231,4 @@ export interface Variables {
 }
 
 /** From this many seconds on, the kernel is asked only on request and not after each cell. */
-export const SLOW_S = 0.5;
+export const SLOW_S = 0.2;

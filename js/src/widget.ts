@@ -69,13 +69,15 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     results: show('results'),
   };
   const beat = (): void => {
+    // The kernel rests while nobody looks.
+    if (document.hidden) return;
     send('look');
     const patience = Math.max(SILENT_S, 3 * get<number>('period'));
     if (Date.now() - arrived > 1000 * patience)
       lost(busy() ? 'waiting for the cell to finish' : 'the kernel does not answer');
   };
-  // Timers stop in a page in the background.
   const shown = (): void => {
+    arrived = Date.now();
     if (!document.hidden) send('look');
   };
 

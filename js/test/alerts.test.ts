@@ -16,7 +16,16 @@ let time: number;
 beforeEach(() => {
   alerts = new Alerts(read().limits, english);
   time = 1e9;
+  use(COOL.uuid);
 });
+
+/** A notebook of mine holds memory on this GPU, or on none. */
+function use(...uuids: string[]): void {
+  const elsewhere = { ...KERNEL, kernel: null, notebook: null, uuid: 'elsewhere' };
+  const held = uuids.map((uuid) => ({ ...KERNEL, idle_since: null, uuid }));
+  const quiet = { driver: null, gpus: [], problems: [], time };
+  alerts.update({ ...FIXTURE, ...quiet, processes: [...held, elsewhere] });
+}
 
 /** What is told while this GPU is so for these seconds, looked at each second. */
 function during(seconds: number, gpu: Partial<GpuSample>, rest: Partial<Snapshot> = {}): string[] {
@@ -77,7 +86,7 @@ describe('memory', () => {
   it('follows the limits', () => {
     alerts.limits = { ...read().limits, memoryPercent: 50, memorySeconds: 0 };
     expect(during(1, { memory_used: 41 * GIB })).toHaveLength(1);
-    alerts = new Alerts({ ...read().limits, memory: false }, english);
+    alerts = new Alerts({ ...read().limits, memoryAlert: false }, english);
     expect(during(100, FULL)).toEqual([]);
   });
 
@@ -89,6 +98,16 @@ describe('memory', () => {
     expect(during(20, FULL)).toHaveLength(1);
   });
 });
+
+it.each([FULL, { temperature: 87 }, { lost: true }, { xid: 79, xid_time: 1e9 }])(
+  '%o is not told of a GPU that only others use, until a notebook of mine does',
+  (wrong) => {
+    use();
+    expect(during(100, wrong)).toEqual([]);
+    use(COOL.uuid);
+    expect(during(1, wrong)).toHaveLength(1);
+  },
+);
 
 describe('heat', () => {
   it('is the limit, for a while', () => {
@@ -202,7 +221,7 @@ it('whatever comes, the same event is never told twice in a minute', () => {
       throttle: pick(null, [], ['power cap'], ['hardware thermal slowdown']),
     };
     const idle_since = pick(null, time - 1, time - 3600);
-    const processes = pick([], [{ ...KERNEL, idle_since }]);
+    const processes = pick([], [{ ...KERNEL, uuid: COOL.uuid, idle_since }]);
     const snapshot = { ...FIXTURE, problems: [], gpus: pick([gpu], [gpu], []), processes, time };
     for (const { key } of alerts.update(snapshot)) {
       expect(time - (last.get(key) ?? 0)).toBeGreaterThan(60);

@@ -89,8 +89,9 @@ it('asks rarely who holds memory while nobody looks, and only where it can be of
   expect(world.asked).toHaveLength(1);
   poll.setLimits(read().limits);
   expect(world.last.readyState).toBe(0);
-  const { memory, heat, idle, fault, ...rest } = read().limits;
-  expect([memory, heat, idle, fault]).toEqual([true, true, true, true]);
-  poll.setLimits({ ...rest, memory: false, heat: false, idle: false, fault: false });
+  const { memoryAlert, heatAlert, idleAlert, faultAlert, ...rest } = read().limits;
+  expect([memoryAlert, heatAlert, idleAlert, faultAlert]).toEqual([true, true, true, true]);
+  const none = { memoryAlert: false, heatAlert: false, idleAlert: false, faultAlert: false };
+  poll.setLimits({ ...rest, ...none });
   expect(world.last.readyState).toBe(3);
 });

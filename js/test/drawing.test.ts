@@ -21,7 +21,8 @@ describe('updates', () => {
     monitor.update(hotter);
     monitor.draw();
     await Promise.resolve();
-    expect(seen.map((record) => record.type)).toEqual(['characterData']);
+    // In its line, and at its chart.
+    expect(seen.map((record) => record.type)).toEqual(['characterData', 'characterData']);
     observer.disconnect();
   });
 
@@ -141,7 +142,7 @@ describe('marks', () => {
     monitor.update({ ...fixture(), time: time + 30 });
     monitor.draw();
     expect(tip(monitor)).toBe(
-      '34.0 GiB, 30 s ago' + 'this notebook 10.0 GiB' + 'other processes 23.0 GiB',
+      '34.0 GiB, 30 s ago' + 'this notebook 10.0 GiB' + 'everyone else 23.0 GiB',
     );
     canvas.dispatchEvent(new MouseEvent('pointerleave'));
     expect(tip(monitor)).toBeNull();

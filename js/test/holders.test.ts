@@ -39,8 +39,7 @@ describe('who holds what', () => {
       ownOther: 5 * GIB,
       other: 10 * GIB,
       orphan: 2 * GIB,
-      unattributed: 13 * GIB,
-      reserved: GIB,
+      system: 14 * GIB,
       free: 39 * GIB,
       known: true,
     });
@@ -73,8 +72,13 @@ describe('who holds what', () => {
 
   test('what nobody visible holds is a row of its own', () => {
     const snapshot = { ...fixture(), gpus: [gpu()], processes: [] };
-    expect(at(views(snapshot, null), 0).unattributed).toBe(40 * GIB);
-    expect(text(mount(snapshot), '.process')).toEqual(['not visible here40.0 GiB']);
+    expect(at(views(snapshot, null), 0).system).toBe(41 * GIB);
+    expect(text(mount(snapshot), '.process')).toEqual(['system41.0 GiB']);
+    // What the driver keeps for itself is normal.
+    const normal = gpu({ memory_used: GIB / 4, memory_reserved: GIB / 2 });
+    expect(text(mount({ ...snapshot, gpus: [normal] }), '.process')).toEqual([]);
+    const small = gpu({ memory_total: 8 * GIB, memory_used: GIB / 4, memory_reserved: 0 });
+    expect(text(mount({ ...snapshot, gpus: [small] }), '.process')).toEqual(['system256 MiB']);
   });
 
   test('buttons only where they make sense, each with the process', () => {

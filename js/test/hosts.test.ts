@@ -382,7 +382,7 @@ describe('in the monitor', () => {
     expect(all(monitor, '.host-section')).toEqual([]);
   });
 
-  test('one legend for all, and lines where all together are many', () => {
+  test('lines where all together are many', () => {
     const own = { ...fixture(), gpus: fixture().gpus.slice(2, 4) };
     const monitor = mount(own);
     expect(all(monitor, '.opened')).toHaveLength(2);
@@ -391,7 +391,6 @@ describe('in the monitor', () => {
     expect(all(monitor, '.gpu')).toHaveLength(4);
     // This notebook's.
     expect(all(monitor, '.opened')).toHaveLength(1);
-    expect(all(monitor, '.legend')).toHaveLength(1);
   });
 
   test('where the server has no GPU, those of others come before why', () => {

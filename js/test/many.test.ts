@@ -43,58 +43,28 @@ describe('lines', () => {
     const snapshot = crowd(8);
     const monitor = mount(snapshot);
     one(monitor, '.gpu .open').click();
-    const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_clock: 1234 }));
+    const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_activity: 12.34 }));
     monitor.update({ ...snapshot, gpus, time: snapshot.time + 1 });
     monitor.draw();
     one(monitor, '.gpu .axis > .more').click();
     monitor.draw();
-    expect(text(monitor, '.facts dd')[0]).toMatch(/^1234\b/);
+    expect(text(monitor, '.facts dd')[0]).toMatch(/^12\b/);
   });
 
   test('one line sums them up', () => {
     const snapshot = crowd(8);
     snapshot.gpus.forEach((gpu, n) => {
+      gpu.ordinal = n;
       gpu.utilization = n < 5 ? 50 : 0;
       gpu.memory_used = n < 6 ? 10 * GIB : 0;
     });
     at(snapshot.gpus, 0).lost = true;
-    const said = () => text(monitor, '.summary:not([hidden]) > span');
+    const said = () => text(monitor, '.summary:not([hidden])');
     const monitor = mount(snapshot);
-    expect(said()).toEqual(['8 GPUs · 1 lost · 4 busy · 2 free · 50.0 GiB held']);
+    expect(said()).toEqual(['8 GPUs · free: 6, 7 · 1 lost']);
     monitor.update(crowd(3));
     monitor.draw();
     expect(said()).toEqual([]);
-  });
-
-  test('they stand in the order that was chosen, what is not known last', () => {
-    const snapshot = crowd(4);
-    for (const gpu of snapshot.gpus) gpu.ordinal = gpu.index;
-    [5, 90, null, 40].forEach((value, n) => {
-      at(snapshot.gpus, n).utilization = value;
-    });
-    const monitor = mount(snapshot);
-    const select = one(monitor, 'select') as HTMLSelectElement;
-    select.value = 'utilization';
-    select.dispatchEvent(new Event('change'));
-    monitor.draw();
-    expect(names(monitor)).toEqual(['cuda:1', 'cuda:3', 'cuda:0', 'cuda:2']);
-    expect(text(monitor, '.order span')).toEqual(['by utilization']);
-  });
-
-  test('who holds them is told before more than eight, a few at first', () => {
-    const snapshot = crowd(9);
-    snapshot.processes = snapshot.gpus.map(({ uuid }, n) => book(uuid, `${n}.ipynb`, GIB, n));
-    const monitor = mount(snapshot);
-    expect(one(monitor, '.held').nextElementSibling?.className).toBe('gpus');
-    expect(all(monitor, '.held .process')).toHaveLength(4);
-    const more = one(monitor, '.held .more');
-    // What is held beyond the processes is one more row.
-    expect(more.textContent).toBe('and 6 more');
-    more.click();
-    expect(all(monitor, '.held .process')).toHaveLength(10);
-    monitor.update(crowd(5));
-    monitor.draw();
-    expect(one(monitor, '.held').previousElementSibling?.className).toBe('gpus');
   });
 });
 
@@ -118,7 +88,7 @@ describe('virtual GPUs of other kernels', () => {
 
   test('say whose they are, and this notebook’s stand first and open', () => {
     const monitor = mount(snapshot());
-    expect(text(monitor, '.opened .name')).toEqual([
+    expect(text(monitor, '.opened .whose')).toEqual([
       'explore.ipynb',
       'explore.ipynb',
       'train.ipynb',
@@ -130,7 +100,8 @@ describe('virtual GPUs of other kernels', () => {
     monitor.update(many);
     monitor.draw();
     expect(text(monitor, '.opened .open')).toEqual(['cuda:0']);
-    expect(text(monitor, '.readings:not([hidden]) > .of')).toEqual(Array(3).fill('explore.ipynb'));
+    expect(text(monitor, '.summary:not([hidden])')).toEqual(['4 GPUs']);
+    expect(text(monitor, '.gpu:not(.opened) .whose')).toEqual(Array(3).fill('explore.ipynb'));
     expect(names(monitor)).toEqual(['cuda:0', 'cuda:2', 'cuda:0', 'cuda:1']);
   });
 });
@@ -144,13 +115,17 @@ describe('words', () => {
 
   test('it is cuda:0, and GPU 1 where that is another number', () => {
     const monitor = mount({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })] });
-    expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:0', 'GPU 1']);
+    const named = () => [
+      one(monitor, '.head .open').textContent,
+      one(monitor, '.vitals').textContent,
+    ];
+    expect(named()).toEqual(['cuda:0', expect.stringContaining(' · GPU 1 · ')]);
     // As this notebook has it, not as the server does.
     const own = process('u', { kernel: 'k', ordinal: 1 });
     monitor.set({ here: 'k' });
     monitor.update({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })], processes: [own] });
     monitor.draw();
-    expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:1']);
+    expect(named()).toEqual(['cuda:1', expect.not.stringContaining('GPU')]);
   });
 
   test('others by user, by program, or as gone', () => {
@@ -165,7 +140,7 @@ describe('words', () => {
       ],
     });
     const who = text(monitor, '.process .who');
-    expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'not visible here']);
+    expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'system']);
   });
 
   test('what outlives its kernel says who started it', () => {
@@ -207,14 +182,5 @@ describe('words', () => {
       gpus: [parent, slice, { ...slice, uuid: 'MIG-2' }, other],
     });
     expect(text(monitor, '.slice b')).toEqual(['MIG 1g.10gb #1', 'MIG 1g.10gb #2', 'MIG 3g.40gb']);
-  });
-
-  test('a GPU that is lost says who was there', () => {
-    const snapshot = { ...fixture(), gpus: [busy()], processes: [book('u', 'train.ipynb', GIB)] };
-    const monitor = mount(snapshot);
-    const lost = busy({ lost: true, memory_total: null, memory_used: null });
-    monitor.update({ ...snapshot, gpus: [lost], processes: [], time: snapshot.time + 1 });
-    monitor.draw();
-    expect(one(monitor, '.body').textContent).toContain('Last used by train.ipynb');
   });
 });

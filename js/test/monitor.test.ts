@@ -6,13 +6,8 @@ describe('what is shown', () => {
   test('a card for each GPU, with its name and what it is', () => {
     const monitor = mount();
     expect(text(monitor, '.gpu > .head .open')).toEqual(['GPU 0', 'cuda:0', 'GPU 2']);
-    expect(text(monitor, '.gpu > .head .name')).toEqual([
-      'H100 80GB HBM3',
-      'H100 80GB HBM3',
-      'H100 80GB HBM3',
-    ]);
-    expect(text(monitor, '.also:not([hidden])')).toEqual(['GPU 1']);
-    expect(text(monitor, '.head .badge')).toEqual(['MIG']);
+    expect(text(monitor, '.gpu > .head .model')).toEqual(['H100 MIG', 'H100', 'H100']);
+    expect(one(monitor, '.model').title).toContain('H100 80GB HBM3');
     expect(text(monitor, '.slice b')).toEqual(['MIG 1g.10gb']);
   });
 
@@ -21,18 +16,23 @@ describe('what is shown', () => {
     const card = at(all(monitor, '.gpu'), 1);
     expect([...card.querySelectorAll('.cap b')].map((node) => node.textContent)).toEqual([
       '97 %',
-      '34.0/80 GiB',
+      '34/80 GiB',
     ]);
-    expect(card.querySelector('.heat')?.textContent).toBe('88 °C · 698 W');
+    expect(card.querySelector('.head')?.textContent).toBe(
+      'cuda:0H10034/80 GiB97 %88°698 Wtrain.ipynb +1',
+    );
+    // An opened one begins with them, and the clocks.
+    expect(card.querySelector('.body')?.firstElementChild?.textContent).toBe(
+      '88 °C · 698/700 W · 1755/1980 MHz · GPU 1 · memory 2619 MHz',
+    );
   });
 
   test('faults have badges, the power cap has none', () => {
     const monitor = mount();
-    expect(text(monitor, '.body .badge')).toEqual([
+    expect(text(monitor, '.badge')).toEqual([
       'Xid 63',
-      'hot',
-      'throttled: hardware thermal slowdown',
-      'lost',
+      'hot: 88 °C, limit 87 °C',
+      'throttled: hardware thermal slowdown, 1755 / 1980 MHz',
     ]);
   });
 
@@ -51,7 +51,8 @@ describe('what is shown', () => {
     snapshot.processes = [];
     const monitor = mount(snapshot);
     expect(text(monitor, '.cap b')).toEqual(['N/A', 'N/A']);
-    expect(one(monitor, '.heat').textContent).toBe('N/A · N/A');
+    expect(text(monitor, '.used, .percent, .heat, .power')).toEqual(Array(4).fill('N/A'));
+    expect(one(monitor, '.vitals').textContent).toMatch(/^N\/A · N\/A · /);
     expect(one(monitor, '.gpu').textContent).not.toMatch(/\b0 /);
   });
 
@@ -112,6 +113,9 @@ describe('what is shown', () => {
     });
     monitor.draw();
     expect(text(monitor, '.check > [role=img]')).toEqual(['✗', '✓', '·']);
+    // The first one explains all: the others are one line.
+    expect(text(monitor, '.doctor > .checks b')).toEqual(['driver']);
+    expect(text(monitor, 'details:not([open]) > summary')).toContain('2 more checks');
     expect(one(monitor, '.doctor').textContent).toContain('%gpus --virtual 2');
     // One recommendation, and none to ask the doctor whom one has before oneself.
     expect(one(monitor, '.advice').textContent).toBe('None. Install it.');
@@ -175,22 +179,27 @@ describe('what is shown', () => {
         { ...result, id: 'b', title: 'newer', time: 2 },
       ],
     });
-    expect(text(monitor, 'summary').map((title) => title.slice(0, 5))).toEqual(['newer', 'older']);
+    expect(text(monitor, '.results summary').map((title) => title.slice(0, 5))).toEqual([
+      'newer',
+      'older',
+    ]);
     expect(at(all(monitor, '.results details'), 1)).toBe(older);
   });
 
   test('every word passes through the translation', () => {
     const said: string[] = [];
     const monitor = new Monitor({
-      translate: (words) => {
-        said.push(words);
-        return `«${words}»`;
+      translate: {
+        __: (words) => {
+          said.push(words);
+          return `«${words}»`;
+        },
+        _n: (words) => words,
       },
     });
     monitor.update(fixture());
     monitor.draw();
     expect(said).toContain('Utilization');
     expect(text(monitor, '.cap .dim')).toContain('«Utilization»');
-    expect(one(monitor, '.legend').textContent).toContain('«this notebook»');
   });
 });

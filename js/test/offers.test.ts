@@ -1,25 +1,36 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
+import { Gettext } from '@jupyterlab/translation/lib/gettext.js';
 import { beforeEach, expect, it } from 'vitest';
+import { type Application, Cells } from '../src/lab/cells.js';
 import { Offers } from '../src/lab/no-gpu.js';
-import { type Application, RunInKernel } from '../src/lab/run-in-kernel.js';
 import { english, type Offer } from '../src/monitor/shared.js';
 import { settled } from './world.js';
 
 /** A notebook whose kernel answers as a test says. */
 class Notebook {
+  id = 'book';
   name = 'train.ipynb';
   ready = Promise.resolve();
-  close = () => {};
-  disposed = {
-    connect: (slot: () => void) => {
-      this.close = slot;
+  sessionContext = this;
+  context = { ready: Promise.resolve() };
+  content = {
+    activeCellIndex: 3,
+    model: {
+      sharedModel: {
+        insertCell: (at: number, { source }: { source: string }) =>
+          void this.content.widgets.splice(at, 0, {
+            model: { executionCount: null, sharedModel: { source } },
+          }),
+      },
     },
+    widgets: [
+      { model: { executionCount: null as number | null, sharedModel: { source: 'x = 1' } } },
+    ],
   };
   ran: string[] = [];
   reply: object = { status: 'ok' };
   kernel: Record<string, unknown> | null = {
     status: 'idle',
-    info: Promise.resolve({ language_info: { name: 'python' } }),
     requestExecute: ({ code, silent }: { code: string; silent: boolean }) => {
       expect(silent).toBe(true);
       this.ran.push(code);
@@ -37,15 +48,21 @@ class Notebook {
   get session() {
     return { kernel: this.kernel };
   }
+  get cells() {
+    return this.content.widgets.map(({ model }) => model.sharedModel.source);
+  }
 }
 
 const LINES = '%load_ext gpumagic\n%gpus --virtual 2';
 let book: Notebook;
+let open: Notebook[];
 let shown: Offer;
 let told: string[];
-let opened: object[];
+let executed: [string, unknown][];
+let answer: boolean;
 let specs: object | null;
 let offers: Offers;
+let cells: Cells;
 const here = () => offers.here(book as unknown as ISessionContext);
 const press = async () => {
   shown.buttons[0]?.press();
@@ -54,8 +71,7 @@ const press = async () => {
 
 beforeEach(() => {
   book = new Notebook();
-  told = [];
-  opened = [];
+  [told, executed, answer, open] = [[], [], true, [book]];
   specs = {
     default: 'python3',
     kernelspecs: {
@@ -67,11 +83,12 @@ beforeEach(() => {
   const app = {
     commands: {
       hasCommand: () => true,
-      execute: (_: string, how: object) => {
-        opened.push(how);
-        return Promise.resolve({ sessionContext: book });
+      execute: (name: string, how: unknown) => {
+        executed.push([name, how]);
+        return Promise.resolve(name === 'notebook:run-cell-and-select-next' ? answer : book);
       },
     },
+    shell: { activateById: () => {}, widgets: () => open },
     serviceManager: {
       kernelspecs: {
         ready: Promise.resolve(),
@@ -84,90 +101,93 @@ beforeEach(() => {
   const set = ({ offer }: { offer: Offer }) => {
     shown = offer;
   };
-  offers = new Offers(new RunInKernel(app, english), set, (text) => told.push(text), english);
+  cells = new Cells(app, english);
+  offers = new Offers(cells, set, (text) => told.push(text), english);
 });
 
-it('runs both lines in the current notebook, and says so', async () => {
+it('runs both lines as the first cell of the current notebook, and says what to type', async () => {
   here();
   expect(shown.buttons[0]?.label).toBe('Use 2 virtual GPUs in train.ipynb');
   shown.buttons[0]?.press();
   expect(shown).toMatchObject({ busy: true, text: 'Making 2 virtual GPUs in train.ipynb…' });
   await settled();
-  expect(book.ran).toEqual([LINES]);
+  expect(book.cells).toEqual([LINES, 'x = 1']);
+  expect(book.content.activeCellIndex).toBe(0);
+  expect(executed).toEqual([['notebook:run-cell-and-select-next', undefined]]);
   expect(shown).toMatchObject({ busy: false, text: '' });
   expect(told).toEqual([
-    'train.ipynb now has 2 virtual GPUs, until its kernel stops. Try %%ongpu 1 on top of a cell.',
+    'train.ipynb now has 2 virtual GPUs, until its kernel stops. Type %%ongpu 1 at the top of a cell.',
   ]);
+  await press();
+  expect(book.cells).toEqual([LINES, 'x = 1']);
+});
+
+it('JupyterLab’s translation keeps both percent signs', () => {
+  const bundle = new Gettext({ domain: 'gpumagic' });
+  const said: string[] = [];
+  const trans = { __: bundle.__.bind(bundle), _n: bundle._n.bind(bundle) } as typeof english;
+  const made = new Offers(
+    cells,
+    () => {},
+    (text) => said.push(text),
+    trans,
+  );
+  made.here(book as unknown as ISessionContext);
+  return made.virtual().then(() => expect(said[0]).toContain('Type %%ongpu 1 at'));
 });
 
 it('opens a notebook with the Python kernel where there is none', async () => {
   expect(shown.buttons[0]?.label).toBe('New notebook with 2 virtual GPUs');
   await press();
-  expect(opened).toEqual([{ kernelName: 'python3' }]);
-  expect(book.ran).toEqual([LINES]);
+  expect(executed[0]).toEqual(['notebook:create-new', { kernelName: 'python3' }]);
+  expect(book.cells[0]).toBe(LINES);
   specs = { default: 'r', kernelspecs: { r: { name: 'r', language: 'R' } } };
   await press();
   expect(shown.text).toBe('This server has no Python kernel.');
 });
 
-const STANDS_AGAINST: [string, (book: Notebook) => void, RegExp][] = [
-  ['no kernel', (it) => (it.kernel = null), /^train.ipynb has no kernel: start one/],
-  ['a dead one', (it) => (it.kernel = { ...it.kernel, status: 'dead' }), /is dead: restart it/],
-  ['a busy one', (it) => (it.kernel = { ...it.kernel, status: 'busy' }), /is running a cell/],
-  [
-    'one of another language',
-    (it) => {
-      const info = Promise.resolve({ language_info: { name: 'R' } });
-      it.kernel = { ...it.kernel, info };
-    },
-    /^The kernel of train.ipynb is R: virtual GPUs need Python\.$/,
-  ],
-  [
-    'one without gpumagic',
-    (it) =>
-      (it.reply = {
-        status: 'error',
-        ename: 'ModuleNotFoundError',
-        evalue: "No module named 'gpumagic'",
-      }),
-    /^The kernel of train.ipynb has no gpumagic: run %pip install gpumagic in it\.$/,
-  ],
-  [
-    'what the magic refuses',
-    (it) =>
-      (it.reply = { status: 'error', ename: 'UsageError', evalue: '%gpus: no torch\nmore of it' }),
-    /^%gpus: no torch$/,
-  ],
-  ['an earlier failure', (it) => (it.reply = { status: 'aborted' }), /Press again\.$/],
-];
-
-it.each(STANDS_AGAINST)('says in a line what stands against it: %s', async (_, change, line) => {
-  change(book);
+it('gives a console the lines as its next cell', async () => {
+  open = [];
   here();
   await press();
-  expect(shown.text).toMatch(line);
-  expect(shown.busy).toBe(false);
+  expect(executed).toEqual([['console:inject', expect.objectContaining({ code: LINES })]]);
+});
+
+it('says that the cell failed, which the cell explains', async () => {
+  answer = false;
+  here();
+  await press();
+  expect(shown.text).toBe('The first cell of train.ipynb failed: it says why.');
   expect(told).toEqual([]);
-  await expect(offers.virtual()).rejects.toThrow(line);
+  await expect(offers.virtual()).rejects.toThrow('failed');
   // Another notebook is another question.
   offers.here(null);
   expect(shown.text).toBe('');
 });
 
+it('selects the newest cell with a number', async () => {
+  book.content.widgets = [7, 9, 7].map((executionCount) => ({
+    model: { executionCount, sharedModel: { source: '' } },
+  }));
+  const context = book as unknown as ISessionContext;
+  expect(await cells.show(context, 7)).toBe(true);
+  expect(book.content.activeCellIndex).toBe(2);
+  expect(await cells.show(context, 8)).toBe(false);
+});
+
 it.each([
-  ['that it has no kernel yet', (it: Notebook, never: Promise<void>) => (it.ready = never)],
+  ['no kernel', (it: Notebook) => (it.kernel = null), /^train.ipynb has no kernel: start one/],
   [
-    'that its kernel says nothing',
-    (it: Notebook, never: Promise<void>) => (it.kernel = { ...it.kernel, info: never }),
+    'an error',
+    (it: Notebook) => (it.reply = { status: 'error', ename: 'E', evalue: 'no disk\nmore' }),
+    /^no disk$/,
   ],
-])('waits no longer for a notebook that is closed while %s', async (_, change) => {
-  change(book, new Promise<void>(() => {}));
+  ['an earlier failure', (it: Notebook) => (it.reply = { status: 'aborted' }), /Press again\.$/],
+])('says in a line what stands against the settings: %s', async (_, change, line) => {
+  change(book);
   here();
-  await press();
-  expect(shown.busy).toBe(true);
-  book.close();
-  await settled();
-  expect(shown).toMatchObject({ busy: false, text: 'train.ipynb was closed.' });
+  await expect(offers.enable()).rejects.toThrow(line);
+  expect(shown.text).toMatch(line);
 });
 
 it('writes the settings of the kernel’s profile, where there is a notebook', async () => {
@@ -185,5 +205,5 @@ it('runs once however often it is pressed', async () => {
   shown.buttons[0]?.press();
   shown.buttons[0]?.press();
   await settled();
-  expect(book.ran).toHaveLength(1);
+  expect(executed).toHaveLength(1);
 });

@@ -164,3 +164,16 @@ test('who holds memory is known until nobody has asked for a while', () => {
   expect(told.get('left')).toEqual([7, 7, 7, Number.NaN]);
   expect(told.get('k1')?.[0]).toBe(5);
 });
+
+test('the cells of a day are merged before the eye sees it', () => {
+  const runs = new Runs();
+  const gpus = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'];
+  const cells = Array.from({ length: 2000 }, (_, n) => ({
+    ...{ id: `${n}`, kernel: 'k', notebook: null, count: n, gpus },
+    ...{ start: 2000 - n, end: 2000.5 - n },
+  }));
+  const began = performance.now();
+  runs.merge(cells, 2000);
+  expect(performance.now() - began).toBeLessThan(100);
+  expect(runs.of('h').map(({ count }) => count)).toEqual(cells.map(({ count }) => count).reverse());
+});

@@ -20,9 +20,3 @@ it('reads each setting of the schema', () => {
     expect(read({ ...DEFAULTS, [key]: other }), key).not.toEqual(read(DEFAULTS));
   }
 });
-
-it('keeps within the bounds, whatever stands there', () => {
-  expect(read({ period: 0 }).period).toBe(0.25);
-  expect(read({ period: 1e9 }).period).toBe(60);
-  expect(read({ period: 'fast', history: null })).toEqual(read());
-});

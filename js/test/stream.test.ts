@@ -163,50 +163,27 @@ it('holds a silent socket for dead', async () => {
   expect(world.last.readyState).toBe(3);
 });
 
-it('asks instead where sockets are cut at once, and goes back to a socket when it can', async () => {
-  world.answer = (path) => (path.startsWith('history') ? past(7) : snapshot(50));
+it('asks once with each attempt where sockets are cut, and says so', async () => {
+  world.answer = () => snapshot(50);
   stream.subscribe(seen, ALL);
   for (let n = 0; n < 3; n++) {
     world.last.open();
     world.last.cut();
     await world.pass(2000);
   }
-  expect(seen.states.at(-1)).toBe('polling');
+  expect(seen.states.at(-1)).toBe('connecting');
   expect(seen.text).toMatch(/proxy/);
-  expect(seen.histories).toEqual([[7]]);
-  world.asked = [];
-  await world.pass(20_000);
-  expect(world.asked.filter((path) => path === 'snapshot')).toHaveLength(10);
-  expect(world.asked.filter((path) => path === 'history?since=7')).toHaveLength(2);
+  expect(seen.snapshots).toEqual([50, 50]);
+  world.answer = () => new Error('down');
+  while (world.last.readyState === 3) await world.pass(1000);
+  world.last.cut();
+  await settled();
+  expect(seen.states.at(-1)).toBe('lost');
   const count = world.sockets.length;
   while (world.sockets.length === count) await world.pass(1000);
-  expect(world.now()).toBeLessThan(70_000);
-  expect(seen.states.at(-1)).toBe('polling');
   world.last.open();
   world.last.say(shot(99));
   expect(seen.states.at(-1)).toBe('live');
-  world.asked = [];
-  await world.pass(5000);
-  expect(world.asked).toEqual([]);
-});
-
-it('says that the server went away while it was asked', async () => {
-  const answer = (path: string) => (path === 'snapshot' ? snapshot(50) : past(50));
-  world.answer = answer;
-  stream.subscribe(seen, ALL);
-  for (let n = 0; n < 3; n++) {
-    world.last.cut();
-    await world.pass(2000);
-  }
-  expect(seen.states.at(-1)).toBe('polling');
-  world.answer = () => new Error('down');
-  await world.pass(4000);
-  expect(seen.states.at(-1)).toBe('lost');
-  world.answer = answer;
-  await world.pass(4000);
-  world.last.cut();
-  await world.pass(1000);
-  expect(seen.states.at(-1)).toBe('polling');
 });
 
 it.each([

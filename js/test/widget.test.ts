@@ -53,6 +53,12 @@ test('a view says that it is there, again and again, and when it goes', () => {
   expect(model.said.map(({ type }) => type)).toEqual(['look', 'look', 'look']);
   document.dispatchEvent(new Event('visibilitychange'));
   expect(model.said).toHaveLength(4);
+  // In a hidden tab it says nothing, and the kernel can rest.
+  const hidden = vi.spyOn(document, 'hidden', 'get').mockReturnValue(true);
+  document.dispatchEvent(new Event('visibilitychange'));
+  vi.advanceTimersByTime(60_000);
+  expect(model.said).toHaveLength(4);
+  hidden.mockReturnValue(false);
   close();
   vi.advanceTimersByTime(60_000);
   expect(model.said.map(({ type }) => type).slice(4)).toEqual(['gone']);

@@ -60,7 +60,9 @@ def test_a_driver_that_cannot_be_asked(lab, watched, fault):
     lab.machine({"fail.*": code, "fail.nvmlInitWithFlags": code})
     watched.shows(cause)
     watched.shows(cure)
-    # Not emptiness: what was checked, and what else there is.
+    # Not emptiness: what failed first, the other checks in a line, and what else there is.
+    watched.shows("more checks")
+    watched.panel.get_by_text("more checks").evaluate("line => { line.parentElement.open = true; }")
     watched.shows("nvidia-ml-py")
     watched.shows("%gpus --virtual 2")
     watched.hides("H100")
@@ -88,7 +90,7 @@ def test_other_gpus_cut_in_parts_that_tell_nothing(lab, watched):
     watched.shows("Other")
     watched.shows("MIG")
     lab.machine(other | {f"fail.{function}": 3 for function in FIELDS})
-    watched.shows("N/A · N/A")
+    watched.shows("N/A")
     assert "dmesg" not in watched.says()
     expect(watched.status).not_to_contain_text("⚠")
     lab.machine({"gpu.*.util": 44})

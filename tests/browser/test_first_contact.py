@@ -16,6 +16,16 @@ def run(view, number, code):
     return view.page.locator(".jp-NotebookPanel .jp-Cell").nth(number)
 
 
+def goes_to_the_cell_of_a_mark(view):
+    """A press on its mark selects the cell; the keyboard begins with the newest one."""
+    active = "window.jupyterapp.shell.currentWidget.content.activeCellIndex"
+    view.page.evaluate(f"{active} = 0")
+    view.panel.locator("canvas[tabindex]").last.focus()
+    expect(view.panel.locator(".tip")).to_contain_text("In [3]")
+    view.page.keyboard.press("Enter")
+    view.wait_until(lambda: view.page.evaluate(active) == 2)
+
+
 def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     view, page = new_view, new_view.page
     lab.machine(NO_DRIVER)
@@ -32,17 +42,20 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     view.hides("No GPU is visible here")
     view.shows("cuda:1")
     expect(page.get_by_text("now has 2 virtual GPUs")).to_be_visible()
-    expect(run(view, 0, PLACED)).to_contain_text("cuda:1 (virtual)")
-    # Nothing that we run counts as a cell of the notebook.
+    expect(page.get_by_text("Type %%ongpu 1 at the top of a cell.")).to_be_visible()
+    # What the button ran is the notebook's first cell, to be saved with it.
+    expect(page.locator(".jp-NotebookPanel .jp-Cell").first).to_contain_text("%gpus --virtual 2")
     expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
-    timed = run(view, 1, TIMED)
+    expect(run(view, 1, PLACED)).to_contain_text("cuda:1 (virtual)")
+    timed = run(view, 2, TIMED)
     expect(timed).to_contain_text("times are the CPU's")
     expect(timed).to_contain_text("same")
     # What holds the memory, a press away: asked of the kernel, which counts no cell.
-    view.panel.get_by_role("button", name="Variables on cuda:1").click()
+    view.panel.get_by_role("button", name="Variables (1): x 352 KiB").click()
     expect(view.panel.locator(".holding").filter(has_text="352 KiB")).to_contain_text("x")
-    view.shows("as of In [2]")
-    expect(page.locator(".jp-InputPrompt").nth(1)).to_have_text("[2]:")
+    view.shows("as of In [3]")
+    expect(page.locator(".jp-InputPrompt").nth(2)).to_have_text("[3]:")
+    goes_to_the_cell_of_a_mark(view)
     outputs = page.locator(".jp-OutputArea")
     expect(outputs.filter(has_text="Error")).to_have_count(0)
     expect(page.locator("[data-mime-type='application/vnd.jupyter.stderr']")).to_have_count(0)

@@ -61,7 +61,7 @@ def test_a_kernel_behind_a_gateway_brings_its_host(gateway, lab, new_view, tmp_p
     held = {"gpu.0.used": 4 * GIB, "gpu.0.compute": f"{pid.read_text()}:{3 * GIB}"}
     gateway.machine(GPU | held)
     view.shows("far.ipynb")
-    view.shows("this notebook")
+    expect(view.panel.locator(".who.own").first).to_be_visible()
     assert view.page.evaluate(STATUS) == "busy"
     view.close_documents()
     view.hides("L40S")

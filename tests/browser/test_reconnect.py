@@ -34,8 +34,8 @@ def test_a_cut_socket_comes_back_and_asks_for_what_it_missed_or_asks_instead_of_
     # As a proxy does that cuts every one.
     passes = False
     routes[1].close()
-    view.shows("A proxy cuts the connection")
     view.lab.machine({"gpu.1.util": 63})
+    view.shows("A proxy cuts the connection")
     view.shows("63 %")
     view.page.unroute_all()
 

@@ -6,6 +6,8 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
+import gpumagic
+
 GIB = 2**30
 
 ALLOCATE = [
@@ -32,7 +34,7 @@ def test_a_notebook_that_allocates_is_seen_also_by_a_page_loaded_again_and_ended
     allocate(view)
     view.shows("2.0/8 GiB", 2 * SECOND_MS)
     view.shows("train.ipynb")
-    view.shows("this notebook")
+    expect(view.panel.locator(".who.own").first).to_be_visible()
     expect(view.status).to_contain_text("cuda:0 0 % · 2.0/8 GiB")
     has_the_past_and_the_panel_when_loaded_again(view)
     view.panel.get_by_role("button", name="Shut down the kernel: train.ipynb").click()
@@ -69,7 +71,12 @@ def test_the_keyboard_is_enough(view):
     view.status.focus()
     view.page.keyboard.press("Enter")
     expect(view.panel).to_be_visible()
-    # Past the button of the toolbar.
+    # Name, version and help are one press away.
+    view.page.keyboard.press("Tab")
+    view.page.keyboard.press("Enter")
+    view.shows(f"gpumagic {gpumagic.__version__}")
+    view.shows("%%ongpu 1?")
+    view.page.keyboard.press("Enter")
     for name in ("Open as a page", "cuda:0"):
         view.page.keyboard.press("Tab")
         button = view.panel.get_by_role("button", name=name)
@@ -106,7 +113,13 @@ def test_settings_hold_at_once(lab, view):
 
 def test_an_alert_is_told_once(lab, view):
     view.set(memorySeconds=1)
-    lab.machine({"gpu.0.total": 80 * GIB, "gpu.0.used": 79 * GIB})
+    lab.write("mine.ipynb", [])
+    mine = kernel(view, "notebook", "mine.ipynb")
+    full = {"total": 80 * GIB, "used": 79 * GIB}
+    lab.machine(
+        {f"gpu.{n}.{name}": value for n in (0, 1) for name, value in full.items()}
+        | {"gpu.0.compute": f"{mine}:{7 * GIB}"}
+    )
     toast = view.page.get_by_text("memory is nearly full")
     expect(toast).to_have_count(1)
     seen = []
@@ -153,7 +166,7 @@ def test_go_to_brings_the_notebook_wherever_it_is(lab, view):
     view.wait_until(lambda: current(view) != "far.ipynb")
     go.click()
     view.wait_until(lambda: current(view) == "far.ipynb")
-    view.shows("this notebook")
+    expect(view.panel.locator(".who.own").first).to_be_visible()
 
 
 def test_go_to_brings_a_console(lab, view):
@@ -171,10 +184,22 @@ def test_a_busy_cell_is_interrupted_from_the_panel(lab, view):
     view.open_notebook("busy.ipynb")
     view.run_cell(0)
     prompt = view.page.locator(".jp-NotebookPanel .jp-InputPrompt").first
-    output = view.page.locator(".jp-OutputArea")
+    output = view.page.locator(".jp-OutputArea").first
     # A kernel that is only starting would die of it.
     expect(output).to_contain_text("on")
-    view.panel.get_by_role("button", name="Interrupt the kernel: busy.ipynb").click()
+    interrupt = view.panel.get_by_role("button", name="Interrupt the kernel: busy.ipynb")
+    # From another notebook only after a question.
+    lab.write("near.ipynb", [])
+    view.open_notebook("near.ipynb")
+    view.wait_until(lambda: current(view) == "near.ipynb")
+    interrupt.click()
+    dialog = view.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("busy.ipynb is not the current notebook.")
+    dialog.get_by_role("button", name="Cancel").click()
+    view.open_notebook("busy.ipynb")
+    view.wait_until(lambda: current(view) == "busy.ipynb")
+    assert "KeyboardInterrupt" not in output.inner_text()
+    interrupt.click()
     expect(output).to_contain_text("KeyboardInterrupt")
     expect(prompt).to_have_text("[1]:")
 

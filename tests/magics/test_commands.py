@@ -81,7 +81,7 @@ def test_turning_virtual_gpus_on_and_off(shell):
     from gpumagic import virtual
 
     assert "%gpus --virtual 2" in shell.run("%gpus").text
-    assert shell.run("%gpus").text.partition("Out[")[0].count("\n") == 1
+    assert shell.run("%gpus").text.partition("Out[")[0].count("No GPU") == 1
     done = shell.run("%gpus --virtual 3 --memory 2GiB")
     try:
         assert [g.memory_total for g in done.result.gpus] == [2 * 2**30] * 3

@@ -3,7 +3,7 @@
 import pytest
 
 from gpumagic.server.kernels import KernelCells
-from gpumagic.telemetry import ProcessSample, Snapshot
+from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
 
 
 def message(kind, parent="run-1", date=None, **content):
@@ -49,3 +49,28 @@ def test_a_run_takes_the_gpus_that_are_seen_while_and_just_after_it():
     log.see(Snapshot(1003.0, processes=(ProcessSample("GPU-1", 1, 5, kernel="k"),)))
     log.see(Snapshot(1010.0, processes=(ProcessSample("GPU-2", 1, 5, kernel="k"),)))
     assert [run.gpus for run in log.since(seen)] == [("GPU-0", "GPU-1")]
+
+
+@pytest.mark.parametrize(
+    ("busy", "load", "memory", "used"),
+    [
+        (0.0, 90.0, 5, False),  # another process computes there
+        (3.0, 90.0, 5, True),
+        (0.0, 90.0, 6, True),
+        (None, 0.0, 5, False),
+        (None, 40.0, 5, True),
+        (None, None, 5, True),  # unknown
+    ],
+)
+def test_a_run_has_no_gpu_where_its_kernel_only_holds_memory(busy, load, memory, used):
+    log = KernelCells(lambda kernel: "a.ipynb", lambda: 1000.0)
+
+    def see(time, memory, busy):
+        held = ProcessSample("GPU-0", 1, memory, kernel="k", utilization=busy)
+        log.see(Snapshot(time, gpus=(GpuSample("GPU-0", utilization=load),), processes=(held,)))
+
+    see(999.0, 5, 0.0)
+    log.receive("k", message("execute_input", execution_count=1))
+    see(1001.0, memory, busy)
+    (run,) = log.runs()
+    assert run.gpus == (("GPU-0",) if used else ())

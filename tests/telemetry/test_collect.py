@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +127,23 @@ def test_an_uncertain_ordinal_is_marked() -> None:
     here = (Device("cuda", 0, "GPU-r", ordinal_certain=False),)
     (gpu,) = collector((REAL,), here=here).take().gpus
     assert (gpu.ordinal, gpu.ordinal_certain) == (0, False)
+
+
+def test_a_lost_gpu_and_the_others_keep_their_names() -> None:
+    gpus = [replace(REAL, uuid=uuid, index=n) for n, uuid in enumerate("abc")]
+    here = [Device("cuda", n, uuid) for n, uuid in enumerate("abc")]
+    made = collector()
+    made._sources[0].gpus = lambda host, max_age: gpus  # type: ignore[attr-defined]
+    made._here = lambda: here
+    named = [("a", 0), ("b", 1), ("c", 2)]
+    assert [(gpu.uuid, gpu.ordinal) for gpu in made.take().gpus] == named
+    gpus[1] = replace(gpus[1], lost=True)
+    here[1:] = [Device("cuda", 1, "c")]
+    for _ in range(2):
+        assert [(gpu.uuid, gpu.ordinal) for gpu in made.take().gpus] == named
+    # The machine was restarted without it.
+    del gpus[1]
+    assert [(gpu.uuid, gpu.ordinal) for gpu in made.take().gpus] == [("a", 0), ("c", 1)]
 
 
 def test_processes_are_asked_for_only_if_wanted() -> None:

@@ -64,6 +64,57 @@ print(json.dumps([asdict(gpu), [p.pid for p in snapshot.processes], told(snapsho
         assert stand_in.calls(name) <= 3
 
 
+# Each is a figure that stands still on the stand-in.
+STILL = [
+    "memory_total",
+    "memory_used",
+    "memory_reserved",
+    "utilization",
+    "memory_utilization",
+    "temperature",
+    "temperature_limit",
+    "power",
+    "power_limit",
+    "sm_clock",
+    "memory_clock",
+    "sm_clock_limit",
+    "memory_clock_limit",
+    "throttle",
+    "fan",
+    "pcie_generation",
+    "pcie_width",
+    "pcie_generation_limit",
+    "pcie_width_limit",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "unified",
+    "name",
+    "index",
+]
+
+
+@pytest.mark.parametrize("code", [2, 4, 6, 10, 17, 18, 999])
+def test_no_failed_question_makes_a_figure_wrong(stand_in: Any, code: int) -> None:
+    names = [name for name in FIELDS if name.startswith("nvmlDevice")]
+    names.append("nvmlDeviceGetMemoryInfo")
+    program = f"""
+healthy = asdict(look(6).gpus[0])
+wrong = []
+for name in {names!r}:
+    machine(**{{f"fail__{{name}}": {code}}})
+    for gpu in look(21).gpus:
+        told = asdict(gpu)
+        # The older question counts what the driver keeps as used.
+        if told["memory_used"] == healthy["memory_used"] + healthy["memory_reserved"]:
+            told["memory_used"] = healthy["memory_used"]
+        wrong += [(name, f) for f in {STILL!r} if told[f] not in (None, healthy[f])]
+    machine(**{{f"fail__{{name}}": 0}})
+    look(70)
+print(json.dumps(wrong))
+"""
+    assert stand_in.watch(program, {"gpus": 1, "gpu.0.gpm": 0}) == []
+
+
 @pytest.mark.parametrize("number", [2, 3, 5, 10, 20, 60])
 def test_one_metric_of_gpm_that_is_not_answered(stand_in: Any, number: int) -> None:
     program = """

@@ -11,6 +11,7 @@ from fake_sampler import MINE, SNAPSHOT, Clock, Sampler
 from IPython.core.events import EventManager, available_events
 
 from gpumagic.errors import GpuError
+from gpumagic.telemetry import ProcessSample, Snapshot
 from gpumagic.widget import monitor
 from gpumagic.widget.notebook_watch import KEPT, Audience, ShellCells
 
@@ -44,7 +45,8 @@ def test_cells_are_told_with_their_numbers_and_times(shell):
     log = ShellCells(shell.ip, lambda: changes.append(log.busy), clock)
     log.install()
     clock.now = 1.0
-    shell.ns["holds"] = lambda: (log.holds(["GPU-1"]), setattr(clock, "now", 3.5))
+    mine = (ProcessSample("GPU-1", 1, 5, mine=True), ProcessSample("GPU-2", 2, 7))
+    shell.ns["holds"] = lambda: (log.see(Snapshot(2.0, processes=mine)), setattr(clock, "now", 3.5))
     shell.run("holds()")
     shell.run("1 / 0")
     shell.run("silent = 1", store_history=False)

@@ -7,15 +7,15 @@ import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
 import type { Stream, Subscription, World } from './stream.js';
 
 export interface Limits {
-  memory: boolean;
+  memoryAlert: boolean;
   memoryPercent: number;
   memorySeconds: number;
-  heat: boolean;
+  heatAlert: boolean;
   heatSeconds: number;
-  idle: boolean;
+  idleAlert: boolean;
   idleMinutes: number;
   idleBytes: number;
-  fault: boolean;
+  faultAlert: boolean;
 }
 
 export interface Alert {
@@ -23,6 +23,8 @@ export interface Alert {
   key: string;
   kind: 'memory' | 'heat' | 'idle' | 'fault';
   text: string;
+  /** The GPU; null for the driver and for an idle notebook. */
+  uuid: string | null;
   /** The kernel of an idle notebook. */
   process?: ProcessSample;
 }
@@ -52,65 +54,85 @@ const PERIOD_S = 5;
 /** How often processes are requested if nobody wants them. */
 const PROCESSES_MS = 60_000;
 
-function findings(snapshot: Snapshot, limits: Limits, t: Translate): Finding[] {
+function findings(snapshot: Snapshot, limits: Limits, trans: Translate): Finding[] {
   const found: Finding[] = [];
   for (const gpu of snapshot.gpus) {
-    if (limits.fault) found.push(...faults(gpu, snapshot, t));
+    if (limits.faultAlert) found.push(...faults(gpu, snapshot, trans));
     if (gpu.lost) continue;
-    if (limits.memory) found.push(...memory(gpu, limits, t));
-    if (limits.heat) found.push(...heat(gpu, limits, t));
+    if (limits.memoryAlert) found.push(...memory(gpu, limits, trans));
+    if (limits.heatAlert) found.push(...heat(gpu, limits, trans));
   }
-  return limits.idle ? [...found, ...idle(snapshot, limits, t)] : found;
+  return limits.idleAlert ? [...found, ...idle(snapshot, limits, trans)] : found;
 }
 
-function memory(gpu: GpuSample, limits: Limits, t: Translate): Finding[] {
+function memory(gpu: GpuSample, limits: Limits, trans: Translate): Finding[] {
   const { memory_total: total, memory_used: used, uuid } = gpu;
   if (!total || used === null) return [];
   const reserved = gpu.unified ? 0 : (gpu.memory_reserved ?? 0);
   const percent = (100 * (used + reserved)) / total;
-  const text = t('%1: memory is nearly full, %2 of %3.', fullLabel(gpu), size(used), size(total));
+  const text = trans.__(
+    '%1: memory is nearly full, %2 of %3.',
+    fullLabel(gpu),
+    size(used),
+    size(total),
+  );
   const holds = percent >= limits.memoryPercent;
   const over = percent < limits.memoryPercent - MARGIN;
-  return [{ key: `memory ${uuid}`, kind: 'memory', text, hold: limits.memorySeconds, holds, over }];
+  const key = `memory ${uuid}`;
+  return [{ key, kind: 'memory', uuid, text, hold: limits.memorySeconds, holds, over }];
 }
 
-function heat(gpu: GpuSample, limits: Limits, t: Translate): Finding[] {
+function heat(gpu: GpuSample, limits: Limits, trans: Translate): Finding[] {
   const { temperature, throttle, uuid } = gpu;
   if (temperature === null && throttle === null) return [];
   const reasons = throttle?.filter((reason) => THROTTLED.test(reason)) ?? [];
   const parts = temperature === null ? reasons : [`${temperature.toFixed(0)} °C`, ...reasons];
-  const format = reasons.length ? '%1 is throttled: %2.' : '%1 is at its temperature limit: %2.';
-  const text = t(format, fullLabel(gpu), parts.join(', '));
+  const told = [fullLabel(gpu), parts.join(', ')] as const;
+  const text = reasons.length
+    ? trans.__('%1 is throttled: %2.', ...told)
+    : trans.__('%1 is at its temperature limit: %2.', ...told);
   const holds = hot(gpu) || reasons.length > 0;
   return [
-    { key: `heat ${uuid}`, kind: 'heat', text, hold: limits.heatSeconds, holds, over: !holds },
+    {
+      key: `heat ${uuid}`,
+      kind: 'heat',
+      uuid,
+      text,
+      hold: limits.heatSeconds,
+      holds,
+      over: !holds,
+    },
   ];
 }
 
-function faults(gpu: GpuSample, snapshot: Snapshot, t: Translate): Finding[] {
+function faults(gpu: GpuSample, snapshot: Snapshot, trans: Translate): Finding[] {
   const problem = snapshot.problems.find((one) => one.code === 'gpu-lost' && one.uuid === gpu.uuid);
   const name = fullLabel(gpu);
   // JupyterLab shows 140 characters: the cure is more useful than the cause.
-  const text = problem ? t('%1 is lost: %2.', name, problem.cure) : t('%1 is lost.', name);
-  const common = { kind: 'fault' as const, hold: 0 };
+  const text = problem
+    ? trans.__('%1 is lost: %2.', name, problem.cure)
+    : trans.__('%1 is lost.', name);
+  const common = { kind: 'fault' as const, uuid: gpu.uuid, hold: 0 };
   const lost = { key: `lost ${gpu.uuid}`, text, holds: gpu.lost, over: !gpu.lost, ...common };
   const { xid, xid_time: when } = gpu;
   if (xid === null || snapshot.time - (when ?? 0) > NEWS_S) return [lost];
-  const critical = t('%1 had a critical error, Xid %2: see dmesg.', name, xid);
+  const critical = trans.__('%1 had a critical error, Xid %2: see dmesg.', name, xid);
   const key = `xid ${gpu.uuid} ${when}`;
   return [lost, { key, text: critical, holds: true, over: false, ...common }];
 }
 
 /** The driver is gone, on a machine that had one: an update, or an unloaded module. */
-function noDriver({ driver, problems }: Snapshot, t: Translate): Finding {
+function noDriver({ driver, problems }: Snapshot, trans: Translate): Finding {
   const why = problems.find((problem) => problem.uuid === null);
-  const text = why ? t('The driver is gone: %1.', why.cause) : t('The driver is gone.');
+  const text = why
+    ? trans.__('The driver is gone: %1.', why.cause)
+    : trans.__('The driver is gone.');
   const holds = driver === null;
-  return { key: 'driver', kind: 'fault', text, hold: BLINK_S, holds, over: !holds };
+  return { key: 'driver', kind: 'fault', uuid: null, text, hold: BLINK_S, holds, over: !holds };
 }
 
 /** Idle kernels, each with its child processes; none if the snapshot has no processes. */
-function idle(snapshot: Snapshot, limits: Limits, t: Translate): Finding[] {
+function idle(snapshot: Snapshot, limits: Limits, trans: Translate): Finding[] {
   const names = new Map(snapshot.gpus.map((gpu) => [gpu.uuid, fullLabel(gpu)]));
   const kernels = new Map<string, { main: ProcessSample; bytes: number; gpus: Set<string> }>();
   for (const process of snapshot.processes) {
@@ -124,7 +146,7 @@ function idle(snapshot: Snapshot, limits: Limits, t: Translate): Finding[] {
   return [...kernels].map(([kernel, { main, bytes, gpus }]) => {
     const seconds = main.idle_since === null ? -1 : snapshot.time - main.idle_since;
     const holds = seconds >= 0 && seconds >= limits.idleMinutes * 60 && bytes >= limits.idleBytes;
-    const text = t(
+    const text = trans.__(
       '%1 holds %2 on %3 and has been idle for %4 min.',
       main.notebook ?? main.name ?? `PID ${main.pid}`,
       size(bytes),
@@ -132,7 +154,7 @@ function idle(snapshot: Snapshot, limits: Limits, t: Translate): Finding[] {
       Math.floor(seconds / 60),
     );
     const key = `idle ${kernel}`;
-    return { key, kind: 'idle', text, process: main, hold: 0, holds, over: !holds };
+    return { key, kind: 'idle', uuid: null, text, process: main, hold: 0, holds, over: !holds };
   });
 }
 
@@ -145,28 +167,31 @@ interface Event {
 
 export class Alerts {
   limits: Limits;
-  #t: Translate;
+  #trans: Translate;
   #events = new Map<string, Event>();
   #last = 0;
+  /** The GPUs that hold memory of my notebooks: not every snapshot has processes. */
+  #mine = new Set<string>();
   /** There was a driver. */
   #driven = false;
   /** The keys of the conditions that are over, as of the last update. */
   over: string[] = [];
 
-  constructor(limits: Limits, t: Translate) {
+  constructor(limits: Limits, trans: Translate) {
     this.limits = limits;
-    this.#t = t;
+    this.#trans = trans;
   }
 
-  /** Return the alerts that are due now. */
+  /** Return the alerts that are due now: only about GPUs that my notebooks use. */
   update(snapshot: Snapshot): Alert[] {
     const { time } = snapshot;
     // A clock can be set back.
     const gap = time - this.#last > GAP_S || time < this.#last;
     this.#last = time;
     this.#driven ||= snapshot.driver !== null;
-    const found = findings(snapshot, this.limits, this.#t);
-    if (this.#driven && this.limits.fault) found.push(noDriver(snapshot, this.#t));
+    this.#remember(snapshot);
+    const found = findings(snapshot, this.limits, this.#trans);
+    if (this.#driven && this.limits.faultAlert) found.push(noDriver(snapshot, this.#trans));
     this.over = found.filter(({ over }) => over).map(({ key }) => key);
     const due: Alert[] = [];
     for (const { hold, holds, over, ...alert } of found) {
@@ -175,7 +200,8 @@ export class Alerts {
       if (holds) {
         if (event.since === null || gap) event.since = time;
         event.over = null;
-        if (!event.alerted && time - event.since >= hold) {
+        const mine = alert.uuid === null ? this.#mine.size > 0 : this.#mine.has(alert.uuid);
+        if (mine && !event.alerted && time - event.since >= hold) {
           event.alerted = true;
           due.push(alert);
         }
@@ -188,6 +214,16 @@ export class Alerts {
     for (const [key, { alerted, over }] of this.#events)
       if (over !== null && (!alerted || time - over >= REARM_S)) this.#events.delete(key);
     return due;
+  }
+
+  #remember({ gpus, processes }: Snapshot): void {
+    if (!processes.length) return;
+    // A lost GPU has no processes any more.
+    const lost = gpus.filter((gpu) => gpu.lost && this.#mine.has(gpu.uuid));
+    const held = processes.filter(({ kernel, notebook }) => kernel ?? notebook);
+    const parents = new Map(gpus.map((gpu) => [gpu.uuid, gpu.mig]));
+    const uuids = [...held, ...lost].flatMap(({ uuid }) => [uuid, parents.get(uuid) ?? uuid]);
+    this.#mine = new Set(uuids);
   }
 }
 
@@ -217,7 +253,7 @@ export class AlertPoll {
 
   setLimits(limits: Limits): void {
     this.#alerts.limits = limits;
-    const any = limits.memory || limits.heat || limits.idle || limits.fault;
+    const any = limits.memoryAlert || limits.heatAlert || limits.idleAlert || limits.faultAlert;
     this.#subscription.change(any ? { period: PERIOD_S } : null);
   }
 

@@ -3,7 +3,7 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Offer, State, Translate } from '../monitor/shared.js';
 import type { Check, Snapshot } from '../snapshot.js';
-import type { RunInKernel } from './run-in-kernel.js';
+import type { Cells } from './cells.js';
 import type { Api } from './server.js';
 
 /** Requests the doctor's checks: without a GPU by itself, else on request. */
@@ -68,22 +68,22 @@ const ENABLE = ['from gpumagic.magics import every_notebook', 'print(every_noteb
 
 /** Offers virtual GPUs in a notebook, and gpumagic in every notebook. */
 export class Offers {
-  #kernels: Pick<RunInKernel, 'run'>;
+  #cells: Pick<Cells, 'run' | 'runFirst'>;
   #set: (state: { offer: Offer }) => void;
   #done: (text: string) => void;
-  #t: Translate;
+  #trans: Translate;
   #context: ISessionContext | null = null;
   #text = '';
   #busy = false;
 
   /** `done` gets a result that must be visible even if the offer is gone by then. */
   constructor(
-    kernels: Pick<RunInKernel, 'run'>,
+    cells: Pick<Cells, 'run' | 'runFirst'>,
     set: (state: { offer: Offer }) => void,
     done: (text: string) => void,
-    t: Translate,
+    trans: Translate,
   ) {
-    [this.#kernels, this.#set, this.#done, this.#t] = [kernels, set, done, t];
+    [this.#cells, this.#set, this.#done, this.#trans] = [cells, set, done, trans];
     this.#show();
   }
 
@@ -94,24 +94,25 @@ export class Offers {
     this.#show();
   }
 
-  /** Make two virtual GPUs in the current notebook, or in a new one. Throws the reason if not. */
+  /** Make two virtual GPUs in a first cell of the current notebook, or of a new one. */
   async virtual(): Promise<void> {
-    const t = this.#t;
-    const name = this.#context?.name ?? t('a new notebook');
-    await this.#run(t('Making 2 virtual GPUs in %1…', name), async () => {
-      const { notebook } = await this.#kernels.run(this.#context, VIRTUAL);
-      const now = t('%1 now has 2 virtual GPUs, until its kernel stops.', notebook);
-      this.#done(`${now} ${t('Try %1 on top of a cell.', '%%ongpu 1')}`);
+    const trans = this.#trans;
+    const name = this.#context?.name ?? trans.__('a new notebook');
+    await this.#run(trans.__('Making 2 virtual GPUs in %1…', name), async () => {
+      const notebook = await this.#cells.runFirst(this.#context, VIRTUAL);
+      const now = trans.__('%1 now has 2 virtual GPUs, until its kernel stops.', notebook);
+      this.#done(`${now} ${trans.__('Type %1 at the top of a cell.', '%%ongpu 1')}`);
       return '';
     });
   }
 
   /** Load gpumagic in every notebook with its first magic. Throws the reason if not. */
   async enable(): Promise<void> {
-    const t = this.#t;
-    if (!this.#context) throw new Error(t('Open a notebook first: its kernel does this.'));
-    await this.#run(t('Writing IPython’s settings…'), async () => {
-      const { printed } = await this.#kernels.run(this.#context, ENABLE);
+    const trans = this.#trans;
+    const context = this.#context;
+    if (!context) throw new Error(trans.__('Open a notebook first: its kernel does this.'));
+    await this.#run(trans.__('Writing IPython’s settings…'), async () => {
+      const printed = await this.#cells.run(context, ENABLE);
       return `${printed.charAt(0).toUpperCase()}${printed.slice(1)}.`;
     });
   }
@@ -133,18 +134,20 @@ export class Offers {
   }
 
   #show(): void {
-    const t = this.#t;
+    const trans = this.#trans;
     const name = this.#context?.name;
     // The panel shows the reason of a failure in the place of the buttons.
     const press = (act: () => Promise<void>) => () => void act().catch(() => {});
     const virtual = {
-      label: name ? t('Use 2 virtual GPUs in %1', name) : t('New notebook with 2 virtual GPUs'),
-      title: t('Runs %1 in its kernel. They end with the kernel.', VIRTUAL.join(', ')),
+      label: name
+        ? trans.__('Use 2 virtual GPUs in %1', name)
+        : trans.__('New notebook with 2 virtual GPUs'),
+      title: trans.__('Runs %1 as its first cell. They end with the kernel.', VIRTUAL.join(', ')),
       press: press(() => this.virtual()),
     };
     const every = {
-      label: t('Load gpumagic in every notebook'),
-      title: t('New kernels load it with its first magic. To undo: gpumagic disable'),
+      label: trans.__('Load gpumagic in every notebook'),
+      title: trans.__('New kernels load it with its first magic. To undo: gpumagic disable'),
       press: press(() => this.enable()),
     };
     const buttons = name ? [virtual, every] : [virtual];

@@ -20,7 +20,7 @@ type Answer = Variables | string | null;
 export class VariablesClient {
   #isVisible: (monitor: Monitor) => boolean;
   #show: (answer: Answer) => void;
-  #t: Translate;
+  #trans: Translate;
   #wanted = new Set<Monitor>();
   #context: ISessionContext | null = null;
   #kernel: string | null = null;
@@ -32,9 +32,9 @@ export class VariablesClient {
   constructor(
     isVisible: (monitor: Monitor) => boolean,
     show: (answer: Answer) => void,
-    t: Translate,
+    trans: Translate,
   ) {
-    [this.#isVisible, this.#show, this.#t] = [isVisible, show, t];
+    [this.#isVisible, this.#show, this.#trans] = [isVisible, show, trans];
   }
 
   /** A table of variables was opened or refreshed in a monitor, or the last one was closed. */
@@ -110,8 +110,8 @@ export class VariablesClient {
     const variables = data?.['application/json'];
     if (variables?.gpus) return variables;
     if (ename === 'ModuleNotFoundError')
-      return this.#t('This kernel has no gpumagic: run %pip install gpumagic in it.');
-    return evalue || this.#t('This kernel cannot list its variables.');
+      return this.#trans.__('This kernel has no gpumagic: run %pip install gpumagic in it.');
+    return evalue || this.#trans.__('This kernel cannot list its variables.');
   }
 }
 

@@ -26,19 +26,19 @@ export class Panel extends Widget {
   #create: Create;
   #feeds: Feeds;
   #changed: () => void;
-  #t: Translate;
+  #trans: Translate;
   #monitor: Monitor | null = null;
   #status = document.createElement('p');
   #loading = false;
   #attempts = 0;
 
   /** `changed` is called when it may have become visible or hidden. */
-  constructor(id: string, create: Create, feeds: Feeds, changed: () => void, t: Translate) {
+  constructor(id: string, create: Create, feeds: Feeds, changed: () => void, trans: Translate) {
     super();
-    [this.#create, this.#feeds, this.#changed, this.#t] = [create, feeds, changed, t];
+    [this.#create, this.#feeds, this.#changed, this.#trans] = [create, feeds, changed, trans];
     this.id = id;
     this.title.icon = gpuIcon;
-    this.title.caption = t('GPUs');
+    this.title.caption = trans.__('GPUs');
     this.addClass('jp-gpumagic');
     // The focus goes here; Tab moves it to the first GPU.
     this.node.tabIndex = -1;
@@ -70,7 +70,7 @@ export class Panel extends Widget {
   async #load(): Promise<void> {
     if (!this.isVisible || this.#monitor || this.#loading) return;
     this.#loading = true;
-    if (!this.#attempts) this.#status.textContent = this.#t('connecting…');
+    if (!this.#attempts) this.#status.textContent = this.#trans.__('connecting…');
     const monitor = await this.#create(this.#attempts++).catch(() => null);
     this.#loading = false;
     if (this.isDisposed) monitor?.dispose();
@@ -79,7 +79,7 @@ export class Panel extends Widget {
       this.#status.replaceWith(monitor.node);
       this.#feeds.add(monitor, () => this.isVisible);
     } else {
-      this.#status.textContent = this.#t(
+      this.#status.textContent = this.#trans.__(
         'gpumagic does not answer on this server. Is it there (jupyter server extension list)?',
       );
       setTimeout(() => void this.#load(), AGAIN_MS);

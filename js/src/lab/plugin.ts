@@ -13,6 +13,7 @@ import { ITranslator } from '@jupyterlab/translation';
 import type { Monitor } from '../monitor/monitor.js';
 import { type Actions, english, type Translate } from '../monitor/shared.js';
 import { AlertPoll, Alerts } from './alerts.js';
+import { Cells } from './cells.js';
 import { ask, connections, followKernel, isAble, notebookNames } from './current-kernel.js';
 import { Feeds } from './feeds.js';
 import type { Hosts } from './hosts.js';
@@ -20,7 +21,6 @@ import { DoctorClient, Offers } from './no-gpu.js';
 import { Timings, VariablesClient } from './notebook.js';
 import { gpuIcon, Page, Panel } from './panel.js';
 import { ProcessActions } from './process-actions.js';
-import { RunInKernel } from './run-in-kernel.js';
 import { Api, world as worldOf } from './server.js';
 import { follow, read } from './settings.js';
 import { StatusItem } from './status.js';
@@ -54,15 +54,19 @@ async function activate(
   translator: ITranslator | null,
 ): Promise<void> {
   const { commands, shell } = app;
-  const bundle = translator?.load('gpumagic');
-  const t: Translate = bundle ? (text, ...values) => bundle.__(text, ...values) : english;
+  const trans: Translate = translator?.load('gpumagic') ?? english;
   let settings = read();
 
   const api = new Api(app.serviceManager.serverSettings);
   const world = worldOf(api);
-  const stream = new Stream(world, t);
+  const stream = new Stream(world, trans);
   const feeds = new Feeds(stream, (path) => api.get(path));
-  const processes = new ProcessActions(app, api, t, () => stream.latest);
+  const cells = new Cells(app, trans);
+  let here: string | null = null;
+  const processes = new ProcessActions(app, api, cells, trans, () => ({
+    latest: stream.latest,
+    here,
+  }));
   const doctor = new DoctorClient(
     api,
     (state) => feeds.set(state),
@@ -71,21 +75,20 @@ async function activate(
   const variables = new VariablesClient(
     (monitor) => feeds.isVisible(monitor),
     (answer) => feeds.set({ variables: answer }),
-    t,
+    trans,
   );
   const timings = new Timings((results) => feeds.set({ timings: results }));
   const done = (text: string) => void Notification.success(text, { autoClose: DONE_MS });
   const failed = (error: Error) => void Notification.error(error.message);
-  const offers = new Offers(new RunInKernel(app, t), (state) => feeds.set(state), done, t);
+  const offers = new Offers(cells, (state) => feeds.set(state), done, trans);
   let hosts: Hosts | null = null;
-  let here: string | null = null;
   const asksKernels = isAble(app.version, PageConfig.getOption('untracked_message_types'));
 
   const panelOf = (id: string, wide: boolean, more: Actions): Panel => {
     const create = async (attempt: number) => {
-      const { goTo, interrupt, shutDown, terminate } = processes;
+      const { goTo, goToCell, interrupt, shutDown, terminate } = processes;
       const actions: Actions = {
-        ...{ goTo, interrupt, shutDown, terminate, ...more },
+        ...{ goTo, goToCell, interrupt, shutDown, terminate, ...more },
         doctor: () => void doctor.again(),
         variables: (open) => variables.want(monitor, open),
       };
@@ -98,10 +101,13 @@ async function activate(
         ask,
       );
       hosts.here(here);
-      const monitor: Monitor = module.create({ translate: t, label: t('GPUs'), actions }, wide);
+      const monitor: Monitor = module.create(
+        { translate: trans, label: trans.__('GPUs'), actions },
+        wide,
+      );
       return monitor;
     };
-    return new Panel(id, create, feeds, () => void variables.look(), t);
+    return new Panel(id, create, feeds, () => void variables.look(), trans);
   };
   const page = new Page(shell, () => panelOf('gpumagic-page', true, {}));
   const panel = panelOf('gpumagic-panel', false, { page: () => page.open() });
@@ -121,10 +127,10 @@ async function activate(
     await null;
     shell.activateById(panel.id);
   };
-  const status = new StatusItem(t, show);
+  const status = new StatusItem(trans, show);
   const inStatus = stream.subscribe(status, null);
   const alerts = new AlertPoll(
-    new Alerts(settings.limits, t),
+    new Alerts(settings.limits, trans),
     stream,
     world,
     (alert) => processes.notify(alert, show),
@@ -161,10 +167,10 @@ async function activate(
   });
 
   const icon = gpuIcon;
-  commands.addCommand(SHOW, { label: t('Show GPUs'), execute: show });
+  commands.addCommand(SHOW, { label: trans.__('Show GPUs'), execute: show });
   commands.addCommand(DOCTOR, {
-    label: t('GPU Doctor'),
-    caption: t('Find out why a GPU is not visible, and how to fix it'),
+    label: trans.__('GPU Doctor'),
+    caption: trans.__('Find out why a GPU is not visible, and how to fix it'),
     icon,
     execute: () => {
       const wasVisible = panel.isVisible;
@@ -173,28 +179,28 @@ async function activate(
     },
   });
   commands.addCommand(VIRTUAL, {
-    label: t('Use 2 Virtual GPUs in This Notebook'),
-    caption: t('Without a GPU, virtual ones take its place'),
+    label: trans.__('Use 2 Virtual GPUs in This Notebook'),
+    caption: trans.__('Without a GPU, virtual ones take its place'),
     icon,
     execute: () => offers.virtual().catch(failed),
   });
   commands.addCommand(PAGE, {
-    label: t('Open GPU Dashboard'),
-    caption: t('All GPUs in one chart, in the main area'),
+    label: trans.__('Open GPU Dashboard'),
+    caption: trans.__('All GPUs in one chart, in the main area'),
     icon,
     execute: () => page.open(),
   });
   commands.addCommand(ENABLE, {
-    label: t('Load gpumagic in Every Notebook'),
-    caption: t('New kernels load it with its first magic. To undo: gpumagic disable'),
+    label: trans.__('Load gpumagic in Every Notebook'),
+    caption: trans.__('New kernels load it with its first magic. To undo: gpumagic disable'),
     execute: () =>
       offers
         .enable()
         .then(
-          () => done(t('New kernels load gpumagic when you first use one of its magics.')),
+          () => done(trans.__('New kernels load gpumagic when you first use one of its magics.')),
           failed,
         ),
   });
   for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL, ENABLE])
-    palette?.addItem({ command, category: t('GPUs') });
+    palette?.addItem({ command, category: trans.__('GPUs') });
 }

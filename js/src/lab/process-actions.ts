@@ -5,12 +5,17 @@ import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { KernelAPI } from '@jupyterlab/services';
 import type { Translate } from '../monitor/shared.js';
 import { size } from '../monitor/units.js';
-import type { ProcessSample, Snapshot } from '../snapshot.js';
+import type { CellRun, ProcessSample, Snapshot } from '../snapshot.js';
 import type { Alert } from './alerts.js';
+import type { Cells } from './cells.js';
+import type { WithSession } from './current-kernel.js';
 import type { Api } from './server.js';
 
 /** How long an alert is shown; JupyterLab's list of notifications keeps it. A fault stays. */
 const SHOWN_MS = 20_000;
+
+/** What tells the notebook of a process, or of a cell that ran. */
+type Held = Pick<ProcessSample, 'kernel' | 'notebook' | 'server'>;
 
 interface Ended {
   ended?: boolean;
@@ -20,46 +25,61 @@ interface Ended {
 export class ProcessActions {
   #app: JupyterFrontEnd;
   #api: Api;
-  #t: Translate;
-  #latest: () => Snapshot | null;
+  #trans: Translate;
+  #cells: Pick<Cells, 'show'>;
+  #state: () => { latest: Snapshot | null; here: string | null };
   /** The notifications of faults, by the alert's key. */
   #faults = new Map<string, string>();
 
-  constructor(app: JupyterFrontEnd, api: Api, t: Translate, latest: () => Snapshot | null) {
-    [this.#app, this.#api, this.#t, this.#latest] = [app, api, t, latest];
+  /** `state`: the latest snapshot, and the current notebook's kernel. */
+  constructor(
+    app: JupyterFrontEnd,
+    api: Api,
+    cells: Pick<Cells, 'show'>,
+    trans: Translate,
+    state: () => { latest: Snapshot | null; here: string | null },
+  ) {
+    [this.#app, this.#api, this.#cells, this.#trans] = [app, api, cells, trans];
+    this.#state = state;
   }
 
   /** Open the notebook or console; one of another server opens in a new tab. */
-  goTo = (process: ProcessSample): Promise<void> =>
+  goTo = (process: ProcessSample): Promise<void> => this.#try(() => this.#open(process));
+
+  /** Open the notebook of a cell that ran, and select the cell. */
+  goToCell = ({ kernel, notebook, count }: CellRun): Promise<void> =>
     this.#try(async () => {
-      const { server, notebook } = process;
-      if (server) {
-        const path = notebook?.split('/').map(encodeURIComponent).join('/');
-        const url = server.replace(/\/*$/, '/') + (path ? `lab/tree/${path}` : '');
-        window.open(url, '_blank', 'noopener');
-        return;
-      }
-      const session = await this.#session(process);
-      const path = session?.path ?? notebook;
-      const command = session?.type === 'console' ? 'console:open' : 'docmanager:open';
-      if (!path) throw new Error(this.#t('No notebook of this kernel is known.'));
-      await this.#app.commands.execute(command, { path, activate: true });
+      const opened = await this.#open({ kernel, notebook, server: null });
+      await opened?.sessionContext?.ready;
+      const shown =
+        opened?.sessionContext && (await this.#cells.show(opened.sessionContext, count));
+      if (!shown) Notification.info(this.#trans.__('In [%1] is no longer there.', count ?? ' '));
     });
 
-  interrupt = ({ kernel }: ProcessSample): Promise<void> =>
+  /** Interrupt a kernel; that of another notebook only after a confirmation. */
+  interrupt = ({ kernel, notebook }: ProcessSample): Promise<void> =>
     this.#try(async () => {
-      if (kernel) await KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
+      if (!kernel) return;
+      const trans = this.#trans;
+      const text = trans.__('%1 is not the current notebook.', notebook ?? kernel);
+      const sure = () => confirm(trans.__('Interrupt the kernel?'), text, trans.__('Interrupt'));
+      if (kernel === this.#state().here || (await sure()))
+        await KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
     });
 
   shutDown = (process: ProcessSample): Promise<void> =>
     this.#try(async () => {
       const { kernel } = process;
       if (!kernel) return;
-      const t = this.#t;
+      const trans = this.#trans;
       const session = await this.#session(process);
       const name = process.notebook ?? session?.path ?? nameOf(process);
-      const text = t('%1 holds %2. Its variables will be lost.', name, this.#memory(process));
-      if (!(await confirm(t('Shut down the kernel?'), text, t('Shut down')))) return;
+      const text = trans.__(
+        '%1 holds %2. Its variables will be lost.',
+        name,
+        this.#memory(process),
+      );
+      if (!(await confirm(trans.__('Shut down the kernel?'), text, trans.__('Shut down')))) return;
       const { sessions, kernels } = this.#app.serviceManager;
       await (session ? sessions.shutdown(session.id) : kernels.shutdown(kernel));
     });
@@ -67,15 +87,17 @@ export class ProcessActions {
   /** Ask an orphaned process to end; kill it only after another confirmation. */
   terminate = (process: ProcessSample): Promise<void> =>
     this.#try(async () => {
-      const t = this.#t;
+      const trans = this.#trans;
       const { pid, started } = process;
-      const holds = t('%1 holds %2.', nameOf(process), this.#memory(process));
-      const exited = t('Its kernel has exited, and it still runs.');
-      if (!(await confirm(t('End the process?'), `${holds} ${exited}`, t('End it')))) return;
+      const holds = trans.__('%1 holds %2.', nameOf(process), this.#memory(process));
+      const exited = trans.__('Its kernel has exited, and it still runs.');
+      if (!(await confirm(trans.__('End the process?'), `${holds} ${exited}`, trans.__('End it'))))
+        return;
       const answer = await this.#api.post<Ended | null>('terminate', { pid, started });
       if (answer?.ended !== false) return;
-      const still = t('It was asked to end, and still runs.');
-      if (!(await confirm(t('Kill the process?'), `${holds} ${still}`, t('Kill it')))) return;
+      const still = trans.__('It was asked to end, and still runs.');
+      if (!(await confirm(trans.__('Kill the process?'), `${holds} ${still}`, trans.__('Kill it'))))
+        return;
       const body = { pid, started, force: true };
       const last = await this.#api.post<Ended | null>('terminate', body);
       if (last?.ended === false && last.message) Notification.warning(last.message);
@@ -83,14 +105,17 @@ export class ProcessActions {
 
   /** Show an alert; notifications take no focus. */
   notify({ key, kind, text, process }: Alert, show: () => void): void {
-    const t = this.#t;
+    const trans = this.#trans;
     const actions: Notification.IAction[] = [];
     if (process) {
-      actions.push({ label: t('Go to it'), callback: () => void this.goTo(process) });
+      actions.push({ label: trans.__('Go to it'), callback: () => void this.goTo(process) });
       // Only this server's kernels can be shut down from here.
       if (!process.server)
-        actions.push({ label: t('Shut down…'), callback: () => void this.shutDown(process) });
-    } else actions.push({ label: t('Show the GPUs'), callback: show });
+        actions.push({
+          label: trans.__('Shut down…'),
+          callback: () => void this.shutDown(process),
+        });
+    } else actions.push({ label: trans.__('Show the GPUs'), callback: show });
     const fault = kind === 'fault';
     const autoClose = fault ? false : SHOWN_MS;
     const id = Notification.emit(text, fault ? 'error' : 'warning', { autoClose, actions });
@@ -104,7 +129,22 @@ export class ProcessActions {
     this.#faults.delete(key);
   };
 
-  async #session(process: ProcessSample) {
+  async #open(process: Held): Promise<WithSession | null> {
+    const { server, notebook } = process;
+    if (server) {
+      const path = notebook?.split('/').map(encodeURIComponent).join('/');
+      const url = server.replace(/\/*$/, '/') + (path ? `lab/tree/${path}` : '');
+      window.open(url, '_blank', 'noopener');
+      return null;
+    }
+    const session = await this.#session(process);
+    const path = session?.path ?? notebook;
+    const command = session?.type === 'console' ? 'console:open' : 'docmanager:open';
+    if (!path) throw new Error(this.#trans.__('No notebook of this kernel is known.'));
+    return this.#app.commands.execute(command, { path, activate: true });
+  }
+
+  async #session(process: Held) {
     const { sessions } = this.#app.serviceManager;
     await sessions.refreshRunning();
     return [...sessions.running()].find((one) => one.kernel?.id === process.kernel);
@@ -112,11 +152,11 @@ export class ProcessActions {
 
   /** Return the memory on all GPUs, including the other processes of its kernel. */
   #memory({ pid, kernel, orphan }: ProcessSample): string {
-    const all = this.#latest()?.processes.filter((one) =>
+    const all = this.#state().latest?.processes.filter((one) =>
       kernel && !orphan ? one.kernel === kernel && !one.orphan : one.pid === pid,
     );
     const known = all?.flatMap(({ memory }) => (memory === null ? [] : [memory])) ?? [];
-    if (!known.length) return this.#t('GPU memory');
+    if (!known.length) return this.#trans.__('GPU memory');
     return size(known.reduce((sum, bytes) => sum + bytes));
   }
 

@@ -1,4 +1,4 @@
-/** Read the settings; a missing or invalid value is the default of the schema. */
+/** Read the settings, which JupyterLab checks against the schema. */
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { Limits } from './alerts.js';
@@ -12,29 +12,21 @@ export interface Settings {
   limits: Limits;
 }
 
-/** Read the user's settings merged with the defaults of the schema. */
-export function read(composite: Readonly<Record<string, unknown>> = {}): Settings {
-  const number = (key: string, otherwise: number, least: number, most: number) => {
-    const value = composite[key];
-    return typeof value === 'number' ? Math.min(most, Math.max(least, value)) : otherwise;
-  };
-  const on = (key: string) => composite[key] !== false;
-  return {
-    period: number('period', 1, 0.25, 60),
-    window: number('history', 2, 0.5, 60) * 60,
-    statusBar: on('statusBar'),
-    limits: {
-      memory: on('memoryAlert'),
-      memoryPercent: number('memoryPercent', 95, 1, 100),
-      memorySeconds: number('memorySeconds', 10, 0, 3600),
-      heat: on('heatAlert'),
-      heatSeconds: number('heatSeconds', 30, 0, 3600),
-      idle: on('idleAlert'),
-      idleMinutes: number('idleMinutes', 30, 0, 10_080),
-      idleBytes: number('idleGiB', 1, 0, 1024) * 2 ** 30,
-      fault: on('faultAlert'),
-    },
-  };
+/** Those of the schema, for when it cannot be read. */
+const DEFAULTS = {
+  ...{ period: 1, history: 2, statusBar: true },
+  ...{ memoryAlert: true, memoryPercent: 95, memorySeconds: 10 },
+  ...{ heatAlert: true, heatSeconds: 30 },
+  ...{ idleAlert: true, idleMinutes: 30, idleGiB: 1 },
+  faultAlert: true,
+};
+type Values = Partial<typeof DEFAULTS>;
+
+/** Return the settings for the user's values. */
+export function read(composite: Values = {}): Settings {
+  const { period, history, statusBar, idleGiB, ...rest } = { ...DEFAULTS, ...composite };
+  const limits = { ...rest, idleBytes: idleGiB * 2 ** 30 };
+  return { period, window: history * 60, statusBar, limits };
 }
 
 /** Call with the settings now and after each change; with the defaults if there are none. */
@@ -44,6 +36,7 @@ export async function follow(
   changed: (settings: Settings) => void,
 ): Promise<void> {
   const settings = await registry?.load(id).catch(() => null);
-  settings?.changed.connect(() => changed(read(settings.composite)));
-  changed(read(settings?.composite));
+  const call = () => changed(read(settings?.composite as Values | undefined));
+  settings?.changed.connect(call);
+  call();
 }

@@ -23,9 +23,9 @@ export interface Own {
   notebook: string | null;
 }
 
-function describe(gpu: GpuSample, t: Translate, ordinal = gpu.ordinal): string {
+function describe(gpu: GpuSample, trans: Translate, ordinal = gpu.ordinal): string {
   const name = fullLabel(gpu, ordinal);
-  if (gpu.lost) return `${name} ${t('lost')}`;
+  if (gpu.lost) return `${name} ${trans.__('lost')}`;
   const load = gpu.utilization === null ? '' : `${gpu.utilization.toFixed(0)} %`;
   const parts = [load, filled(gpu.memory_used, gpu.memory_total)].filter(Boolean).join(' · ');
   return `${name} ${parts || NOT_KNOWN}`;
@@ -59,19 +59,19 @@ export function ownGpu(snapshot: Snapshot, kernel: string): Own | null {
 }
 
 /** "train.ipynb: cuda:0 97 % · 34.0/80 GiB", or "busiest of 8: …". */
-export function statusText(snapshot: Snapshot, own: Own | null, t: Translate): StatusText {
+export function statusText(snapshot: Snapshot, own: Own | null, trans: Translate): StatusText {
   const { gpus, problems } = snapshot;
   const gpu = choose(snapshot, own?.uuid ?? null);
   const bad = broken(snapshot);
   const line = (problem: Problem) =>
     bad.includes(problem) ? `${problem.cause}: ${problem.cure}` : problem.cause;
-  const lines = gpus.slice(0, LISTED).map((one) => `${describe(one, t)} · ${one.name ?? ''}`);
-  if (gpus.length > LISTED) lines.push(t('and %1 more', gpus.length - LISTED));
+  const lines = gpus.slice(0, LISTED).map((one) => `${describe(one, trans)} · ${one.name ?? ''}`);
+  if (gpus.length > LISTED) lines.push(trans.__('and %1 more', gpus.length - LISTED));
   const used = own !== null && gpu?.uuid === own.uuid ? own : null;
   const wrong = bad.length > 0 || gpus.some(({ lost }) => lost);
   const text = gpu
-    ? prefix(gpus, used, t) + describe(gpu, t, used?.ordinal ?? gpu.ordinal)
-    : t('no GPU');
+    ? prefix(gpus, used, trans) + describe(gpu, trans, used?.ordinal ?? gpu.ordinal)
+    : trans.__('no GPU');
   return {
     text: wrong ? `⚠ ${text}` : text,
     details: [...lines, ...problems.map(line)].join('\n'),
@@ -80,8 +80,8 @@ export function statusText(snapshot: Snapshot, own: Own | null, t: Translate): S
   };
 }
 
-function prefix(gpus: readonly GpuSample[], own: Own | null, t: Translate): string {
+function prefix(gpus: readonly GpuSample[], own: Own | null, trans: Translate): string {
   if (own) return own.notebook ? `${own.notebook}: ` : '';
   const whole = gpus.filter((gpu) => gpu.mig === null && !gpu.virtual).length;
-  return whole > 1 ? `${t('busiest of %1', whole)}: ` : '';
+  return whole > 1 ? `${trans.__('busiest of %1', whole)}: ` : '';
 }

@@ -9,16 +9,16 @@ const TROUBLE = 'color-mix(in srgb, var(--jp-warn-color1) 72%, var(--jp-ui-font-
 
 export class StatusItem extends Widget {
   #button = document.createElement('button');
-  #t: Translate;
+  #trans: Translate;
   #snapshot: Snapshot | null = null;
   #connection: Connection = { kind: 'connecting' };
   #kernel: string | null = null;
   /** The current notebook's GPU, as last known: not every snapshot has processes. */
   #own: Own | null = null;
 
-  constructor(t: Translate, pressed: () => void) {
+  constructor(trans: Translate, pressed: () => void) {
     super();
-    this.#t = t;
+    this.#trans = trans;
     this.addClass('jp-gpumagic-status');
     this.addClass('jp-mod-highlighted');
     this.#button.type = 'button';
@@ -55,13 +55,13 @@ export class StatusItem extends Widget {
   }
 
   #draw(): void {
-    const t = this.#t;
+    const trans = this.#trans;
     const lost = this.#connection.kind === 'lost';
     const { text, details, wrong, full } = this.#snapshot
-      ? statusText(this.#snapshot, this.#own, t)
-      : { text: t('GPU …'), details: '', wrong: false, full: false };
+      ? statusText(this.#snapshot, this.#own, trans)
+      : { text: trans.__('GPU …'), details: '', wrong: false, full: false };
     const none = this.#snapshot?.gpus.length === 0;
-    const hint = none ? t('Show why, and virtual GPUs to try') : t('Show the GPUs');
+    const hint = none ? trans.__('Show why, and virtual GPUs to try') : trans.__('Show the GPUs');
     const title = [lost ? this.#connection.text : '', details, hint].filter(Boolean).join('\n');
     // Screen readers read the text, and only when it changes.
     if (this.#button.textContent !== text) this.#button.textContent = text;

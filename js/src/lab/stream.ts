@@ -1,14 +1,13 @@
 /**
  * Share one connection to the server between all views of this page.
  *
- * It is a websocket; if a proxy cuts it, requests; and closed while nobody wants anything. It
- * reconnects by itself, and then requests what it missed.
+ * It is a websocket, closed while nobody wants anything. It reconnects by itself, and then requests
+ * what it missed. While it is cut again and again, each attempt requests one snapshot instead.
  */
 
 import type { Connection, Translate } from '../monitor/shared.js';
 import { english } from '../monitor/shared.js';
 import type { CellRun, History, Message, Snapshot, Want } from '../snapshot.js';
-import { Poll, Timers } from './poll.js';
 
 /** The part of a WebSocket that is used. */
 export type Socket = Pick<
@@ -34,9 +33,6 @@ export interface World {
 const HIDDEN_MS = 10_000;
 /** A socket that lived for longer was not cut by a proxy. */
 const STABLE_MS = 10_000;
-/** After so many short-lived sockets in a row, poll instead. */
-const ENOUGH = 3;
-const SOCKET_AGAIN_MS = 60_000;
 const FIRST_RETRY_MS = 1000;
 const LAST_RETRY_MS = 30_000;
 
@@ -52,61 +48,42 @@ export interface Subscription {
   close(): void;
 }
 
-/** The listeners and their wants; a listener without a want gets what the others request. */
-class Audience {
-  #wants = new Map<Listener, Want | null>();
-  #changed: () => void;
+/** Timers by name; a new one replaces the old one of the same name. */
+class Timers {
+  #after: (milliseconds: number, then: () => void) => () => void;
+  #ends = new Map<string, () => void>();
 
-  constructor(changed: () => void) {
-    this.#changed = changed;
+  constructor(after: (milliseconds: number, then: () => void) => () => void) {
+    this.#after = after;
   }
 
-  add(listener: Listener, want: Want | null): Subscription {
-    this.#wants.set(listener, want);
-    this.#changed();
-    return {
-      change: (next) => {
-        if (!this.#wants.has(listener)) return;
-        this.#wants.set(listener, next);
-        this.#changed();
-      },
-      close: () => {
-        if (this.#wants.delete(listener)) this.#changed();
-      },
-    };
+  start(name: string, milliseconds: number, then: () => void): void {
+    this.end(name);
+    const end = this.#after(milliseconds, () => {
+      this.#ends.delete(name);
+      then();
+    });
+    this.#ends.set(name, end);
   }
 
-  /** Return the shortest period and everything that anybody wants; null if nobody wants anything. */
-  want(): Want | null {
-    const wants = [...this.#wants.values()].filter((want) => want !== null);
-    if (wants.length === 0) return null;
-    return {
-      period: Math.min(...wants.map((want) => want.period)),
-      processes: wants.some((want) => want.processes),
-      history: wants.some((want) => want.history),
-    };
+  runs(name: string): boolean {
+    return this.#ends.has(name);
   }
 
-  /** Call each listener. */
-  each(call: (listener: Listener) => void): void {
-    for (const listener of [...this.#wants.keys()]) call(listener);
+  end(...names: string[]): void {
+    for (const name of names) {
+      this.#ends.get(name)?.();
+      this.#ends.delete(name);
+    }
   }
 }
 
-const NO_SERVER = 'No connection to the Jupyter server; trying again.';
-const LOG_IN = 'The server refuses: log in again.';
-const WHY: Record<number, string> = {
-  401: LOG_IN,
-  403: LOG_IN,
-  404: 'The Jupyter server has no gpumagic: pip install gpumagic there, then restart it.',
-};
-
 export class Stream {
   #world: World;
-  #t: Translate;
-  #audience = new Audience(() => this.#reconcile());
+  #trans: Translate;
+  /** A listener without a want gets what the others request. */
+  #wants = new Map<Listener, Want | null>();
   #timers: Timers;
-  #poll: Poll;
   #state: Connection = { kind: 'standby' };
   #latest: Snapshot | null = null;
   /** The page has been hidden for long. */
@@ -125,20 +102,10 @@ export class Stream {
   #requested = false;
   #arrived = false;
 
-  constructor(world: World, t: Translate = english) {
+  constructor(world: World, trans: Translate = english) {
     this.#world = world;
-    this.#t = t;
+    this.#trans = trans;
     this.#timers = new Timers((milliseconds, then) => world.after(milliseconds, then));
-    this.#poll = new Poll(
-      {
-        get: (path) => world.get(path),
-        want: () => this.#want(),
-        known: () => this.#known,
-        take: (message) => this.#take(message),
-        failed: (error) => this.#onError(error),
-      },
-      this.#timers,
-    );
     world.watch(() => this.#onVisibility());
     this.#onVisibility();
   }
@@ -151,15 +118,29 @@ export class Stream {
   subscribe(listener: Listener, want: Want | null): Subscription {
     if (this.#latest) listener.snapshot?.(this.#latest);
     const before = this.#state;
-    const subscription = this.#audience.add(listener, want);
+    this.#wants.set(listener, want);
+    this.#reconcile();
     if (this.#state === before) listener.connection?.(before);
-    return subscription;
+    return {
+      change: (next) => {
+        if (!this.#wants.has(listener)) return;
+        this.#wants.set(listener, next);
+        this.#reconcile();
+      },
+      close: () => {
+        if (this.#wants.delete(listener)) this.#reconcile();
+      },
+    };
+  }
+
+  #each(call: (listener: Listener) => void): void {
+    for (const listener of [...this.#wants.keys()]) call(listener);
   }
 
   /** Give all listeners a snapshot from elsewhere. */
   show(snapshot: Snapshot): void {
     this.#latest = snapshot;
-    this.#audience.each((listener) => listener.snapshot?.(snapshot));
+    this.#each((listener) => listener.snapshot?.(snapshot));
   }
 
   #onVisibility(): void {
@@ -172,12 +153,19 @@ export class Stream {
       return;
     }
     this.#hidden = false;
-    if (!this.#poll.runs) this.#timers.end('retry');
+    this.#timers.end('retry');
     this.#reconcile();
   }
 
+  /** Return the shortest period and everything that anybody wants; null if nobody wants anything. */
   #want(): Want | null {
-    return this.#hidden ? null : this.#audience.want();
+    const wants = [...this.#wants.values()].filter((want) => want !== null);
+    if (this.#hidden || !wants.length) return null;
+    return {
+      period: Math.min(...wants.map((want) => want.period)),
+      processes: wants.some((want) => want.processes),
+      history: wants.some((want) => want.history),
+    };
   }
 
   /** Open, close or update the connection, as the listeners want. */
@@ -189,7 +177,6 @@ export class Stream {
 
   #stop(): void {
     this.#timers.end('retry', 'silence');
-    this.#poll.stop();
     this.#probing = false;
     this.#failures = 0;
     const socket = this.#socket;
@@ -240,7 +227,6 @@ export class Stream {
     if (!this.#alive) {
       this.#alive = true;
       this.#probing = false;
-      this.#poll.stop();
       this.#timers.end('retry');
       this.#setState({ kind: 'live' });
     }
@@ -250,16 +236,16 @@ export class Stream {
   #take(message: Message): void {
     if (message.type === 'snapshot') {
       // Before the history arrives there is a gap, which may have to be requested again.
-      if (this.#arrived && !this.#poll.runs) this.#known = message.snapshot.time;
+      if (this.#arrived) this.#known = message.snapshot.time;
       this.show(message.snapshot);
       return;
     }
     if (message.type === 'history') {
       this.#arrived = true;
       this.#known = message.history.time.at(-1) ?? this.#known;
-      this.#audience.each((listener) => listener.history?.(message.history));
+      this.#each((listener) => listener.history?.(message.history));
     }
-    this.#audience.each((listener) => listener.cells?.(message.cells));
+    this.#each((listener) => listener.cells?.(message.cells));
   }
 
   #onClose(socket: Socket): void {
@@ -268,56 +254,52 @@ export class Stream {
     this.#timers.end('silence');
     const lasted = this.#alive && this.#world.now() - this.#openedAt >= STABLE_MS;
     this.#failures = lasted ? 0 : this.#failures + 1;
-    if (this.#poll.runs) this.#retry(SOCKET_AGAIN_MS);
-    else if (this.#failures > 1) void this.#probe();
-    else this.#reconnect();
-  }
-
-  #reconnect(): void {
-    this.#setState({ kind: 'connecting' });
-    this.#retry();
-  }
-
-  #retry(wait = this.#backoff()): void {
-    this.#timers.start('retry', wait, () => this.#open());
-  }
-
-  /** Double the wait after each failure; the random part spreads the pages of many users. */
-  #backoff(): number {
-    const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** Math.max(0, this.#failures - 1));
-    return wait * (0.5 + this.#world.random() / 2);
-  }
-
-  /** Find out whether the socket or the server fails. */
-  async #probe(): Promise<void> {
-    this.#probing = true;
-    try {
-      const snapshot = await this.#poll.once();
-      if (!snapshot) return;
-      this.#probing = false;
-      if (this.#failures < ENOUGH) {
-        this.#reconnect();
-        return;
-      }
-      this.#retry(SOCKET_AGAIN_MS);
-      const text = this.#t('A proxy cuts the connection; asking every few seconds instead.');
-      this.#setState({ kind: 'polling', text });
-      this.#poll.start();
-    } catch (error) {
-      this.#probing = false;
-      this.#onError(error);
+    if (this.#failures > 1) void this.#probe();
+    else {
+      this.#setState({ kind: 'connecting' });
+      this.#retry();
     }
   }
 
-  #onError(error: unknown): void {
-    const status = (error as { status?: number } | null)?.status ?? 0;
-    this.#setState({ kind: 'lost', text: this.#t(WHY[status] ?? NO_SERVER) });
-    if (!this.#socket) this.#retry();
+  /** Double the wait after each failure; the random part spreads the pages of many users. */
+  #retry(): void {
+    const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** Math.max(0, this.#failures - 1));
+    this.#timers.start('retry', wait * (0.5 + this.#world.random() / 2), () => this.#open());
+  }
+
+  /** Find out whether the socket or the server fails, and try again. */
+  async #probe(): Promise<void> {
+    this.#probing = true;
+    let status = 0;
+    const snapshot = await this.#world.get<Snapshot>('snapshot').catch((error: unknown) => {
+      status = (error as { status?: number } | null)?.status ?? 0;
+      return null;
+    });
+    // A socket has delivered since, or nobody wants anything any more.
+    if (!this.#probing) return;
+    this.#probing = false;
+    if (snapshot) this.show(snapshot);
+    const cut = this.#trans.__('A proxy cuts the connection; trying again.');
+    this.#setState(
+      snapshot
+        ? { kind: 'connecting', text: cut }
+        : { kind: 'lost', text: reason(status, this.#trans) },
+    );
+    this.#retry();
   }
 
   #setState(state: Connection): void {
     if (state.kind === this.#state.kind && state.text === this.#state.text) return;
     this.#state = state;
-    this.#audience.each((listener) => listener.connection?.(state));
+    this.#each((listener) => listener.connection?.(state));
   }
+}
+
+/** Return why the server does not answer, by HTTP's status; 0 if it is unknown. */
+function reason(status: number, trans: Translate): string {
+  if (status === 401 || status === 403) return trans.__('The server refuses: log in again.');
+  if (status !== 404) return trans.__('No connection to the Jupyter server; trying again.');
+  return trans.__(
+    'The Jupyter server has no gpumagic: pip install gpumagic there, then restart it.',
+  );
 }

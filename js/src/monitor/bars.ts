@@ -1,22 +1,21 @@
-/** Draw bars: memory by owner, utilization, a measurement; and the legend of their colors. */
+/** Draw bars: memory by owner, utilization, a measurement. */
 
-import type { TimingBar } from '../snapshot.js';
+import type { Host, TimingBar } from '../snapshot.js';
 import { Field, h, show } from './dom.js';
-import { OWNERS, type Owner, type Parts, type View } from './owners.js';
+import { OWNERS, type Owner, type Parts } from './owners.js';
 import type { Shared } from './shared.js';
-import { size } from './units.js';
+import { reading, share, size } from './units.js';
 
 /** The name of each owner. */
-export const ownerNames = ({ t }: Shared): Record<Owner, string> => ({
-  own: t('this notebook'),
-  ownOther: t('my other notebooks'),
-  other: t('other processes'),
-  orphan: t('orphaned'),
-  unattributed: t('not visible here'),
-  reserved: t('driver'),
+const ownerNames = ({ trans }: Shared): Record<Owner, string> => ({
+  own: trans.__('this notebook'),
+  ownOther: trans.__('my other notebooks'),
+  other: trans.__('everyone else'),
+  orphan: trans.__('orphaned'),
+  system: trans.__('system'),
 });
 
-/** "this notebook 10.0 GiB", "driver 640 MiB": the owners that hold something. */
+/** "this notebook 10.0 GiB", "system 640 MiB": the owners that hold something. */
 export function describe(parts: Partial<Record<Owner, number>>, shared: Shared): string[] {
   const names = ownerNames(shared);
   return OWNERS.flatMap((name) => (parts[name] ? `${names[name]} ${size(parts[name])}` : []));
@@ -75,9 +74,9 @@ export class MemoryBar extends Strip {
   }
 
   #describe(parts: Parts): string {
-    const { t } = this.#shared;
-    if (!parts.known) return t('unknown');
-    return [...describe(parts, this.#shared), `${t('free')} ${size(parts.free)}`].join(', ');
+    const { trans } = this.#shared;
+    if (!parts.known) return trans.__('unknown');
+    return [...describe(parts, this.#shared), `${trans.__('free')} ${size(parts.free)}`].join(', ');
   }
 }
 
@@ -103,26 +102,35 @@ export class TimingRow {
   }
 }
 
-/** The colors that bars and charts use. */
-export class Legend {
-  readonly node = h('div', 'legend');
-  #marks: [Owner, HTMLElement][];
+/** A name, a bar, and a figure: "CPU ▮▮ 14 %". */
+class Meter {
+  #bar = new ShareBar();
+  #text = new Field();
+  readonly node: HTMLElement;
 
-  constructor(shared: Shared) {
-    const names = ownerNames(shared);
-    this.#marks = OWNERS.map((name) => {
-      const mark = h('span', '', h('i', `dot ${name}`), h('span', 'dim', names[name]));
-      this.node.append(mark);
-      return [name, mark];
-    });
+  constructor(name: string) {
+    this.node = h('span', 'meter', name, this.#bar.node, this.#text.node);
   }
 
-  update(views: readonly View[]): void {
-    show(this.node, views.length > 0);
-    for (const [name, mark] of this.#marks)
-      show(
-        mark,
-        views.some(({ parts }) => parts[name]),
-      );
+  update(percent: number | null, text: string | null, title = ''): void {
+    show(this.node, text !== null);
+    this.#bar.update(percent);
+    this.#text.text(text ?? '').title(title);
+  }
+}
+
+/** The load of a machine: its CPUs and its RAM. */
+export class Load {
+  #cpu = new Meter('CPU');
+  #ram = new Meter('RAM');
+  readonly node = h('div', 'load', this.#cpu.node, this.#ram.node);
+
+  update({ cpu_count, cpu_utilization: cpu, memory_used: used, memory_total: total }: Host): void {
+    const count = cpu_count ? `${cpu_count} CPU${cpu_count > 1 ? 's' : ''}` : '';
+    this.#cpu.update(cpu, cpu === null ? null : reading(cpu, '%'), count);
+    this.#ram.update(
+      (100 * (used ?? 0)) / (total || 1),
+      total === null ? null : share(used, total),
+    );
   }
 }

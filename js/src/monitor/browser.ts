@@ -12,7 +12,7 @@ export const probe = (): HTMLElement => h('i', 'probe', ...INKS.map((name) => h(
 /** Read the current colors of the style sheet. */
 export const inks = (probe: HTMLElement): Inks =>
   Object.fromEntries(
-    INKS.map((name, n) => [name, getComputedStyle(probe.children[n] as Element).backgroundColor]),
+    INKS.map((name, n) => [name, getComputedStyle(probe.children[n] as Element).color]),
   ) as Inks;
 
 /** Call after each possible change of colors; return a function that stops it. */

@@ -3,22 +3,26 @@
 import type { CellRun, GpuSample } from '../snapshot.js';
 import { describe } from './bars.js';
 import { Field, h, parts } from './dom.js';
-import { OWNERS, type Owner, ownerOf } from './owners.js';
+import { OWNERS, type Owner, ownerOf, STRIPED } from './owners.js';
+import { gap } from './series.js';
 import type { Shared } from './shared.js';
 import { type Band, Spark } from './spark.js';
 import { age, lasted, NOT_KNOWN, reading, size } from './units.js';
 
+/** At the edge of a gap, a sample counts for so long. */
+const NEAR_S = 5;
+
 /** "In [12] work/train.ipynb · 12 s · peak 34.2 GiB · mean 87 %". */
-function describeRun(run: CellRun, uuid: string, { t, series, now }: Shared): string {
+function describeRun(run: CellRun, uuid: string, { trans, series, now }: Shared): string {
   const end = run.end ?? now;
   const { peak, mean } = series.stats(uuid, run.start, end);
   const took = lasted(end - run.start);
   return [
     `In [${run.count ?? ' '}] ${run.notebook ?? ''}`.trim(),
-    run.end === null ? t('running for %1', took) : took,
+    run.end === null ? trans.__('running for %1', took) : took,
     ...(peak === null && mean === null
-      ? [t('too short for a sample')]
-      : [t('peak %1', size(peak)), t('mean %1', reading(mean, '%'))]),
+      ? [trans.__('too short for a sample')]
+      : [trans.__('peak %1', size(peak)), trans.__('mean %1', reading(mean, '%'))]),
   ].join(' · ');
 }
 
@@ -40,7 +44,7 @@ export class Chart {
     this.#shared = shared;
     this.#isMemory = kind === 'memory';
     this.#uuid = uuid;
-    this.spark = new Spark(shared.t('%1 over time', title));
+    this.spark = new Spark(shared.trans.__('%1 over time', title));
     const canvas = this.spark.node;
     canvas.addEventListener('pointermove', (event) => {
       this.#pointer = event.offsetX;
@@ -49,6 +53,7 @@ export class Chart {
     for (const event of ['pointerleave', 'blur'])
       canvas.addEventListener(event, () => this.#leave());
     canvas.addEventListener('focus', () => this.#select(0));
+    canvas.addEventListener('click', () => this.#goTo());
     canvas.addEventListener('keydown', (event) => this.#key(event));
     const caption = h('div', 'cap', h('span', 'dim', title), this.value.node);
     this.node = h('div', 'chart', caption, canvas);
@@ -77,7 +82,7 @@ export class Chart {
     const drawn = {
       ...{ time: series.time, values, now, window, runs },
       bands: isMemory ? this.#bands(values) : [],
-      ink: isMemory ? inks.reserved : inks.busy,
+      ink: isMemory ? inks.other : inks.busy,
       from: series.from(now - window),
       top: isMemory ? (this.#total ?? highest(values)) : 100,
     };
@@ -102,14 +107,14 @@ export class Chart {
       // Holders are sampled at other times than the total: clip them to it.
       const held = rest.map((left, n) => Math.min(values[n] || 0, left));
       rest = rest.map((left, n) => left - (held[n] as number));
-      return { values: held, ink: inks[owner] };
+      return { values: held, ink: inks[owner], striped: STRIPED.includes(owner) };
     };
     const bands = OWNERS.flatMap((owner) => {
       const values = parts.get(owner);
       return values ? [part(owner, values)] : [];
     });
-    const reserved = new Array<number>(used.length).fill(this.#reserved);
-    return [...bands, part('unattributed', rest), { values: reserved, ink: inks.reserved }];
+    const system = rest.map((bytes) => bytes + this.#reserved);
+    return [...bands, { values: system, ink: inks.system, striped: true }];
   }
 
   /** Return the bytes of the known holders over time, by owner. */
@@ -129,32 +134,51 @@ export class Chart {
     return runs.of(this.#uuid).filter((run) => run.end === null || run.end > now - window);
   }
 
+  #time(across: number): number {
+    const { now, window } = this.#shared;
+    return now - ((this.spark.width - across) * window) / this.spark.width;
+  }
+
+  /** Return the last cells at this position. */
+  #under(across: number): readonly CellRun[] {
+    // Two pixels of tolerance, so that short cells can be hit.
+    const [from, to] = [this.#time(across - 2), this.#time(across + 2)];
+    const { now } = this.#shared;
+    return this.#runs()
+      .filter(({ start, end }) => start <= to && from <= (end ?? now))
+      .slice(-3);
+  }
+
   /** Describe the cells and the sample at this position. */
   #point(across: number): void {
-    const { now, window } = this.#shared;
-    const second = window / this.spark.width;
-    const at = now - (this.spark.width - across) * second;
-    // Two pixels of tolerance, so that short cells can be hit.
-    const under = this.#runs().filter(
-      (run) => run.start - 2 * second <= at && at <= (run.end ?? now) + 2 * second,
-    );
-    const lines = under.slice(-3).map((run) => describeRun(run, this.#uuid, this.#shared));
+    const lines = this.#under(across).map((run) => describeRun(run, this.#uuid, this.#shared));
     this.spark.hover = across;
-    this.#shared.tip(this.spark, [...lines, ...this.#sample(at)], false);
+    this.spark.node.style.cursor = lines.length && this.#shared.actions.goToCell ? 'pointer' : '';
+    this.#shared.tip(this.spark, [...lines, ...this.#sample(this.#time(across))], false);
+  }
+
+  /** Go to the cell under the pointer, or to the selected one. */
+  #goTo(): void {
+    const run =
+      this.#pointer === null
+        ? this.#runs().find(({ id }) => id === this.#selected)
+        : this.#under(this.#pointer).at(-1);
+    if (run) this.#shared.actions.goToCell?.(run);
   }
 
   #sample(at: number): string[] {
-    const { series, now, t } = this.#shared;
+    const { series, now, trans } = this.#shared;
     const after = series.from(at);
     const before = Math.max(after - 1, 0);
     const [a, b] = [series.time[before] ?? 0, series.time[after] ?? Number.POSITIVE_INFINITY];
     const n = at - a <= b - at ? before : after;
     const time = series.time[n];
     const value = this.#values()[n] ?? Number.NaN;
-    if (time === undefined || Math.abs(time - at) > 5) return [NOT_KNOWN];
+    const missing = gap(series.time, after) && Math.abs((time ?? 0) - at) > NEAR_S;
+    if (time === undefined || missing) return [NOT_KNOWN];
     const known = Number.isNaN(value) ? null : value;
     const shown = this.#isMemory ? size(known) : reading(known, '%');
-    const ago = t('%1, %2 ago', shown, age(now - time));
+    const ago = trans.__('%1, %2 ago', shown, age(now - time));
     if (!this.#isMemory) return [ago];
     const parts = [...this.#parts()].map(([owner, values]) => [owner, values[n] || 0]);
     return [ago, ...describe(Object.fromEntries(parts), this.#shared)];
@@ -164,6 +188,7 @@ export class Chart {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (step) this.#select(step);
     else if (event.key === 'Escape') this.#leave();
+    else if (event.key === 'Enter') this.#goTo();
     else return;
     event.preventDefault();
     event.stopPropagation();

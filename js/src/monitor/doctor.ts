@@ -1,8 +1,8 @@
-/** Show the doctor's checks, and without a GPU the offer of virtual ones. */
+/** Show what is wrong: problems, the doctor's checks, and without a GPU the offer of virtual ones. */
 
 import type { Check, Problem } from '../snapshot.js';
 import { button, Field, h, Rows, sentence, show, typed } from './dom.js';
-import type { Offer, OfferButton, Shared, Translate } from './shared.js';
+import type { Offer, Shared, Translate } from './shared.js';
 
 export const DOCTOR_CSS = `\
 .doctor,.advice{padding-bottom:9px}\
@@ -28,18 +28,18 @@ class CheckRow {
   #mark = new Field();
   #found = h('span');
   #shown = '';
-  #t: Translate;
+  #trans: Translate;
 
-  constructor({ name }: Check, t: Translate) {
-    this.#t = t;
+  constructor({ name }: Check, trans: Translate) {
+    this.#trans = trans;
     this.#mark.node.setAttribute('role', 'img');
     this.node = h('li', 'check', this.#mark.node, h('b', '', name), this.#found);
   }
 
   update({ ok, found, cure }: Check): void {
-    const t = this.#t;
-    const passed = ok ? ['✓', 'good', t('passed')] : ['✗', 'bad', t('failed')];
-    const [mark, css, label] = (ok === null ? ['·', 'dim', t('info')] : passed) as [
+    const trans = this.#trans;
+    const passed = ok ? ['✓', 'good', trans.__('passed')] : ['✗', 'bad', trans.__('failed')];
+    const [mark, css, label] = (ok === null ? ['·', 'dim', trans.__('info')] : passed) as [
       string,
       string,
       string,
@@ -54,51 +54,39 @@ class CheckRow {
   }
 }
 
-class OfferRow {
-  readonly node: HTMLElement;
-  #button: HTMLButtonElement;
-  #press = () => {};
-
-  constructor() {
-    this.#button = button('', () => this.#press());
-    this.node = h('li', '', this.#button);
-  }
-
-  update({ label, title, press, busy }: OfferButton & { busy: boolean }): void {
-    this.#press = press;
-    if (this.#button.textContent !== label) this.#button.textContent = label;
-    if (this.#button.title !== title) this.#button.title = title;
-    this.#button.disabled = busy;
-  }
-}
-
 /** What a host offers if there is no GPU: buttons, and a line about their progress. */
 class OfferView {
   readonly node: HTMLElement;
-  #rows = new Rows(h('ul'), (_: OfferButton & { busy: boolean }) => new OfferRow());
+  #list = h('ul');
+  #buttons: HTMLButtonElement[] = [];
+  #offer: Offer | null = null;
   #status = new Field('p');
 
-  constructor(t: Translate) {
+  constructor(trans: Translate) {
     this.#status.node.setAttribute('role', 'status');
-    const why = t('Virtual GPUs are real `cuda:1` tensors and errors, computed by the CPU.');
+    const why = trans.__('Virtual GPUs are real `cuda:1` tensors and errors, computed by the CPU.');
     this.node = h(
       'div',
       'offer',
       h('p', 'dim', ...typed(why)),
-      this.#rows.node,
+      this.#list,
       this.#status.node,
-      h('p', 'dim', t('or in a cell:')),
+      h('p', 'dim', trans.__('or in a cell:')),
       h('pre', '', '%load_ext gpumagic\n%gpus --virtual 2'),
     );
   }
 
   update(offer: Offer | null): void {
-    const buttons = offer?.buttons ?? [];
-    this.#rows.update(
-      buttons.map((one) => ({ ...one, busy: offer?.busy ?? false })),
-      (_, n) => String(n),
-    );
-    show(this.#rows.node, buttons.length > 0);
+    this.#offer = offer;
+    // The same elements, so that a button keeps the focus while its words change.
+    for (const [n, { label, title }] of (offer?.buttons ?? []).entries()) {
+      const made = this.#buttons[n] ?? button('', () => this.#offer?.buttons[n]?.press());
+      if (made !== this.#buttons[n]) this.#list.append(h('li', '', made));
+      this.#buttons[n] = made;
+      Object.assign(made, { textContent: label, title, disabled: offer?.busy });
+    }
+    for (const extra of this.#buttons.splice(offer?.buttons.length ?? 0))
+      extra.parentElement?.remove();
     this.#status.textOrHide(offer?.text ?? '');
   }
 }
@@ -109,6 +97,9 @@ const isOffered = (cure: string) => cure.includes('%gpus --virtual');
 export class Doctor {
   readonly node: HTMLElement;
   #checks: Rows<Check, CheckRow>;
+  #others: Rows<Check, CheckRow>;
+  #folded: HTMLDetailsElement;
+  #count = new Field('summary', 'dim');
   #title = new Field('h2');
   #advice = h('p', 'advice');
   #advised = '';
@@ -116,21 +107,25 @@ export class Doctor {
   #shared: Shared;
 
   constructor(shared: Shared) {
-    const { t, actions } = shared;
+    const { trans, actions } = shared;
     this.#shared = shared;
-    this.#checks = new Rows(h('ul', 'checks'), (check) => new CheckRow(check, t));
-    this.#offer = new OfferView(t);
+    const list = () => new Rows(h('ul', 'checks'), (check: Check) => new CheckRow(check, trans));
+    [this.#checks, this.#others] = [list(), list()];
+    this.#folded = h('details', '', this.#count.node, this.#others.node);
+    this.#offer = new OfferView(trans);
     const nodes = [this.#title.node, this.#advice, this.#offer.node, this.#checks.node];
-    if (actions.doctor) nodes.push(button('again', () => actions.doctor?.(), t('Check again')));
+    nodes.push(this.#folded);
+    if (actions.doctor)
+      nodes.push(button('again', () => actions.doctor?.(), trans.__('Check again')));
     this.node = h('section', 'doctor', ...nodes);
     show(this.node, false);
   }
 
   /** Show the checks if known; `why` there is no GPU, null if there are GPUs. */
   update(why: Problem[] | null): void {
-    const { t, checks, offer } = this.#shared;
+    const { trans, checks, offer } = this.#shared;
     show(this.node, why !== null || checks !== null);
-    this.#title.text(why ? t('No GPU is visible here') : t('Checks'));
+    this.#title.text(why ? trans.__('No GPU is visible here') : trans.__('Checks'));
     show(this.#offer.node, why !== null);
     if (why) this.#offer.update(offer);
     const first = checks?.find(({ ok }) => ok === false);
@@ -141,7 +136,13 @@ export class Doctor {
     const shown = (checks ?? []).map((check) =>
       why && (check === first || isOffered(check.cure)) ? { ...check, cure: '' } : check,
     );
-    this.#checks.update(shown, ({ name }) => name);
+    // Where the first failure explains all, the other checks are one line.
+    const explains = (check: Check) => !why || !first || check.name === first.name;
+    const others = shown.filter((check) => !explains(check));
+    this.#checks.update(shown.filter(explains), ({ name }) => name);
+    this.#others.update(others, ({ name }) => name);
+    this.#count.text(trans._n('%1 more check', '%1 more checks', others.length));
+    show(this.#folded, others.length > 0);
   }
 
   /** Show the first cause and its cure above everything else. */
@@ -151,5 +152,41 @@ export class Doctor {
     this.#advised = cause + cure;
     const [what, then] = [typed(sentence(cause)), typed(sentence(cure))];
     this.#advice.replaceChildren(...(cure ? [...what, ' ', h('b', '', ...then)] : what));
+  }
+}
+
+class ProblemRow {
+  readonly node = h('li', 'problem');
+  #shown = '';
+
+  update({ cause, cure }: Problem): void {
+    if (this.#shown === cause + cure) return;
+    this.#shown = cause + cure;
+    this.node.replaceChildren(h('b', '', ...typed(sentence(cause))), ' ', ...typed(sentence(cure)));
+  }
+}
+
+export class Problems {
+  readonly node: HTMLElement;
+  #rows = new Rows(h('ul', 'problems'), (_: Problem) => new ProblemRow());
+  #spoken = new Field('div', 'spoken');
+  #known = '';
+
+  constructor() {
+    this.#spoken.node.setAttribute('role', 'status');
+    this.node = h('div', '', this.#rows.node, this.#spoken.node);
+  }
+
+  update(problems: Problem[]): void {
+    const keyOf = ({ code, uuid }: Problem): string => `${code} ${uuid}`;
+    this.#rows.update(problems, keyOf);
+    show(this.#rows.node, problems.length > 0);
+    // Screen readers read a new problem, and not each change of its duration.
+    const known = problems.map(keyOf).join();
+    if (known === this.#known) return;
+    this.#known = known;
+    this.#spoken.text(
+      problems.map(({ cause, cure }) => `${sentence(cause)} ${sentence(cure)}`).join(' '),
+    );
   }
 }

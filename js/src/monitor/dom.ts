@@ -104,11 +104,17 @@ export class Rows<T, R extends Row<T>> {
     return this.#rows.values();
   }
 
-  update(items: readonly T[], keyOf: (item: T, n: number) => string): void {
+  /** Update the rows; `steady`: those under the pointer keep their order, for a click. */
+  update(items: readonly T[], keyOf: (item: T, n: number) => string, steady = false): void {
     const used = new Map<string, R>();
     let next = this.node.firstChild;
-    for (const [n, item] of items.entries()) {
-      const key = keyOf(item, n);
+    const all = items.map((item, n) => [keyOf(item, n), item] as const);
+    if (steady && this.node.matches(':hover')) {
+      const before = [...this.#rows.keys()];
+      const at = (key: string): number => before.indexOf(key) + 1 || Number.POSITIVE_INFINITY;
+      all.sort(([a], [b]) => at(a) - at(b) || 0);
+    }
+    for (const [key, item] of all) {
       if (used.has(key)) continue;
       const row = this.#rows.get(key) ?? this.#make(item);
       used.set(key, row);

@@ -1,106 +1,53 @@
-/** Show one GPU: a line that opens. */
+/** Show one GPU in a line that opens; what does not fit is cut from the right. */
 
-import { MemoryBar, ShareBar, TimingRow } from './bars.js';
+import { MemoryBar, TimingRow } from './bars.js';
 import type { Visibility } from './browser.js';
-import { Badges, button, CHEVRON, expand, Field, h, icon, show } from './dom.js';
+import { Badges, button, CHEVRON, expand, Field, h, icon } from './dom.js';
 import { GpuDetails } from './gpu-details.js';
-import {
-  alias,
-  aliasHint,
-  faults,
-  full,
-  hot,
-  kinds,
-  labelOf,
-  model,
-  otherNotebook,
-  torchName,
-} from './names.js';
-import type { View } from './owners.js';
+import { alias, faults, full, holderName, hot, labelOf, model, torchName } from './names.js';
+import { groups, type View } from './owners.js';
 import type { Shared } from './shared.js';
-import { NOT_KNOWN, reading, size, watts } from './units.js';
+import { NOT_KNOWN, reading, share } from './units.js';
 
 let count = 0;
 
-/** The readings on a closed line. */
+/** "H100 ▮▮▮▮ 76/80 GiB 97 % 71° 672 W train.ipynb". */
 class Readings {
   #shared: Shared;
-  #mark = new Field('span', 'mark');
-  #busy = new ShareBar();
-  #percent = new Field('span', 'number');
-  #notebook = new Field('span', 'of dim');
+  #model = new Field('span', 'model dim');
   #memory: MemoryBar;
-  #used = new Field('span', 'number');
-  #heat = new Field('span', 'number');
-  readonly node: HTMLElement;
+  #used = new Field('span', 'used');
+  #busy = new Field('span', 'percent');
+  #heat = new Field('span', 'heat');
+  #power = new Field('span', 'power');
+  #who = new Field('span', 'whose dim');
+  readonly nodes: HTMLElement[];
 
   constructor(shared: Shared) {
     this.#shared = shared;
     this.#memory = new MemoryBar(shared);
-    const load = [this.#notebook.node, this.#busy.node, this.#percent.node];
-    const memory = [this.#memory.node, this.#used.node, this.#heat.node];
-    this.node = h('span', 'readings', this.#mark.node, ...load, ...memory);
+    const fields = [this.#used, this.#busy, this.#heat, this.#power, this.#who];
+    this.nodes = [this.#model.node, this.#memory.node, ...fields.map(({ node }) => node)];
   }
 
   update(view: View): void {
-    const { t, here } = this.#shared;
-    const { gpu, parts } = view;
-    const wrong = faults(gpu, t);
-    const bad = wrong.some(([, tone]) => tone === 'bad');
-    this.#mark
-      .text(wrong.length ? '!' : '')
-      .className(`mark ${bad ? 'bad' : 'warn'}`)
-      .title(wrong.map(([text]) => text).join(', '));
-    // The notebook of a virtual GPU says more than its utilization.
-    const notebook = otherNotebook(view, here);
-    this.#notebook.textOrHide(notebook).title(notebook);
-    show(this.#busy.node, !notebook);
-    show(this.#percent.node, !notebook);
-    this.#busy.update(gpu.utilization);
-    this.#percent.text(gpu.lost ? t('lost') : reading(gpu.utilization, '%'));
+    const { trans, here } = this.#shared;
+    const { gpu, migs, parts, processes } = view;
+    const bare = gpu.lost || gpu.virtual;
+    this.#model.text(model(view, trans)).title(`${gpu.name ?? ''} ${gpu.uuid}`.trim());
     this.#memory.update(parts, gpu.memory_total);
     this.#used
-      .text(gpu.lost ? NOT_KNOWN : size(gpu.memory_used))
-      .className(full(gpu) ? 'number warn' : 'number');
+      .text(gpu.lost ? trans.__('lost') : (share(gpu.memory_used, gpu.memory_total) ?? NOT_KNOWN))
+      .className(gpu.lost ? 'used bad' : full(gpu) ? 'used warn' : 'used');
+    this.#busy.text(gpu.lost ? '' : reading(gpu.utilization, '%'));
     this.#heat
-      .text(gpu.virtual ? '' : reading(gpu.temperature, '°').replace(' ', ''))
-      .className(hot(gpu) ? 'number bad' : 'number');
-  }
-}
-
-/** The head of an open line. */
-class Head {
-  #shared: Shared;
-  #alias = new Field('span', 'also dim');
-  #kinds = new Badges();
-  #model = new Field('span', 'name dim');
-  #heat = new Field();
-  #power = new Field();
-  #warm = h('span', 'heat', this.#heat.node, ' · ', this.#power.node);
-  readonly node = h(
-    'span',
-    'about',
-    this.#alias.node,
-    this.#kinds.node,
-    this.#model.node,
-    this.#warm,
-  );
-
-  constructor(shared: Shared) {
-    this.#shared = shared;
-  }
-
-  update(view: View): void {
-    const { gpu } = view;
-    const { t, here } = this.#shared;
-    const name = model(view, this.#shared);
-    this.#alias.textOrHide(alias(view, here)).title(aliasHint(gpu, t));
-    this.#kinds.update(kinds(view, t));
-    this.#model.text(name).title(`${name} ${gpu.uuid}`.trim());
-    // A virtual GPU has no temperature and no power.
-    show(this.#warm, !gpu.virtual && !gpu.lost);
-    this.#heat.text(reading(gpu.temperature, '°C')).className(hot(gpu) ? 'bad' : '');
-    this.#power.text(reading(gpu.power, 'W')).title(watts(gpu.power, gpu.power_limit));
+      .textOrHide(bare ? '' : reading(gpu.temperature, '°').replace(' ', ''))
+      .className(hot(gpu) ? 'heat bad' : 'heat');
+    this.#power.textOrHide(bare ? '' : reading(gpu.power, 'W'));
+    const all = groups([...processes, ...migs.flatMap((mig) => mig.processes)], here);
+    const names = all.map(({ main }) => holderName(main, trans));
+    const more = names.length > 1 ? ` +${names.length - 1}` : '';
+    this.#who.text((names[0] ?? '') + more).title(names.join(', '));
   }
 }
 
@@ -117,10 +64,12 @@ export class GpuRow {
   #item: Item;
   #visible = true;
   #late = false;
+  #kind = new Field('span', 'kind');
+  #number = new Field();
   #label = new Field('b');
   #button: HTMLButtonElement;
   #readings: Readings;
-  #head: Head;
+  #faults = new Badges();
   #timing: TimingRow;
   #details: GpuDetails | null = null;
   #id = `gpu-${count++}`;
@@ -128,14 +77,14 @@ export class GpuRow {
   constructor(item: Item, shared: Shared, visibility: Visibility) {
     [this.#item, this.#shared, this.#visibility] = [item, shared, visibility];
     this.#readings = new Readings(shared);
-    this.#head = new Head(shared);
-    this.#timing = new TimingRow(shared.t('Timing'));
+    this.#timing = new TimingRow(shared.trans.__('Timing'));
     this.#button = button('open', () => {}, icon(CHEVRON), this.#label.node);
+    this.#label.node.append(this.#kind.node, this.#number.node);
     this.#button.setAttribute('aria-controls', this.#id);
-    const head = h('div', 'head', this.#button, this.#readings.node, this.#head.node);
+    const head = h('div', 'head', this.#button, ...this.#readings.nodes);
     // The whole line opens it. Clicks on the button, which is for the keyboard, bubble up to here.
     head.addEventListener('click', () => this.#toggle());
-    this.node = h('li', 'gpu', head, this.#timing.node);
+    this.node = h('li', 'gpu', head, this.#faults.node, this.#timing.node);
     visibility.add(this.node, ({ isIntersecting }) => this.#see(isIntersecting));
   }
 
@@ -161,15 +110,14 @@ export class GpuRow {
     this.#late = false;
     const { view } = this.#item;
     const { gpu, parts } = view;
-    const { here, timing } = this.#shared;
-    const open = this.#open;
-    this.#expand(open);
-    this.#label
-      .text(labelOf(view, here))
-      .className(parts.own > 0 ? 'here' : '')
-      .title([alias(view, here), model(view, this.#shared)].filter(Boolean).join(' · '));
-    if (open) this.#head.update(view);
-    else this.#readings.update(view);
+    const { trans, here, timing } = this.#shared;
+    this.#expand(this.#open);
+    const [, kind = '', number = ''] = /^(\w+:)?(.*)/.exec(labelOf(view, here)) ?? [];
+    this.#kind.text(kind);
+    this.#number.text(number);
+    this.#label.className(parts.own > 0 ? 'here' : '').title(alias(view, here));
+    this.#readings.update(view);
+    this.#faults.update(faults(gpu, trans));
     const where = torchName(gpu, gpu.ordinal ?? -1);
     this.#timing.update(timing.bars?.find((bar) => bar.where === where));
     this.node.classList.toggle('lost', gpu.lost);
@@ -195,8 +143,6 @@ export class GpuRow {
 
   #expand(open: boolean): void {
     expand(this.#button, open);
-    show(this.#readings.node, !open);
-    show(this.#head.node, open);
     this.node.classList.toggle('opened', open);
     if (open && !this.#details) {
       this.#details = new GpuDetails(this.#item.view, this.#shared);

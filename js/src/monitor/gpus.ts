@@ -2,149 +2,97 @@
 
 import type { ProcessSample, Snapshot } from '../snapshot.js';
 import type { Visibility } from './browser.js';
-import { Field, h, icon, Rows, show } from './dom.js';
+import { Field, h, Rows, show } from './dom.js';
 import { GpuRow, type Item } from './gpu-row.js';
-import { file } from './names.js';
+import { gpuCount, labelOf } from './names.js';
 import type { Overview } from './overview.js';
 import { type View, views } from './owners.js';
 import { Processes } from './processes.js';
 import type { Shared } from './shared.js';
-import { size } from './units.js';
 
 /** Up to so many GPUs stand open. */
 const FEW = 3;
-/** From so many GPUs on, the memory holders stand before the list. */
-const MANY = 9;
 /** From this utilization on a GPU is busy, in percent. */
 const BUSY = 5;
 /** Up to this share of its memory, an idle GPU is free. */
 const FREE = 0.05;
 
-const SORT =
-  'M5 3v10M2.500 10.500l2.500 2.500l2.500-2.500M11 13v-10M8.500 5.500l2.500-2.500l2.500 2.500';
-const ORDERS = ['number', 'utilization', 'memory', 'free', 'temperature'] as const;
-type Order = (typeof ORDERS)[number];
-/** The sort keys: the greatest first, unknown last. */
-const RANK: Record<Order, (view: View) => number | null> = {
-  number: () => 0,
-  utilization: ({ gpu }) => gpu.utilization,
-  memory: ({ gpu }) => gpu.memory_used,
-  free: ({ parts }) => (parts.known ? parts.free : null),
-  temperature: ({ gpu }) => gpu.temperature,
-};
+/** "2, 5–7": three and more in a row are a range. */
+export function ranges(numbers: readonly string[]): string {
+  const runs: string[][] = [];
+  for (const one of numbers) {
+    const run = runs.at(-1);
+    if (run && Number(one) === Number(run.at(-1)) + 1) run.push(one);
+    else runs.push([one]);
+  }
+  return runs
+    .map((run) => (run.length > 2 ? `${run[0]}–${run.at(-1)}` : run.join(', ')))
+    .join(', ');
+}
 
-/** "8 GPUs · 6 busy · 1 free · 296 GiB held". */
-function summarize(views: readonly View[], { t }: Shared): string {
-  const gpus = views.map(({ gpu }) => gpu).filter((gpu) => !gpu.lost);
-  const busy = gpus.filter((gpu) => (gpu.utilization ?? 0) >= BUSY);
-  const free = gpus.filter(
-    ({ utilization, memory_used: used, memory_total: total }) =>
+/** "8 GPUs · free: 2, 5 · 1 lost". */
+function summarize(views: readonly View[], { trans, here }: Shared): string {
+  const there = views.filter(({ gpu }) => !gpu.lost);
+  // A virtual GPU is no use to another notebook.
+  const real = there.filter(({ gpu }) => !gpu.virtual);
+  const free = real.filter(
+    ({ gpu: { utilization, memory_used: used, memory_total: total } }) =>
       utilization !== null && utilization < BUSY && used !== null && used <= FREE * (total ?? 0),
   );
-  const known = gpus.filter((gpu) => gpu.memory_used !== null);
-  const held = known.reduce((sum, gpu) => sum + (gpu.memory_used ?? 0), 0);
-  const lost = views.length - gpus.length;
+  const numbers = free.map((view) => labelOf(view, here).replace(/^cuda:/, ''));
+  const lost = views.length - there.length;
   return [
-    t('%1 GPUs', views.length),
-    lost ? t('%1 lost', lost) : '',
-    t('%1 busy', busy.length),
-    t('%1 free', free.length),
-    known.length ? t('%1 held', size(held)) : '',
+    gpuCount(trans, views.length),
+    real.length ? trans.__('free: %1', ranges(numbers) || trans.__('none')) : '',
+    lost ? trans.__('%1 lost', lost) : '',
   ]
     .filter(Boolean)
     .join(' · ');
 }
 
-/** All GPUs in a line of text, and the choice of their order. */
-class Summary {
-  readonly node: HTMLElement;
-  #shared: Shared;
-  #text = new Field();
-  #order = new Field('span', 'dim');
-  #select = h('select');
-
-  constructor(shared: Shared, changed: () => void) {
-    const { t } = shared;
-    this.#shared = shared;
-    const names: Record<Order, string> = {
-      number: t('by number'),
-      utilization: t('by utilization'),
-      memory: t('by memory held'),
-      free: t('by free memory'),
-      temperature: t('by temperature'),
-    };
-    for (const order of ORDERS) {
-      const option = h('option', '', names[order]);
-      option.value = order;
-      this.#select.append(option);
-    }
-    this.#select.addEventListener('change', () => {
-      const order = this.#select.value as Order;
-      this.#order.text(order === 'number' ? '' : names[order]);
-      changed();
-    });
-    const order = h('label', 'order', this.#order.node, icon(SORT), this.#select);
-    this.#select.ariaLabel = order.title = t('Order of the GPUs');
-    this.node = h('div', 'summary', this.#text.node, order);
-  }
-
-  update(views: readonly View[]): void {
-    show(this.node, views.length > FEW);
-    this.#text.text(summarize(views, this.#shared));
-  }
-
-  /** Return this notebook's GPUs first, then in the chosen order. */
-  sort(views: readonly View[]): View[] {
-    const rank = RANK[this.#select.value as Order] ?? RANK.number;
-    const value = (view: View): number => rank(view) ?? Number.NEGATIVE_INFINITY;
-    return [...views].sort(
-      (a, b) => Number(b.parts.own > 0) - Number(a.parts.own > 0) || value(b) - value(a) || 0,
-    );
-  }
-}
-
 export class Gpus {
   readonly node = h('div');
   #shared: Shared;
-  #summary: Summary;
+  #summary = new Field('div', 'summary');
   #rows: Rows<Item, GpuRow>;
   #processes: Processes;
   #holders: HTMLElement;
-  #order: string[] = [];
   #overview: Overview | null;
 
   constructor(shared: Shared, visibility: Visibility) {
-    const { t } = shared;
+    const { trans } = shared;
     this.#shared = shared;
-    this.#summary = new Summary(shared, () => {
-      this.#order = [];
-      shared.redraw();
-    });
     this.#rows = new Rows(h('ul', 'gpus'), (item) => new GpuRow(item, shared, visibility));
-    this.#rows.node.ariaLabel = t('GPUs');
-    this.#processes = new Processes(shared, t('Memory holders'));
-    this.#holders = h('section', 'held', h('h2', '', t('Memory holders')), this.#processes.node);
+    this.#rows.node.ariaLabel = trans.__('GPUs');
+    this.#processes = new Processes(shared, trans.__('Memory holders'));
+    this.#holders = h(
+      'section',
+      'held',
+      h('h2', '', trans.__('Memory holders')),
+      this.#processes.node,
+    );
     this.node.append(this.#summary.node, this.#rows.node, this.#holders);
     this.#overview = shared.extras?.overview?.(shared) ?? null;
     if (this.#overview) this.node.prepend(this.#overview.node);
   }
 
-  /** Show a snapshot and return its GPUs; `total` is the number of GPUs on all hosts. */
-  update(snapshot: Snapshot, total: number): View[] {
+  /** Show a snapshot; `total` is the number of GPUs on all hosts. */
+  update(snapshot: Snapshot, total: number): void {
     const all = views(snapshot, this.#shared.here);
-    this.#remember(all);
     const few = total <= FEW;
     const own = all.filter(({ parts }) => parts.own > 0).length;
     this.#overview?.update(all);
-    this.#summary.update(all);
-    const items = (few ? all : this.#sorted(all)).map((view) => ({
+    this.#summary.textOrHide(all.length > FEW ? summarize(all, this.#shared) : '');
+    const items = all.map((view) => ({
       view,
       standing: few || (view.parts.own > 0 && own <= FEW),
     }));
-    this.#rows.update(items, ({ view }) => view.gpu.uuid);
+    // This notebook's first.
+    const rank = ({ view }: Item): number => Number(view.parts.own > 0);
+    if (!few) items.sort((a, b) => rank(b) - rank(a));
+    this.#rows.update(items, ({ view }) => view.gpu.uuid, true);
     this.#rows.node.classList.toggle('few', few);
     this.#hold(few ? [] : all);
-    return all;
   }
 
   draw(): void {
@@ -163,30 +111,8 @@ export class Gpus {
       ...migs.flatMap((mig) => mig.processes),
       ...processes,
     ]);
-    const unattributed = all.reduce((sum, view) => sum + view.unattributed, 0);
-    const first = all.length >= MANY;
-    this.#processes.update(processes, unattributed, !first);
-    show(this.#holders, processes.length > 0 || unattributed > 0);
-    if (first === (this.#holders.nextSibling === this.#rows.node)) return;
-    if (first) this.#rows.node.before(this.#holders);
-    else this.node.append(this.#holders);
-  }
-
-  /** Sort the GPUs, but not under the pointer: a line must not move away from a click. */
-  #sorted(all: readonly View[]): View[] {
-    const sorted = this.#summary.sort(all);
-    if (this.#rows.node.matches(':hover') && this.#order.length === all.length) {
-      const at = ({ gpu }: View): number => this.#order.indexOf(gpu.uuid);
-      return sorted.sort((a, b) => at(a) - at(b));
-    }
-    this.#order = sorted.map(({ gpu }) => gpu.uuid);
-    return sorted;
-  }
-
-  #remember(all: readonly View[]): void {
-    for (const { gpu, processes } of all) {
-      const names = processes.flatMap(({ notebook }) => (notebook ? [file(notebook)] : []));
-      if (names.length && !gpu.lost) this.#shared.were.set(gpu.uuid, [...new Set(names)]);
-    }
+    const system = all.reduce((sum, view) => sum + view.system, 0);
+    this.#processes.update(processes, system, true);
+    show(this.#holders, processes.length > 0 || system > 0);
   }
 }

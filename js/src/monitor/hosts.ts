@@ -1,12 +1,12 @@
 /** Show the GPUs of hosts other than the server's, each below the host's name. */
 
 import type { OtherHost, Snapshot } from '../snapshot.js';
+import { Load } from './bars.js';
 import type { Visibility } from './browser.js';
-import { Field, h, parts, Rows, show } from './dom.js';
+import { Problems } from './doctor.js';
+import { Field, h, Rows, show } from './dom.js';
 import { Gpus } from './gpus.js';
-import { broken, machine, machineDetails } from './names.js';
-import type { View } from './owners.js';
-import { Problems } from './problems.js';
+import { broken, drivers, gpuCount } from './names.js';
 import type { Shared } from './shared.js';
 import { age } from './units.js';
 
@@ -24,23 +24,22 @@ class HostHead {
   #shared: Shared;
   #name = new Field('h2');
   #silent = new Field('span', 'warn');
-  #machine = h('span', 'dim');
-  #shown = '';
+  #drivers = new Field('span', 'dim');
+  #load = new Load();
 
   constructor(shared: Shared) {
     this.#shared = shared;
-    this.node = h('div', 'host-head', this.#name.node, this.#silent.node, this.#machine);
+    const fields = [this.#name, this.#silent, this.#drivers].map(({ node }) => node);
+    this.node = h('div', 'host-head', ...fields, this.#load.node);
   }
 
   update(snapshot: Snapshot, silent: number): void {
-    const { t } = this.#shared;
-    const name = snapshot.host.name ?? t('a host without a name');
-    this.#name.text(name).title([name, machineDetails(snapshot, t)].filter(Boolean).join(' · '));
-    this.#silent.textOrHide(silent ? t('no answer for %1', age(silent)) : '');
-    const text = machine(snapshot, t).join(' · ');
-    if (text === this.#shown) return;
-    this.#shown = text;
-    this.#machine.replaceChildren(...parts(text));
+    const { trans } = this.#shared;
+    const name = snapshot.host.name ?? trans.__('a host without a name');
+    this.#name.text(name).title(name);
+    this.#silent.textOrHide(silent ? trans.__('no answer for %1', age(silent)) : '');
+    this.#drivers.text(drivers(snapshot, trans).join(' · '));
+    this.#load.update(snapshot.host);
   }
 }
 
@@ -53,7 +52,6 @@ interface Item extends OtherHost {
 class HostSection {
   readonly node: HTMLElement;
   readonly gpus: Gpus;
-  views: View[] = [];
   #shared: Shared;
   #head: HostHead;
   #problems = new Problems();
@@ -63,7 +61,7 @@ class HostSection {
     this.#shared = shared;
     this.#head = new HostHead(shared);
     this.gpus = new Gpus(shared, visibility);
-    this.#none = h('p', 'dim', shared.t('No GPU is visible there.'));
+    this.#none = h('p', 'dim', shared.trans.__('No GPU is visible there.'));
     const nodes = [this.#head.node, this.#problems.node, this.#none, this.gpus.node];
     this.node = h('section', 'host-section', ...nodes);
   }
@@ -71,13 +69,13 @@ class HostSection {
   update({ snapshot, silent, total }: Item): void {
     const some = snapshot.gpus.length > 0;
     this.#head.update(snapshot, silent);
-    const label = this.#shared.t('GPUs of %1', snapshot.host.name ?? '');
+    const label = this.#shared.trans.__('GPUs of %1', snapshot.host.name ?? '');
     if (this.node.ariaLabel !== label) this.node.ariaLabel = label;
     this.node.classList.toggle('silent', silent > 0);
     this.#problems.update(broken(snapshot));
     show(this.#none, !some);
     show(this.gpus.node, some);
-    this.views = this.gpus.update(snapshot, total);
+    this.gpus.update(snapshot, total);
   }
 
   dispose(): void {
@@ -101,8 +99,8 @@ export class OtherHosts {
     this.#sections = new Rows(this.node, () => new HostSection(shared, visibility));
   }
 
-  /** Show the other hosts and return their GPUs; `total` is the number of GPUs on all hosts. */
-  update(own: Snapshot, total: number): View[] {
+  /** Show the other hosts; `total` is the number of GPUs on all hosts. */
+  update(own: Snapshot, total: number): void {
     const { hosts } = this.#shared;
     show(this.head, hosts.length > 0);
     this.#own.update(own, 0);
@@ -110,13 +108,14 @@ export class OtherHosts {
       hosts.map((host) => ({ ...host, total })),
       ({ key }) => key,
     );
-    return [...this.#sections.rows].flatMap(({ views }) => views);
   }
 
   /** Return "3 hosts · 12 GPUs"; empty if there are no others. */
   summarize(total: number): string {
-    const { t, hosts } = this.#shared;
-    return hosts.length ? `${t('%1 hosts', hosts.length + 1)} · ${t('%1 GPUs', total)}` : '';
+    const { trans, hosts } = this.#shared;
+    return hosts.length
+      ? `${trans.__('%1 hosts', hosts.length + 1)} · ${gpuCount(trans, total)}`
+      : '';
   }
 
   /** Return the server's snapshot with the GPUs of all hosts. */

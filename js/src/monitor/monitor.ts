@@ -1,16 +1,15 @@
 /** The live monitor: take snapshots, and draw what is visible with the next frame. */
 
 import type { CellRun, History, Snapshot } from '../snapshot.js';
-import { Legend } from './bars.js';
+import { Load } from './bars.js';
 import { inks, onTheme, probe, remember, remembered, type Visibility, Watch } from './browser.js';
 import { Tip } from './chart.js';
-import type { Doctor } from './doctor.js';
+import { type Doctor, Problems } from './doctor.js';
 import { Field, h, show } from './dom.js';
 import { Gpus } from './gpus.js';
 import type { OtherHosts } from './hosts.js';
-import { broken, machine, machineDetails } from './names.js';
+import { broken, drivers } from './names.js';
 import { whole } from './owners.js';
-import { Problems } from './problems.js';
 import { Results } from './results.js';
 import { Runs, Series } from './series.js';
 import { english, type Options, type Shared, type State } from './shared.js';
@@ -24,27 +23,33 @@ const POINTS = 800;
 class Toolbar {
   readonly node: HTMLElement;
   #host = new Field('span', 'host dim');
+  #load = new Load();
   #state = new Field('span', 'state dim');
   #shared: Shared;
 
   constructor(shared: Shared) {
     this.#shared = shared;
     this.#state.node.setAttribute('role', 'status');
-    this.node = h('div', 'top', this.#host.node, this.#state.node);
-    this.node.append(...(shared.extras?.tools(shared) ?? []));
+    const tools = shared.extras?.tools(shared) ?? [];
+    this.node = h('div', 'top', this.#host.node, this.#state.node, ...tools, this.#load.node);
   }
 
   /** `instead`: a summary of several hosts, each of which has its name above its GPUs. */
   update(snapshot: Snapshot, instead: string): void {
-    const { t } = this.#shared;
-    const text = [snapshot.host.name, ...machine(snapshot, t)].filter(Boolean).join(' · ');
-    this.#host.textOrHide(instead || text).title(instead || machineDetails(snapshot, t));
+    const { trans } = this.#shared;
+    const text = [snapshot.host.name, ...drivers(snapshot, trans)].filter(Boolean).join(' · ');
+    const { driver } = snapshot;
+    this.#host.textOrHide(instead || text).title(driver ? trans.__('driver %1', driver) : '');
+    show(this.#load.node, !instead);
+    if (!instead) this.#load.update(snapshot.host);
   }
 
   connect(): void {
-    const { t, connection } = this.#shared;
+    const { trans, connection } = this.#shared;
     const { kind, text } = connection;
-    const other = { connecting: t('connecting…'), standby: t('paused') }[kind as string];
+    const other = { connecting: trans.__('connecting…'), standby: trans.__('paused') }[
+      kind as string
+    ];
     this.#state.text(text ?? other ?? '');
   }
 }
@@ -57,7 +62,6 @@ export class Monitor {
   #doctor: Doctor | null;
   #problems = new Problems();
   #gpus: Gpus;
-  #legend: Legend;
   #others: OtherHosts | null;
   #own = h('div');
   #hosts = h('div', '', this.#own);
@@ -78,9 +82,9 @@ export class Monitor {
   #disposed = false;
 
   constructor(options: Options = {}) {
-    const { actions = {}, translate: t = english, label, extras = null } = options;
+    const { actions = {}, translate: trans = english, label, extras = null } = options;
     this.#shared = {
-      ...{ t, actions, extras, here: null, window: 120, now: 0 },
+      ...{ trans, actions, extras, here: null, window: 120, now: 0 },
       ...{ hosts: [], checks: null, offer: null, variables: null },
       ...{ timing: {}, timings: [], results: [], opened: new Set() },
       connection: { kind: 'connecting' },
@@ -88,7 +92,6 @@ export class Monitor {
       runs: new Runs(),
       inks: {} as Inks,
       open: remembered(),
-      were: new Map(),
       watch: (spark) => this.#sizes.add(spark.node, (entry) => spark.resize(entry.contentRect)),
       unwatch: (spark) => this.#sizes.remove(spark.node),
       tip: (at, lines, spoken) => this.#tip.point(at, lines, spoken),
@@ -97,21 +100,20 @@ export class Monitor {
     };
     this.#toolbar = new Toolbar(this.#shared);
     this.#gpus = new Gpus(this.#shared, this.#visibility);
-    this.#legend = new Legend(this.#shared);
     this.#doctor = extras?.doctor(this.#shared) ?? null;
     this.#others = extras?.hosts(this.#shared, this.#visibility) ?? null;
     this.#own.append(this.#problems.node, this.#none, this.#loading, this.#gpus.node);
     if (this.#others) this.#own.prepend(this.#others.head);
     if (this.#others) this.#hosts.append(this.#others.node);
     if (this.#doctor) this.#none.replaceWith(this.#doctor.node);
-    this.#none.append(t('No GPU is visible here.'));
-    for (const node of [this.#none, this.#gpus.node, this.#legend.node]) show(node, false);
-    this.#timings = new Results(t('Timings'));
-    this.#results = new Results(t('Results'));
-    this.#loading.append(t('Looking for GPUs…'));
+    this.#none.append(trans.__('No GPU is visible here.'));
+    for (const node of [this.#none, this.#gpus.node]) show(node, false);
+    this.#timings = new Results(trans.__('Timings'));
+    this.#results = new Results(trans.__('Results'));
+    this.#loading.append(trans.__('Looking for GPUs…'));
     this.#all.setAttribute('role', 'region');
-    this.#all.ariaLabel = label ?? t('GPU monitor');
-    const parts = [this.#legend, this.#timings, this.#results, this.#tip].map(({ node }) => node);
+    this.#all.ariaLabel = label ?? trans.__('GPU monitor');
+    const parts = [this.#timings, this.#results, this.#tip].map(({ node }) => node);
     this.#all.append(this.#toolbar.node, this.#hosts, ...parts, this.#probe);
     this.node.className = 'gpumagic-monitor';
     this.node
@@ -185,9 +187,8 @@ export class Monitor {
     // The doctor shows the problems that only explain why there is no GPU.
     this.#problems.update(this.#doctor ? wrong : snapshot.problems);
     this.#doctor?.update(none ? snapshot.problems.filter((one) => !wrong.includes(one)) : null);
-    const views = this.#gpus.update(snapshot, total);
-    views.push(...(this.#others?.update(snapshot, total) ?? []));
-    this.#legend.update(views);
+    this.#gpus.update(snapshot, total);
+    this.#others?.update(snapshot, total);
     this.#toolbar.update(snapshot, this.#others?.summarize(total) ?? '');
     show(this.#gpus.node, !none);
     show(this.#none, none);

@@ -1,9 +1,9 @@
 /** Name GPUs and machines, and describe what is wrong with them. */
 
 import type { GpuSample, Problem, ProcessSample, Snapshot } from '../snapshot.js';
-import { owner, type View } from './owners.js';
+import { outlives, owner, stranger, type View } from './owners.js';
 import type { Translate } from './shared.js';
-import { age, filled, reading } from './units.js';
+import { age, reading } from './units.js';
 
 const KINDS: Record<string, string> = { intel: 'xpu', apple: 'mps' };
 const VENDORS: Record<string, string> = { amd: 'AMD', intel: 'Intel', apple: 'Apple' };
@@ -53,55 +53,56 @@ export function alias(view: View, here: string | null): string {
 }
 
 /** Explain the number in `physical`. */
-export function aliasHint({ vendor }: GpuSample, t: Translate): string {
+export function aliasHint({ vendor }: GpuSample, trans: Translate): string {
   const tool = { nvidia: 'nvidia-smi', amd: 'amd-smi' }[vendor ?? ''];
-  return tool ? t('the number in %1', tool) : t('its number on this machine');
+  return tool ? trans.__('the number in %1', tool) : trans.__('its number on this machine');
 }
+
+/** "1 GPU", "8 GPUs". */
+export const gpuCount = (trans: Translate, count: number): string =>
+  trans._n('%1 GPU', '%1 GPUs', count);
 
 /** "train.ipynb" from "work/train.ipynb". */
 export const file = (path: string): string => path.slice(path.lastIndexOf('/') + 1);
 
-/** The notebook to which a virtual GPU belongs if it is another one; else empty. */
-export function otherNotebook({ gpu, processes }: View, here: string | null): string {
-  const process: ProcessSample | undefined = gpu.virtual ? processes[0] : undefined;
-  return process?.notebook && owner(process, here) !== 'own' ? file(process.notebook) : '';
+/** Makers, brands, and what follows the model: bus, memory. */
+const NO_MODEL =
+  /^((NVIDIA|AMD|Intel|Apple|GeForce|Tesla|Quadro|Instinct|Radeon|Data Center GPU) )+|[ -](\d+GB|SXM|PCIe|HBM|NVL|OAM|Generation).*/gi;
+
+/** "H100" of "NVIDIA H100 80GB HBM3"; a virtual GPU has the name it was given. */
+export function model({ gpu, migs }: View, trans: Translate): string {
+  const name = gpu.name ?? '';
+  if (gpu.virtual) return /^virtual gpu$/i.test(name) ? trans.__('virtual') : name;
+  return [name.replace(NO_MODEL, '') || trans.__('unknown model'), migs.length ? 'MIG' : '']
+    .filter(Boolean)
+    .join(' ');
 }
 
-/** The model; for a virtual GPU its notebook if it is another one, or the name it was given. */
-export function model(view: View, { t, here }: { t: Translate; here: string | null }): string {
-  const { name, virtual } = view.gpu;
-  if (virtual)
-    return otherNotebook(view, here) || (/^virtual gpu$/i.test(name ?? '') ? '' : (name ?? ''));
-  return (name ?? t('unknown model')).replace(/^NVIDIA /, '');
+/** "train.ipynb", "alice", "python3 (you)", "exited (PID 123)". */
+export function holderName(main: ProcessSample, trans: Translate): string {
+  if (main.notebook && !outlives(main)) return file(main.notebook);
+  if (main.mine) return trans.__('this kernel');
+  if (stranger(main)) return main.user as string;
+  return main.name ? trans.__('%1 (you)', main.name) : trans.__('exited (PID %1)', main.pid);
 }
 
 /** A few words and their color: "bad" is a fault, "warn" is worth knowing. */
 export type Badge = readonly [text: string, tone: 'bad' | 'warn' | ''];
 
-/** Properties that do not change. */
-export function kinds({ gpu, migs }: View, t: Translate): Badge[] {
-  const found: Badge[] = [];
-  if (gpu.virtual) found.push([t('virtual'), '']);
-  if (migs.length) found.push(['MIG', '']);
-  return found;
-}
+/** ["CUDA 13.0"]; AMD's begin with "ROCm 6.2.4". */
+export const drivers = ({ driver, cuda, software }: Snapshot, trans: Translate): string[] => [
+  ...(cuda || driver ? [cuda ? `CUDA ${cuda}` : trans.__('driver %1', driver ?? '')] : []),
+  ...software,
+];
 
-/** ["CUDA 13.0", "CPU 14 %", "RAM 87/512 GiB"]; AMD's begin with "ROCm 6.2.4". */
-export const machine = ({ host, driver, cuda, software }: Snapshot, t: Translate): string[] =>
-  [
-    cuda ? `CUDA ${cuda}` : driver && t('driver %1', driver),
-    ...software,
-    host.cpu_utilization !== null && `CPU ${reading(host.cpu_utilization, '%')}`,
-    host.memory_total !== null && `RAM ${filled(host.memory_used, host.memory_total)}`,
-  ]
-    .filter(Boolean)
-    // A number and its unit stay on one line.
-    .map((part) => String(part).replaceAll(' ', '\u00a0'));
+/** "1755 / 1980 MHz"; null if unknown. */
+export const clock = (now: number | null, limit: number | null): string | null =>
+  now === null ? null : `${now}${limit === null ? '' : ` / ${limit}`} MHz`;
 
 /** The rest about a machine, for the tooltip. */
-export function machineDetails({ driver, host }: Snapshot, t: Translate): string {
+export function machineDetails({ driver, host }: Snapshot, trans: Translate): string {
   const cores = host.cpu_count ? `${host.cpu_count} CPU${host.cpu_count > 1 ? 's' : ''}` : '';
-  return [driver && t('driver %1', driver), cores].filter(Boolean).join(' · ');
+  return [driver && trans.__('driver %1', driver), cores].filter(Boolean).join(' · ');
 }
 
 export function hot({ temperature, temperature_limit: limit }: GpuSample): boolean {
@@ -116,17 +117,26 @@ export function full({ memory_used: used, memory_total: total, ...gpu }: GpuSamp
   return used !== null && !!total && (used + reserved) / total >= FULL;
 }
 
-/** What is wrong with the GPU, or slows it down. */
-export function faults(gpu: GpuSample, t: Translate): Badge[] {
+/** What is wrong with the GPU, or slows it down; its line says if it is lost. */
+export function faults(gpu: GpuSample, trans: Translate): Badge[] {
   const found: Badge[] = [];
-  if (gpu.lost) found.push([t('lost'), 'bad']);
   if (gpu.xid !== null) found.push([`Xid ${gpu.xid}`, 'bad']);
-  if (gpu.ecc_uncorrected) found.push([t('%1 uncorrected ECC', gpu.ecc_uncorrected), 'bad']);
-  if (hot(gpu)) found.push([t('hot'), 'bad']);
+  if (gpu.ecc_uncorrected) found.push([trans.__('%1 uncorrected ECC', gpu.ecc_uncorrected), 'bad']);
+  if (hot(gpu))
+    found.push([
+      trans.__(
+        'hot: %1, limit %2',
+        reading(gpu.temperature, '°C'),
+        reading(gpu.temperature_limit, '°C'),
+      ),
+      'bad',
+    ]);
   // A busy GPU normally runs at its power cap.
   const slow = (gpu.throttle ?? []).filter((reason) => reason !== 'power cap');
-  if (slow.length) found.push([t('throttled: %1', slow.join(', ')), 'warn']);
-  if (gpu.age >= 3) found.push([t('%1 old', age(gpu.age)), 'warn']);
+  const clocks = clock(gpu.sm_clock, gpu.sm_clock_limit);
+  if (slow.length)
+    found.push([trans.__('throttled: %1', [...slow, clocks].filter(Boolean).join(', ')), 'warn']);
+  if (gpu.age >= 3) found.push([trans.__('%1 old', age(gpu.age)), 'warn']);
   return found;
 }
 

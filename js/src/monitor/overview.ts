@@ -72,7 +72,7 @@ class Overlay {
 
   constructor(metric: Metric, title: string, format: (value: number) => string, shared: Shared) {
     [this.#metric, this.#format, this.#shared] = [metric, format, shared];
-    this.spark = new Spark(shared.t('%1 of all GPUs over time', title));
+    this.spark = new Spark(shared.trans.__('%1 of all GPUs over time', title));
     const canvas = this.spark.node;
     canvas.tabIndex = 0;
     canvas.addEventListener('pointermove', ({ offsetX, offsetY }) => {
@@ -82,7 +82,7 @@ class Overlay {
     for (const event of ['pointerleave', 'blur'])
       canvas.addEventListener(event, () => this.#point(null));
     canvas.addEventListener('keydown', (event) => this.#key(event));
-    const axis = h('div', 'span dim', this.#span.node, h('span', '', shared.t('now')));
+    const axis = h('div', 'span dim', this.#span.node, h('span', '', shared.trans.__('now')));
     const head = h('div', 'over-head', h('h2', '', title), this.#top.node);
     this.node = h('section', 'over', head, canvas, axis);
     shared.watch(this.spark);
@@ -93,7 +93,7 @@ class Overlay {
   }
 
   update(lines: readonly Line[]): void {
-    const { series, window, t } = this.#shared;
+    const { series, window, trans } = this.#shared;
     this.#lines = lines;
     show(
       this.node,
@@ -101,7 +101,7 @@ class Overlay {
     );
     this.#span.text(`−${age(window)}`);
     this.spark.node.style.height = this.#many ? `${Math.max(lines.length * 5, 60) + 4}px` : '';
-    this.#top.text(t('up to %1', this.#format(this.#highest())));
+    this.#top.text(trans.__('up to %1', this.#format(this.#highest())));
   }
 
   draw(): void {
@@ -114,7 +114,7 @@ class Overlay {
     if (pen) {
       if (this.#many) this.#drawRows(pen, axis);
       else this.#drawLines(pen, axis);
-      this.spark.cursor(pen, inks.reserved, this.spark.height);
+      this.spark.cursor(pen, inks.other, this.spark.height);
     }
     if (this.#at) this.#describe(false);
   }
@@ -206,7 +206,7 @@ class Overlay {
   /** Describe each GPU at the time under the pointer; if there are many, the one under it. */
   #describe(spoken: boolean): void {
     if (!this.#at) return;
-    const { series, now, window, t } = this.#shared;
+    const { series, now, window, trans } = this.#shared;
     const [x, y] = this.#at;
     const when = now - window * (1 - x);
     const n = Math.min(series.from(when), series.time.length - 1);
@@ -216,7 +216,7 @@ class Overlay {
       const value = this.#values(line)[n] ?? Number.NaN;
       return `${line.name} ${Number.isNaN(value) ? NOT_KNOWN : this.#format(value)}`;
     });
-    this.#shared.tip(this.spark, [t('%1 ago', age(now - when)), ...texts], spoken);
+    this.#shared.tip(this.spark, [trans.__('%1 ago', age(now - when)), ...texts], spoken);
   }
 }
 
@@ -241,23 +241,23 @@ export class Overview {
   #rows = new Field();
 
   constructor(shared: Shared) {
-    const { t } = shared;
+    const { trans } = shared;
     const rate = (value: number): string => `${size(value)}/s`;
     this.#shared = shared;
     this.#charts = [
-      new Overlay('utilization', t('Utilization'), (value) => reading(value, '%'), shared),
-      new Overlay('memory', t('Memory'), size, shared),
-      new Overlay('power', t('Power'), (value) => reading(value, 'W'), shared),
+      new Overlay('utilization', trans.__('Utilization'), (value) => reading(value, '%'), shared),
+      new Overlay('memory', trans.__('Memory'), size, shared),
+      new Overlay('power', trans.__('Power'), (value) => reading(value, 'W'), shared),
       new Overlay('pcie', 'PCIe', rate, shared),
       new Overlay('nvlink', 'NVLink', rate, shared),
     ];
-    this.#scale = h('p', 'dim scale', this.#rows.node, h('i'), t('most'));
+    this.#scale = h('p', 'dim scale', this.#rows.node, h('i'), trans.__('most'));
     const charts = h('div', 'overs', ...this.#charts.map(({ node }) => node));
     this.node = h('div', 'overview', this.#keys.node, this.#scale, charts);
   }
 
   update(views: readonly View[]): void {
-    const { here, t } = this.#shared;
+    const { here, trans } = this.#shared;
     const hues = colors(views.map((view) => ordinalOf(view, here)));
     const lines = views.map((view, n) => ({
       uuid: view.gpu.uuid,
@@ -271,7 +271,7 @@ export class Overview {
     show(this.#keys.node, few && lines.length > 1);
     show(this.#scale, !few);
     const ends = [lines[0]?.name ?? '', lines.at(-1)?.name ?? ''] as const;
-    this.#rows.text(t('One row each, %1 to %2: none', ...ends));
+    this.#rows.text(trans.__('One row each, %1 to %2: none', ...ends));
     this.#keys.update(few ? lines : [], ({ uuid }) => uuid);
     for (const chart of this.#charts) chart.update(lines);
   }

@@ -3,7 +3,9 @@
 import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
 
 /** Kinds of owner, in the order of every chart and bar. */
-export const OWNERS = ['own', 'ownOther', 'other', 'orphan', 'unattributed', 'reserved'] as const;
+export const OWNERS = ['own', 'ownOther', 'other', 'orphan', 'system'] as const;
+/** Drawn as stripes. */
+export const STRIPED: readonly string[] = ['orphan', 'system'];
 export type Owner = (typeof OWNERS)[number];
 
 /** Bytes on one GPU by owner; all 0 if `known` is false. */
@@ -15,8 +17,8 @@ export interface View {
   migs: View[];
   processes: ProcessSample[];
   parts: Parts;
-  /** Bytes without a visible process; 0 if some process does not report its memory. */
-  unattributed: number;
+  /** Bytes that no process holds, if they are many and each process reports its memory; else 0. */
+  system: number;
   /** Its number among MIG devices of the same name and parent; 0 if the name is unique. */
   nth: number;
 }
@@ -24,8 +26,9 @@ export interface View {
 /** Bytes by holder: "mine", "left", "others", or a kernel's id. */
 type Holders = ReadonlyMap<string, number>;
 
-// Rounding, and memory that the driver uses without a process, belong to nobody.
-const ROUNDING = 32 * 2 ** 20;
+/** Less that no process holds is normal: the driver's own. In bytes, and as a share of the whole. */
+const MUCH = 2 ** 30;
+const MUCH_SHARE = 0.02;
 
 function holderOf(process: ProcessSample): string {
   if (process.orphan) return 'left';
@@ -66,8 +69,7 @@ export function split(gpu: GpuSample, held: Holders | undefined, here: string | 
     ownOther: 0,
     other: 0,
     orphan: 0,
-    unattributed: 0,
-    reserved: 0,
+    system: 0,
     free: 0,
     known: total !== null && used !== null,
   };
@@ -75,8 +77,7 @@ export function split(gpu: GpuSample, held: Holders | undefined, here: string | 
   for (const [holder, bytes] of held ?? []) parts[ownerOf(holder, here)] += bytes;
   let rest = used;
   for (const name of OWNERS) rest -= parts[name] = Math.min(parts[name], rest);
-  parts[rest > ROUNDING ? 'unattributed' : 'reserved'] = rest;
-  parts.reserved += gpu.memory_reserved ?? 0;
+  parts.system = rest + (gpu.memory_reserved ?? 0);
   parts.free = Math.max(total - used - (gpu.memory_reserved ?? 0), 0);
   return parts;
 }
@@ -94,7 +95,8 @@ export function views(snapshot: Snapshot, here: string | null): View[] {
     const processes = snapshot.processes.filter(({ uuid }) => uuid === gpu.uuid);
     const parts = split(gpu, held.get(gpu.uuid), here);
     const silent = migs.length || gpu.unified || processes.some(({ memory }) => memory === null);
-    return { gpu, migs, processes, parts, unattributed: silent ? 0 : parts.unattributed, nth: 0 };
+    const much = parts.system > Math.min(MUCH, MUCH_SHARE * (gpu.memory_total ?? 0));
+    return { gpu, migs, processes, parts, system: much && !silent ? parts.system : 0, nth: 0 };
   };
   const tops = whole(snapshot.gpus);
   return tops.map((parent) => {

@@ -3,8 +3,8 @@
 import type { ProcessSample } from '../snapshot.js';
 import type { ProcessButtons } from './buttons.js';
 import { Field, h, Rows, show } from './dom.js';
-import { file } from './names.js';
-import { type Group, groups, outlives, stranger } from './owners.js';
+import { file, gpuCount, holderName } from './names.js';
+import { type Group, groups, outlives } from './owners.js';
 import type { Shared } from './shared.js';
 import { age, size } from './units.js';
 
@@ -41,24 +41,24 @@ class ProcessRow {
   }
 
   update(item: Item): void {
-    const { t } = this.#shared;
+    const { trans } = this.#shared;
     const group = 'main' in item ? item : null;
     const main = group?.main ?? null;
     const orphan = main?.orphan ?? false;
-    const name = main ? this.#nameOf(main) : t('not visible here');
+    const name = main ? holderName(main, trans) : trans.__('system');
     const busy = group ? utilization(group.all) : 0;
     const notes = group ? this.#notes(group).join(' · ') : '';
     this.#memory.text(size(item.memory));
-    this.#dot.className(`dot ${group?.owner ?? 'unattributed'}`);
+    this.#dot.className(`dot ${group?.owner ?? 'system'}`);
     this.#name
       .className(group?.owner === 'own' ? 'who own' : 'who')
       .text(name)
       .title(
         group
           ? this.#details(group, busy)
-          : t('Held by a process outside this container, or by the driver.'),
+          : trans.__('Held by no visible process: by the driver, or outside this container.'),
       );
-    this.#busy.textOrHide(busy ? t('busy %1 %', busy) : '');
+    this.#busy.textOrHide(busy ? trans.__('busy %1 %', busy) : '');
     this.#note
       .textOrHide(notes)
       .title(notes)
@@ -67,53 +67,43 @@ class ProcessRow {
     this.node.classList.toggle('trouble', orphan);
   }
 
-  /** "train.ipynb", "alice", "python3 (you)", "exited (PID 123)". */
-  #nameOf(main: ProcessSample): string {
-    const { t } = this.#shared;
-    if (main.notebook && !outlives(main)) return file(main.notebook);
-    if (main.mine) return t('this kernel');
-    if (stranger(main)) return main.user as string;
-    return main.name ? t('%1 (you)', main.name) : t('exited (PID %1)', main.pid);
-  }
-
   #notes({ main, all, key, owner }: Group): string[] {
-    const { t, now, runs } = this.#shared;
+    const { trans, now, runs } = this.#shared;
     const notes = [];
     const run = main.orphan ? undefined : runs.running(main.kernel);
     const gpus = new Set(all.map(({ uuid }) => uuid)).size;
-    if (gpus > 1) notes.push(t('%1 GPUs', gpus));
-    if (main.orphan) notes.push(t('still running'));
+    if (gpus > 1) notes.push(gpuCount(trans, gpus));
+    if (main.orphan) notes.push(trans.__('still running'));
     else if (outlives(main))
-      notes.push(t('started by %1, still running', file(main.notebook ?? '')));
+      notes.push(trans.__('started by %1, still running', file(main.notebook ?? '')));
     else if (run && now - run.start >= LONG_S)
-      notes.push(t('In [%1] · %2', run.count ?? ' ', age(now - run.start)));
+      notes.push(trans.__('In [%1] · %2', run.count ?? ' ', age(now - run.start)));
     else if (main.idle_since !== null && owner !== 'own' && now - main.idle_since >= 60)
-      notes.push(t('idle %1', age(now - main.idle_since)));
+      notes.push(trans.__('idle %1', age(now - main.idle_since)));
     const workers = new Set(all.filter((process) => process.child).map(({ pid }) => pid)).size;
-    if (workers && !main.orphan)
-      notes.push(workers > 1 ? t('+%1 workers', workers) : t('+1 worker'));
-    if (main.server) notes.push(t('on another server'));
-    if (key.startsWith('pid') && main.name) notes.push(t('PID %1', main.pid));
+    if (workers && !main.orphan) notes.push(trans._n('+%1 worker', '+%1 workers', workers));
+    if (main.server) notes.push(trans.__('on another server'));
+    if (key.startsWith('pid') && main.name) notes.push(trans.__('PID %1', main.pid));
     return notes;
   }
 
   /** All that is known, for the tooltip. */
   #details({ main, all, owner }: Group, busy: number): string {
-    const { t, now } = this.#shared;
+    const { trans, now } = this.#shared;
     const each = all.map(
-      ({ pid, memory }) => t('PID %1', pid) + (all.length > 1 ? ` ${size(memory)}` : ''),
+      ({ pid, memory }) => trans.__('PID %1', pid) + (all.length > 1 ? ` ${size(memory)}` : ''),
     );
     return [
       main.notebook ?? main.name,
-      owner === 'own' && t('this notebook'),
-      main.orphan && t('its kernel has exited'),
+      owner === 'own' && trans.__('this notebook'),
+      main.orphan && trans.__('its kernel has exited'),
       main.user,
       main.kind,
       main.ordinal !== null && `cuda:${main.ordinal}`,
-      main.host_memory && t('%1 of RAM', size(main.host_memory)),
-      busy && t('busy %1 %', busy),
+      main.host_memory && trans.__('%1 of RAM', size(main.host_memory)),
+      busy && trans.__('busy %1 %', busy),
       main.server,
-      main.started !== null && t('running %1', age(now - main.started)),
+      main.started !== null && trans.__('running %1', age(now - main.started)),
       ...each.slice(0, 12),
     ]
       .filter(Boolean)
@@ -141,16 +131,16 @@ export class Processes {
   }
 
   /** Show `all` rows, or the first few and a button for the rest. */
-  update(processes: ProcessSample[], unattributed: number, all: boolean): void {
-    const { t, here } = this.#shared;
-    this.#last = [processes, unattributed, all];
+  update(processes: ProcessSample[], system: number, all: boolean): void {
+    const { trans, here } = this.#shared;
+    this.#last = [processes, system, all];
     const items: Item[] = groups(processes, here);
-    if (unattributed) items.push({ key: 'unattributed', memory: unattributed });
+    if (system) items.push({ key: 'system', memory: system });
     const few = !all && items.length > FEW + 1;
     const shown = few && !this.#expanded ? items.slice(0, FEW) : items;
-    this.#rows.update(shown, ({ key }) => key);
+    this.#rows.update(shown, ({ key }) => key, true);
     const rest = items.length - shown.length;
-    this.#more.textOrHide(few ? (rest ? t('and %1 more', rest) : t('fewer')) : '');
+    this.#more.textOrHide(few ? (rest ? trans.__('and %1 more', rest) : trans.__('fewer')) : '');
     show(this.node, items.length > 0);
   }
 }

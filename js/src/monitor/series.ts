@@ -231,7 +231,11 @@ export class Runs {
     for (const run of runs) {
       if (run.end !== null && now - run.end > CELLS_S) this.#runs.delete(run.id);
       else
-        for (const uuid of run.gpus) this.#gpus.set(uuid, [...(this.#gpus.get(uuid) ?? []), run]);
+        for (const uuid of run.gpus) {
+          const there = this.#gpus.get(uuid);
+          if (there) there.push(run);
+          else this.#gpus.set(uuid, [run]);
+        }
     }
   }
 

@@ -1,6 +1,14 @@
 /** Declare what a host gives to a monitor, and what the parts of one monitor share. */
 
-import type { Check, OtherHost, ProcessSample, Result, Timing, Variables } from '../snapshot.js';
+import type {
+  CellRun,
+  Check,
+  OtherHost,
+  ProcessSample,
+  Result,
+  Timing,
+  Variables,
+} from '../snapshot.js';
 import type { Visibility } from './browser.js';
 import type { ProcessButtons } from './buttons.js';
 import type { Doctor } from './doctor.js';
@@ -12,6 +20,7 @@ import type { Inks, Spark } from './spark.js';
 /** Actions of a host; an absent one has no button. */
 export interface Actions {
   goTo?(process: ProcessSample): void;
+  goToCell?(run: CellRun): void;
   interrupt?(process: ProcessSample): void;
   /** Asks for confirmation. */
   shutDown?(process: ProcessSample): void;
@@ -21,18 +30,25 @@ export interface Actions {
   doctor?(): void;
   /** Opens the GPUs as a page. */
   page?(): void;
-  /** Requests the notebook's variables; false when the last table of them is closed. */
+  /** Requests the notebook's variables; false when they are no longer visible on any GPU. */
   variables?(wanted: boolean): void;
 }
 
-/** Text in the user's language; %1 and %2 are the values. */
-export type Translate = (text: string, ...values: (string | number)[]) => string;
+/** Text in the user's language; %1 and %2 are the values. JupyterLab finds it by these names. */
+export interface Translate {
+  __(text: string, ...values: (string | number)[]): string;
+  /** Return the text for a number, which is %1. */
+  _n(one: string, many: string, count: number): string;
+}
 
-export const english: Translate = (text, ...values) =>
-  values.length ? text.replace(/%(\d)/g, (mark, n) => String(values[n - 1] ?? mark)) : text;
+export const english: Translate = {
+  __: (text, ...values) =>
+    values.length ? text.replace(/%(\d)/g, (mark, n) => String(values[n - 1] ?? mark)) : text,
+  _n: (one, many, count) => english.__(count === 1 ? one : many, count),
+};
 
 export interface Connection {
-  kind: 'live' | 'connecting' | 'polling' | 'standby' | 'lost';
+  kind: 'live' | 'connecting' | 'standby' | 'lost';
   text?: string;
 }
 
@@ -93,7 +109,7 @@ export interface Options {
 }
 
 export interface Shared extends State {
-  readonly t: Translate;
+  readonly trans: Translate;
   readonly actions: Actions;
   readonly extras: Extras | null;
   readonly series: Series;
@@ -103,10 +119,8 @@ export interface Shared extends State {
   now: number;
   /** What the user opened (true) or closed, by key. */
   readonly open: Map<string, boolean>;
-  /** The GPUs whose tables of variables are open, by UUID. */
+  /** The GPUs whose variables are visible, by UUID. */
   readonly opened: Set<string>;
-  /** The notebooks last seen on a GPU, by UUID. */
-  readonly were: Map<string, string[]>;
   /** Keeps a chart's size up to date, until `unwatch`. */
   watch(spark: Spark): void;
   unwatch(spark: Spark): void;

@@ -11,6 +11,7 @@ export type Inks = Record<Owner | 'busy' | 'mark' | 'rule', string>;
 export interface Band {
   values: readonly number[];
   ink: string;
+  striped: boolean;
 }
 
 /** A time axis that ends now. */
@@ -132,6 +133,7 @@ export class Spark {
 
   #marks(pen: Pen, { runs, now }: Drawn, { x }: Scale, ink: string): void {
     pen.fillStyle = ink;
+    pen.font = '9px sans-serif';
     for (const run of runs) {
       const end = x(run.end ?? now);
       if (end < 0) continue;
@@ -142,6 +144,8 @@ export class Spark {
       pen.globalAlpha = 0.85;
       // A thin gap separates two cells.
       pen.fillRect(start, this.height - 2, Math.max(wide - 1, 1.5), 2);
+      const name = `[${run.count ?? ' '}]`;
+      if (wide > 7 * name.length) pen.fillText(name, start + 2, 8);
     }
     pen.globalAlpha = 1;
   }
@@ -174,14 +178,26 @@ function line(pen: Pen, { time, values, ink }: Drawn, piece: Piece, scale: Scale
   pen.globalAlpha = 1;
 }
 
+/** Return a fill of diagonal stripes. */
+function stripes(pen: Pen, ink: string): CanvasPattern | string {
+  const tile = document.createElement('canvas');
+  tile.width = tile.height = 4;
+  const brush = tile.getContext('2d');
+  if (!brush) return ink;
+  brush.fillStyle = ink;
+  for (let n = 0; n < 4; n++) brush.fillRect(n, 3 - n, 2, 1);
+  brush.fillRect(0, 0, 1, 1);
+  return pen.createPattern(tile, 'repeat') ?? ink;
+}
+
 function stack(pen: Pen, { time, bands }: Drawn, [first, last]: Piece, { x, y }: Scale): void {
   const end = x(time[last] as number) + 0.75;
   let under = new Array<number>(last - first + 1).fill(0);
-  for (const { values, ink } of bands) {
+  for (const { values, ink, striped } of bands) {
     const over = under.map((below, n) => below + (values[first + n] || 0));
     if (over.some((above, n) => above > (under[n] as number))) {
       const at = (n: number): number => x(time[first + n] as number);
-      pen.fillStyle = ink;
+      pen.fillStyle = striped ? stripes(pen, ink) : ink;
       pen.beginPath();
       for (const [n, above] of over.entries()) pen.lineTo(at(n), y(above));
       pen.lineTo(end, y(over.at(-1) as number));

@@ -3,7 +3,7 @@
 export const CSS = `\
 :host{--own:var(--jp-brand-color1,#1976d2);--warn:var(--jp-warn-color1,#ef6c00);--good:var(--jp-success-color1,#388e3c);--bad:var(--jp-error-color1,#d32f2f);\
 --text:var(--jp-ui-font-color1,var(--vscode-foreground,CanvasText));--paper:var(--jp-layout-color1,var(--vscode-editor-background,Canvas));--line:rgba(128,128,128,.28);--track:rgba(128,128,128,.16);--mono:var(--jp-code-font-family,ui-monospace,monospace);\
---ownOther:color-mix(in srgb,var(--own) 46%,var(--paper));--other:color-mix(in srgb,var(--text) 46%,var(--paper));--unattributed:color-mix(in srgb,var(--text) 27%,var(--paper));--reserved:color-mix(in srgb,var(--text) 66%,var(--paper));\
+--ownOther:color-mix(in srgb,var(--own) 46%,var(--paper));--other:color-mix(in srgb,var(--text) 52%,var(--paper));--system:color-mix(in srgb,var(--text) 40%,var(--paper));\
 display:block;color:var(--text);font:12px/1.45 var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));font-variant-numeric:tabular-nums;text-align:left}\
 @media(prefers-color-scheme:dark){:host{--own:var(--jp-brand-color1,#64b5f6);--warn:var(--jp-warn-color1,#ffb74d);--good:var(--jp-success-color1,#66bb6a);--bad:var(--jp-error-color1,#ef5350)}}\
 [hidden]{display:none!important}\
@@ -12,63 +12,58 @@ display:block;color:var(--text);font:12px/1.45 var(--jp-ui-font-family,var(--vsc
 ul,dl,h2,p,pre{list-style:none;margin:0;padding:0}\
 h2{font-size:12px;font-weight:600;margin:0 0 2px}\
 b{font-weight:600}\
-button,select{background:none;border:0;border-radius:3px;color:inherit;cursor:pointer;font:inherit;padding:0}\
-.order:hover{background:var(--track)}\
-:focus-visible,.order:focus-within{outline:2px solid var(--own);outline-offset:1px}\
+button{background:none;border:0;border-radius:3px;color:inherit;cursor:pointer;font:inherit;padding:0}\
+:focus-visible{outline:2px solid var(--own);outline-offset:1px}\
 svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejoin:round;stroke-width:1.4;width:16px;display:block;flex:none}\
 .dim{opacity:.68}\
 .bad{--tone:var(--bad)}.warn{--tone:var(--warn)}.good{--tone:var(--good)}\
 .bad,.warn,.good{color:color-mix(in srgb,var(--tone) 72%,var(--text))}\
-.top{align-items:flex-start;display:flex;font-size:11px;gap:0 10px;padding:0 0 6px}\
+.top{align-items:flex-start;display:flex;flex-wrap:wrap;font-size:11px;gap:2px 10px;padding:0 0 6px}\
 .top:not(:has(>:not(:empty,[hidden]))){display:none}\
-.host{flex:1 1 0;min-width:0}\
-.summary{align-items:center;display:flex;gap:0 8px;justify-content:space-between;padding:0 0 5px}\
-.order{align-items:center;border-radius:3px;display:flex;flex:none;font-size:11px;gap:3px;margin-right:-4px;padding:1px 3px;position:relative}.order svg{opacity:.6}.order select{inset:0;opacity:0;position:absolute;width:100%}option{background:var(--paper);color:var(--text)}\
+.host{flex:1 1 auto;max-width:calc(100% - 64px)}.load{display:flex;flex:1 0 100%;gap:12px}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}\
+.summary{padding:0 0 5px}\
 .state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
 [data-kind=lost] .state::before{background:var(--bad)}\
-[data-kind=standby] .state::before,[data-kind=connecting] .state::before{background:var(--unattributed)}\
-[data-kind=lost] .gpus,.lost .body>:not(.badges){filter:grayscale(1)}\
+[data-kind=standby] .state::before,[data-kind=connecting] .state::before{background:var(--system)}\
+[data-kind=lost] .gpus,.lost .body{filter:grayscale(1)}\
 .gpus{align-items:start;display:grid;gap:0 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr))}\
 .gpus.few{gap:0 8px;grid-template-columns:repeat(auto-fit,minmax(min(100%,252px),1fr))}\
 .gpu{border-top:1px solid var(--line);container-type:inline-size;min-width:0}\
-.opened{border:1px solid var(--line);border-radius:6px;margin:4px 0;padding:5px 9px 6px}\
+.opened{padding-bottom:6px}\
 .gpus:not(.few) .opened{grid-column:1/-1}\
-.head{align-items:center;cursor:pointer;display:grid;font-size:11.5px;gap:5px;grid-template-columns:60px 3px minmax(10px,1fr) 34px minmax(14px,1.5fr) 50px 26px;min-height:23px;min-width:0}\
-.opened .head{display:flex;font-size:12px;gap:6px;min-height:0}\
-.readings,.about{display:contents}\
+.head{column-gap:5px;cursor:pointer;display:flex;flex-wrap:wrap;font-size:11.5px;height:23px;line-height:23px;overflow:hidden}\
+.head>*{flex:none;text-align:right;white-space:nowrap}.head .bar{flex:1 1 20px;margin:7.5px 0;max-width:140px}\
+.head .model,.head .whose{max-width:130px;text-align:left}.head .whose{flex:3 1 64px;max-width:none}\
+.used{min-width:61px}.percent{min-width:33px}.heat{min-width:23px}.power{min-width:36px}\
 .open{align-items:center;display:flex;flex:none;margin-left:-5px;padding-right:2px;white-space:nowrap}\
 .open svg{opacity:.6}\
-.open[aria-expanded=true] svg{transform:rotate(90deg)}\
+.open[aria-expanded=true] svg{transform:rotate(90deg)}.heads{overflow:hidden;text-overflow:ellipsis}\
 .head:hover svg{opacity:1}\
 .gpu:not(.opened) b:not(.here){font-weight:400}\
 .here{color:color-mix(in srgb,var(--own) 80%,var(--text))}\
-.name,.of,.who,.note,.title,.verdict,.part,.badge{max-width:100%;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
-.name{flex:1 1 0}.of{grid-column:span 2}\
-.mark{font-weight:700;text-align:center}\
+.model,.whose,.who,.note,.title,.verdict,.part,.badge{max-width:100%;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
 .limit{display:none}\
-.heat{flex:none;margin-left:auto;white-space:nowrap}\
 .badges{display:flex;flex-wrap:wrap;gap:4px;min-width:0}\
 .badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;line-height:15px;padding:0 4px}\
 .badge.bad,.badge.warn{background:color-mix(in srgb,var(--tone) 12%,transparent);border-color:color-mix(in srgb,var(--tone) 70%,transparent);color:inherit}\
-.head .badge{opacity:.75}\
-.body>.badges{padding:4px 0 0}\
-.charts{display:grid;gap:4px;padding-top:3px}\
-.chart{align-items:center;display:grid;gap:8px;grid-template-columns:92px 1fr;min-width:0}\
-.cap{display:grid;line-height:14px;white-space:nowrap}\
-.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:92px 1fr auto;line-height:11px;margin:-3px 0 0}\
-canvas{border-radius:2px;display:block;height:28px;width:100%}\
+.gpu>.badges{padding:0 0 4px}.gpu>.badges .badge{white-space:normal}.head .open{height:100%}.vitals{font-size:11px;line-height:15px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
+.charts{display:grid;gap:3px;padding-top:2px}\
+.chart{align-items:center;display:grid;gap:8px;grid-template-columns:118px 1fr;min-width:0}\
+.cap .dim{overflow:hidden;text-overflow:ellipsis}.cap{display:flex;gap:3px;justify-content:space-between;font-size:11px;white-space:nowrap}\
+.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:118px 1fr auto;line-height:11px;margin:-3px 0 0}\
+canvas{border-radius:2px;display:block;height:22px;width:100%}\
 .bar{background:var(--track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}\
-i.own{background:var(--own)}i.ownOther{background:var(--ownOther)}i.other{background:var(--other)}i.orphan{background:var(--warn)}i.unattributed{background:var(--unattributed)}i.reserved{background:var(--reserved)}i.busy{background:var(--good)}\
-i.mark{background:var(--own)}i.rule{background:rgba(128,128,128,.5)}\
+.bar i,.dot{background:currentColor}.bar .orphan,.dot.orphan,.bar .system,.dot.system{background:repeating-linear-gradient(135deg,currentColor 0 1.5px,transparent 1.5px 3.5px)}\
+i.own,i.mark{color:var(--own)}i.ownOther,i.orphan{color:var(--ownOther)}i.other{color:var(--other)}i.system{color:var(--system)}i.busy{color:var(--good)}i.rule{color:rgba(128,128,128,.5)}\
 .processes,.variables{padding-top:3px}\
 .process{align-items:flex-start;display:flex;gap:6px;line-height:17px;min-width:0;position:relative}\
 .dot{border-radius:2px;flex:none;height:9px;width:9px}.process .dot{margin-top:4px}\
 .text{column-gap:8px;display:flex;flex:1 1 0;flex-wrap:wrap;min-width:0}\
 .who.own{font-weight:600}\
-.note,.more,.cap .dim,.variables .open,.legend{font-size:11px}\
+.note,.more,.variables .open{font-size:11px}\
 .size,.number{flex:none;text-align:right;white-space:nowrap}\
 .more{text-align:left}.more:hover,.note .more{text-decoration:underline}.processes+.more{padding-left:15px}\
-.variables .open{margin-left:-4px}.holdings{padding:1px 0 2px 12px}.variables>div>.note{padding-left:12px}\
+.variables .open{margin-left:-4px;max-width:100%}.holdings{padding:1px 0 2px 12px}.variables>div>.note{padding-left:12px}\
 .holding{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.holding .title{line-height:18px}.holding .note,.holding .bar{grid-column:1/-1}.holding .bar{height:3px}\
 .slices{padding-top:6px}\
 .slice,.paces{align-items:center;display:grid;gap:2px 8px;grid-template-columns:auto 1fr auto}.slice{padding-top:2px}.paces .pace{display:contents}\
@@ -76,13 +71,11 @@ i.mark{background:var(--own)}i.rule{background:rgba(128,128,128,.5)}\
 .facts div{display:flex;gap:10px;min-width:0}\
 dt{flex:none;width:84px}\
 dd{margin:0;min-width:0;overflow-wrap:anywhere}\
-.legend{display:flex;flex-wrap:wrap;gap:0 12px;padding-top:8px}\
-.legend span{align-items:center;display:flex;gap:5px}\
 .problems{padding-bottom:6px}\
 .problem{border-left:3px solid var(--warn);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}\
 code{background:var(--track);border-radius:3px;display:inline-block;font:11px var(--mono);max-width:100%;padding:0 3px}\
 .spoken{clip-path:inset(50%);height:1px;overflow:hidden;position:absolute;width:1px}\
-.held,.results{padding-top:10px}.held:has(+.gpus){padding:2px 0 8px}\
+.held,.results{padding-top:10px}\
 .results li{border-top:1px solid var(--line);padding:3px 0}\
 summary{cursor:pointer}summary>span{margin-right:8px}.title{font-family:var(--mono);font-size:11.5px}.verdict{display:block;padding-left:14px}[open] .verdict{display:none}\
 .result{overflow:auto;padding:4px 0 6px}.result pre{padding-top:4px}\
@@ -90,11 +83,11 @@ pre{font:11.5px/1.4 var(--mono)}\
 .loading{padding:4px 0}\
 .tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}\
 .part{display:inline-block;vertical-align:bottom}\
-@container(max-width:340px){.head{grid-template-columns:56px 3px minmax(10px,1fr) 34px minmax(14px,1.3fr) 50px}.readings>:last-child{display:none}}\
-@container(max-width:235px){.chart{grid-template-columns:84px 1fr}.axis{grid-template-columns:84px 1fr auto}.cap b{font-size:11px}}\
+@container(min-width:300px){.meter .bar{width:40px}}\
+@container(max-width:290px){.kind{font-size:0;line-height:0}.head .model{max-width:46px}}\
 @container(min-width:460px){.note{flex:none}.limit{display:inline}}\
 @container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}\
-@media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--reserved:GrayText}\
-.bar,.dot,.probe,.state::before{forced-color-adjust:none}.bar{outline:1px solid CanvasText}.dim,.head .badge{opacity:1}}\
+@media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--system:GrayText}\
+.bar,.dot,.probe,.state::before{forced-color-adjust:none}.bar{outline:1px solid CanvasText}.dim{opacity:1}}\
 .probe{height:0;position:absolute;visibility:hidden;width:0}\
 `;

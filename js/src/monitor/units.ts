@@ -25,6 +25,10 @@ export function filled(used: number | null, total: number | null): string | null
   return `${(used / unit).toFixed(used / unit < 99.95 ? 1 : 0)}/${round(total / unit)} ${name}`;
 }
 
+/** `filled` in few characters: "76/80 GiB", "2.0/8 GiB". */
+export const share = (used: number | null, total: number | null): string | null =>
+  filled(used, total)?.replace(/^(\d\d+)\.\d/, '$1') ?? null;
+
 /** An age: "4 s", "8 min", "2 h 5 min", "4 d 15 h". */
 export function age(seconds: number): string {
   const whole = Math.max(Math.trunc(seconds), 0);

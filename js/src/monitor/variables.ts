@@ -1,9 +1,8 @@
-/** List the notebook's variables on a GPU; the kernel is asked only while the table is open. */
+/** List the notebook's variables on a GPU; the kernel is asked only while they are visible. */
 
 import { SLOW_S, type Variable } from '../snapshot.js';
 import { ShareBar } from './bars.js';
 import { button, CHEVRON, expand, Field, h, icon, Rows, show } from './dom.js';
-import { labelOf } from './names.js';
 import type { View } from './owners.js';
 import type { Shared } from './shared.js';
 import { size } from './units.js';
@@ -33,72 +32,77 @@ class VariableRow {
   }
 }
 
-/** Request the variables when a table opens or is refreshed, and stop with the last one. */
-function request({ opened, actions, redraw }: Shared, uuid: string, open: boolean): void {
-  const last = !open && opened.delete(uuid) && !opened.size;
-  if (open) opened.add(uuid);
-  if (open || last) actions.variables?.(open);
-  redraw();
-}
+/** The largest ones, which a closed table names. */
+const NAMED = 2;
 
 export class Variables {
   readonly node: HTMLElement;
   #shared: Shared;
   #uuid: string;
   #key: string;
-  #title = new Field();
+  #title = new Field('span', 'heads');
   #button: HTMLButtonElement;
   #refresh: HTMLButtonElement;
   #list = h('div');
   #status = new Field('span');
   #rows = new Rows(h('ul', 'holdings'), (_: { row: Variable; total: number }) => new VariableRow());
   #more = new Field('div', 'dim note');
-  #open = false;
 
   constructor(uuid: string, shared: Shared) {
+    const { trans, open, toggled, redraw } = shared;
     this.#shared = shared;
     this.#uuid = uuid;
     this.#key = `variables ${uuid}`;
     this.#list.id = `variables-${count++}`;
-    this.#button = button('open', () => this.#toggle(), icon(CHEVRON), this.#title.node);
+    const toggle = () => {
+      open.set(this.#key, !open.get(this.#key));
+      if (open.get(this.#key) && this.#slow) shared.actions.variables?.(true);
+      toggled();
+      redraw();
+    };
+    this.#button = button('open', toggle, icon(CHEVRON), this.#title.node);
     this.#button.setAttribute('aria-controls', this.#list.id);
-    this.#refresh = button('more', () => request(shared, uuid, true), shared.t('Refresh'));
+    this.#refresh = button('more', () => shared.actions.variables?.(true), trans.__('Refresh'));
     const status = h('div', 'dim note', this.#status.node, ' ', this.#refresh);
     this.#list.append(this.#rows.node, this.#more.node, status);
     this.node = h('div', 'variables', this.#button, this.#list);
   }
 
   update(view: View): void {
-    const { variables, t, open, runs, here } = this.#shared;
-    const own = view.parts.own > 0;
-    const title = t('Variables on %1', labelOf(view, here));
-    this.#title.text(title);
-    if (this.#rows.node.ariaLabel !== title) this.#rows.node.ariaLabel = title;
-    show(this.node, own || this.#open);
-    if (own && !this.#open && open.get(this.#key)) this.#toggle();
-    expand(this.#button, this.#open);
-    show(this.#list, this.#open);
-    if (!this.#open) return;
+    const { variables, trans, open, runs, here } = this.#shared;
+    const isOpen = open.get(this.#key) ?? false;
+    this.#want(view.parts.own > 0);
+    show(this.node, view.parts.own > 0);
+    expand(this.#button, isOpen);
+    show(this.#list, isOpen);
     const known = typeof variables === 'object' ? variables : null;
     const found = known?.gpus[this.#uuid];
+    const rows = found?.rows ?? [];
+    const largest = rows.slice(0, NAMED).map(({ name, nbytes }) => `${name} ${size(nbytes)}`);
+    const number = rows.length + (found?.more ?? 0);
+    const title = number ? trans.__('Variables (%1)', number) : trans.__('Variables');
+    this.#title.text(isOpen || !number ? title : `${title}: ${largest.join(' · ')}`);
+    if (!isOpen) return;
     const total = found?.allocated ?? 0;
     // A name can have two rows: for torch and for another library.
     this.#rows.update(
-      (found?.rows ?? []).map((row) => ({ row, total })),
+      rows.map((row) => ({ row, total })),
       (_, n) => String(n),
     );
-    this.#more.textOrHide(found?.more ? t('%1 more, %2', found.more, size(found.left)) : '');
+    this.#more.textOrHide(found?.more ? trans.__('%1 more, %2', found.more, size(found.left)) : '');
     const running = !!runs.running(here);
-    show(this.#refresh, !!known && known.seconds >= SLOW_S && !running);
+    show(this.#refresh, this.#slow && !running);
     if (typeof variables === 'string') this.#status.text(variables);
     else if (!known)
-      this.#status.text(running ? t('Waiting for the cell to finish…') : t('Asking the kernel…'));
+      this.#status.text(
+        running ? trans.__('Waiting for the cell to finish…') : trans.__('Asking the kernel…'),
+      );
     else
       this.#status.text(
         [
-          found ? '' : t('No torch memory on this GPU'),
-          known.cell > 0 ? t('as of In [%1]', known.cell) : t('as of now'),
-          running ? t('a cell is running') : '',
+          found ? '' : trans.__('No torch memory on this GPU'),
+          known.cell > 0 ? trans.__('as of In [%1]', known.cell) : trans.__('as of now'),
+          running ? trans.__('a cell is running') : '',
         ]
           .filter(Boolean)
           .join(' · '),
@@ -106,14 +110,20 @@ export class Variables {
   }
 
   dispose(): void {
-    if (this.#open) request(this.#shared, this.#uuid, false);
-    this.#open = false;
+    this.#want(false);
   }
 
-  #toggle(): void {
-    this.#open = !this.#open;
-    this.#shared.open.set(this.#key, this.#open);
-    this.#shared.toggled();
-    request(this.#shared, this.#uuid, this.#open);
+  get #slow(): boolean {
+    const { variables } = this.#shared;
+    return typeof variables === 'object' && (variables?.seconds ?? 0) >= SLOW_S;
+  }
+
+  /** Request the variables when they become visible, and stop with the last GPU. */
+  #want(on: boolean): void {
+    const { opened, actions } = this.#shared;
+    if (on === opened.has(this.#uuid)) return;
+    if (on) opened.add(this.#uuid);
+    else opened.delete(this.#uuid);
+    if (on || !opened.size) actions.variables?.(on);
   }
 }
