@@ -12,12 +12,12 @@ from .errors import GpuError as GpuError
 from .errors import ImplicitCopyError as ImplicitCopyError
 from .fitting.fit import fit as fit
 from .fitting.fit_result import Fit as Fit
-from .frameworks.bring_arrays import move as move
-from .frameworks.explain_error import explain as explain
 from .frameworks.on import on as on
 from .frameworks.own_devices import cpu as cpu
 from .frameworks.own_devices import devices as devices
+from .frameworks.own_devices import explain as explain
 from .frameworks.own_devices import gpu as gpu
+from .frameworks.own_devices import move as move
 from .frameworks.own_devices import num_gpus as num_gpus
 from .frameworks.own_devices import try_all_gpus as try_all_gpus
 from .frameworks.own_devices import try_gpu as try_gpu

@@ -175,7 +175,8 @@ def _hints(report: Report) -> list[str]:
 
 def _parts(report: Report) -> list[str]:
     device = report.device
-    where = f"asked for {device}; {report.elsewhere}" if report.elsewhere else str(device)
+    named = str(device)
+    where = f"asked for {named}; {report.elsewhere}" if report.elsewhere else named
     where += " (virtual)" if device.virtual and not report.elsewhere else ""
     where += f": {device.note}" if device.note else ""
     parts = [where, *_ran(report)]
@@ -187,7 +188,7 @@ def _parts(report: Report) -> list[str]:
             moved += " for good (--back brings home)"
         parts.append(moved)
     if report.results:
-        parts.append(f"new on {device}: {some(report.results)}")
+        parts.append(f"new on {named}: {some(report.results)}")
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
@@ -199,7 +200,7 @@ def _parts(report: Report) -> list[str]:
     if report.left:
         parts.append(f"left {'; '.join(_left(report.left))}")
     for memory in report.memory:
-        where = "" if memory.device == str(device) else f"{memory.device} "
+        where = "" if memory.device == named else f"{memory.device} "
         parts.append(f"{where}peak {size(memory.peak)}")
     return parts
 

@@ -18,14 +18,15 @@ import cupy
 from gpumagic import faults
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError, ImplicitCopyError
-from gpumagic.frameworks.framework import Framework, Place, Pool, place_of
+from gpumagic.frameworks.array_framework import ArrayFramework
+from gpumagic.frameworks.framework import Place, Pool, place_of
 from gpumagic.frameworks.watching import Inside, called_from, refusal
 from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
 from gpumagic.ledger.entry import DISPLAY, PRINT, Count, Entry, Tally
 from gpumagic.usercode.lines import called, in_cell
 
 
-class CuPy(Framework):
+class CuPy(ArrayFramework):
     """Adapt CuPy to the contract of a framework."""
 
     name = "CuPy"
@@ -63,7 +64,7 @@ class CuPy(Framework):
         """Raise GpuError: it has no virtual GPUs."""
         raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
 
-    def place(self, device: Device) -> AbstractContextManager[object]:
+    def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         """Make this thread's new arrays on `device`, within the context."""
         held: AbstractContextManager[object] = self.own(device)
         return held
@@ -90,7 +91,7 @@ class CuPy(Framework):
         with self.own(device):
             return cupy.array(array)
 
-    def wait(self) -> None:
+    def wait(self, *devices: str) -> None:
         """Wait until the GPUs that it was placed on have finished, and the current one."""
         for ordinal in {*self._used, cupy.cuda.Device().id}:
             cupy.cuda.Device(ordinal).synchronize()
@@ -113,9 +114,10 @@ class CuPy(Framework):
             pool = cupy.get_default_memory_pool()
             return Pool(self.name, int(pool.used_bytes()), None, int(pool.total_bytes()), None)
 
-    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+    def count(
+        self, tally: Tally, strict: bool, *, warn: bool = False
+    ) -> AbstractContextManager[object]:
         """While this holds, count its copies and its reads, by the user's line."""
-
         return CuPyCopies(tally, strict)
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
@@ -21,9 +21,11 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import jax_devices
+from gpumagic.frameworks.array_framework import ArrayFramework
 from gpumagic.frameworks.framework import Place, Pool, wholes
 from gpumagic.frameworks.jax_devices import JaxDevices, started
 from gpumagic.ledger.entry import Tally
+from gpumagic.mismatch.explanation import Explanation
 
 # Making a jaxpr, lowering it, and compiling; the first may come within one another.
 _COMPILING = "/jax/core/compile/"
@@ -143,7 +145,7 @@ _Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 
 
-class Jax:
+class Jax(ArrayFramework):
     """Adapt JAX to the contract of a framework."""
 
     name = "JAX"
@@ -152,7 +154,7 @@ class Jax:
         self._devices = jax_devices.JaxDevices()
         self._barrier = JaxBarrier()
         self._failed = weakref.WeakValueDictionary[int, Any]()
-        self.compile_seconds = CompileClock().seconds
+        self._compiling = CompileClock()
 
     def started(self) -> bool:
         """Whether its backends are there; this starts nothing."""
@@ -176,7 +178,7 @@ class Jax:
         """Make `count` virtual GPUs besides the CPU; GpuError in one line if it is too late."""
         jax_devices.make_virtual(count)
 
-    def place(self, device: Device) -> AbstractContextManager[object]:
+    def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         """Make this thread's arrays on `device` unless the code names one, within the context."""
         own = self._devices.own(device)
         # Where that is so, JAX looks nothing up at each call.
@@ -246,7 +248,7 @@ class Jax:
         except Exception:  # noqa: BLE001  its own, which looks into an object that has nothing yet
             return True
 
-    def wait(self) -> None:
+    def wait(self, *devices: str) -> None:
         """Wait until every requested array is there, also unreferenced ones.
 
         Raises a failed array's error once, although the array lives on.
@@ -263,6 +265,10 @@ class Jax:
                 error = error or raised
         if error is not None:
             raise error
+
+    def compile_seconds(self) -> float:
+        """Return the seconds it has compiled since this was first called."""
+        return self._compiling.seconds()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
@@ -283,11 +289,19 @@ class Jax:
         """Return what JAX has reserved on a GPU; None for a virtual one, or before JAX started."""
         return pool(self._devices, device)
 
-    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+    def count(
+        self, tally: Tally, strict: bool, *, warn: bool = False
+    ) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line."""
         from gpumagic.frameworks.jax_copies import JaxCopies
 
         return JaxCopies(self._devices, tally, strict)
+
+    def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
+        """Explain JAX's error between devices; None for any other."""
+        from gpumagic.frameworks.jax_mismatch import explain_jax
+
+        return explain_jax(self, error, namespace)
 
 
 def _of_variable(variable: Any) -> _Parts:

@@ -11,47 +11,10 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from gpumagic.device import Device
-from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.own_devices import native, needed_in
 from gpumagic.usercode.files import unseen
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Use one device for each framework other than torch."""
-
-    device: Device
-    frameworks: tuple[Framework, ...] = ()
-
-    def place(self, stack: ExitStack) -> None:
-        """Make this thread's new arrays on the device, until a stack is closed."""
-        for framework in self.frameworks:
-            stack.enter_context(framework.place(self.device))
-
-    def wait(self) -> None:
-        """Wait until all frameworks have finished their work."""
-        for framework in self.frameworks:
-            framework.wait()
-
-    def know(self, kind: type) -> bool:
-        """Whether one of them knows a class by its identity."""
-        return any(framework.knows(kind) for framework in self.frameworks)
-
-    def parts(self, value: object) -> Any:
-        """Return the parts of their own containers, as `Framework.parts` does; None for others."""
-        for framework in self.frameworks:
-            if (split := framework.parts(value)) is not None:
-                return split
-        return None
-
-    def of(self, value: object) -> Framework | None:
-        """Return the framework whose array a value is."""
-        return next((each for each in self.frameworks if each.is_array(value)), None)
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,14 +74,16 @@ class on:
 
     def _enter(self, stack: ExitStack, namespace: dict[str, Any] | None) -> Any:
         """Place until a stack is closed; return torch's placement, if there is one."""
-        place = None
-        if self._needed.torch:
-            from gpumagic.placement import swap
+        for framework in self._needed.frameworks:
+            held = framework.place(self._on, batches=self.batches, namespace=namespace)
+            stack.enter_context(held)
+        if not self._needed.torch:
+            return None
+        from gpumagic.placement.scope import in_force
 
-            place = swap.enter(self.device, batches=self.batches, namespace=namespace)
-            place.owner = self
-            stack.callback(swap.leave, place)
-        Beside(self._on, self._needed.others).place(stack)
+        place = in_force.get()
+        assert place is not None
+        place.owner = self
         return place
 
     def _calling(self, function: Callable[..., Any]) -> ExitStack:

@@ -1,4 +1,4 @@
-"""Find devices (`gpu(1)`, `try_gpu()`) and tell where data are (`gpumagic.where(x)`).
+"""Find devices (`gpu(1)`), tell where data are (`where(x)`), move them, explain an error.
 
 Devices are the framework's own objects: torch's, or those of the framework that the caller uses.
 `where` imports nothing and runs no code of the user's classes.
@@ -7,17 +7,20 @@ Devices are the framework's own objects: torch's, or those of the framework that
 import sys
 import types
 from collections import UserDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
-from gpumagic.device import CPU, Device
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic import faults
+from gpumagic.device import CPU, Device, cuda_state
+from gpumagic.errors import GpuError
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import device_of
 from gpumagic.frameworks.known import Needed, holds, imported
+from gpumagic.mismatch.explanation import Explanation
+from gpumagic.moving.moved import Moves, all_of
 from gpumagic.usercode.values import bases_of, class_name, defined_in, members_of, own
 
 
@@ -59,15 +62,13 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
     if needed.others and not holds(namespace, {"torch"}):
         needed.torch = False  # imported by something else: by virtual GPUs, for one
     needed.others = needed.others or (() if needed.torch else tuple(imported()))
-    if not needed.torch and not needed.others:
-        with torch_needed(f"{what} (of none of JAX, TensorFlow, CuPy)"):
-            import_module("torch")
+    needed.check(what)
     return needed
 
 
 def native(needed: Needed, device: Device) -> Any:
     """Return the object for a device of the framework that the code uses."""
-    return needed.of_torch(device) or needed.others[0].own(device)
+    return needed.frameworks[0].own(device)
 
 
 def _callers(name: str) -> Needed:
@@ -139,10 +140,7 @@ def _order(device: str) -> tuple[bool, str, int]:
 
 def _device(value: Any) -> str | None:
     """Return the device of one array; None for any other object."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    if tensor is not None and issubclass(type(value), tensor):
-        return str(value.device)
-    for framework in known.imported():
+    for framework in known.in_use():
         if framework.is_array(value):
             return framework.where(value)
     return device_of(value)
@@ -188,3 +186,85 @@ def _in_slots(value: Any) -> Iterator[Any]:
             if type(member) is types.MemberDescriptorType:
                 with suppress(AttributeError):  # never set
                     yield member.__get__(value)
+
+
+def move(value: object, where: object) -> Moves:
+    """Move `value` to a device in place: every object that can keeps its identity.
+
+    An array of JAX, TensorFlow or CuPy cannot move: lists, dicts and objects then hold a copy. The
+    replacement of an array, a tuple or a pytree is ``.value``.
+
+    Parameters
+    ----------
+    value : torch.Tensor, torch.nn.Module, torch.optim.Optimizer, array, or a container of them
+        Lists, tuples, named tuples, dicts and dataclasses are followed to any depth.
+    where : str, int or torch.device
+        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"`` …
+
+    Returns
+    -------
+    Moves
+        The moved variables and bytes, the others with the reason, the seconds, and the value.
+
+    Raises
+    ------
+    GpuError
+        There is no such device, or it has not enough free memory. Nothing was moved.
+
+    Examples
+    --------
+    >>> moves = gpumagic.move((net, optimizer, batch), 1)
+    >>> moves.nbytes
+    1234944
+    >>> params = gpumagic.move(params, 1).value  # of JAX
+    """
+    names = {"value": value}
+    needed = needed_in({**sys._getframe(1).f_globals, **names}, "gpumagic.move")
+    device = needed.find(where)
+    moves = all_of(
+        framework.move([*names.items()], device, names, []) for framework in needed.frameworks
+    )
+    if moves.left and not moves.moved and not needed.torch:
+        raise GpuError(f"move: {moves.left[0].reason}; nothing was moved")
+    return replace(moves, value=names["value"])
+
+
+def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
+    """Move back everything that cells moved; return that, and the names of variables on a GPU."""
+    cuda_state.check()
+    frameworks = known.in_use()
+    home = all_of([framework.home(namespace) for framework in frameworks])
+    return home, [name for framework in frameworks for name in framework.away(namespace)]
+
+
+def explain(
+    error: BaseException, *, namespace: Mapping[str, Any] | None = None
+) -> Explanation | None:
+    """Explain an error between devices, in the names of the code that raised it.
+
+    Parameters
+    ----------
+    error : BaseException
+        As it was caught, from torch, JAX or TensorFlow: its traceback is read.
+    namespace : mapping, optional
+        Names that the code could see besides those of its frames.
+
+    Returns
+    -------
+    Explanation or None
+        None for any other error, and wherever it is not certain. `str()` is text; IPython shows
+        HTML; `.fix` is code to paste. It holds no array and no frame.
+
+    Examples
+    --------
+    >>> try:
+    ...     y = net(x)
+    ... except RuntimeError as error:  # JAX: ValueError
+    ...     print(gpumagic.explain(error))
+    """
+    # In an except block an error of ours would hide the user's own.
+    with faults.kept("explaining an error"):
+        for framework in known.in_use():
+            if (found := framework.explain(error, namespace or {})) is not None:
+                return found
+    return None

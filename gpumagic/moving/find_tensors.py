@@ -9,6 +9,7 @@ import types
 from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from inspect import CO_VARARGS
 from itertools import islice
@@ -21,8 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from gpumagic.moving.moved import Left
-from gpumagic.moving.plan import FoundTensor, Held, Path, written
+from gpumagic.moving.moved import DATASET_STAYS, Left
 from gpumagic.usercode.values import defined_in, members_of, own
 
 # A module's own dictionaries, and what else every module has: of that, hooks may hold something.
@@ -36,8 +36,59 @@ _DEPTH, _OBJECTS = 4, 500
 DEVICE_NAMES = ("device", "_device")
 _PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType, torch.device}
 
-DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
 NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
+
+
+# The path to a value: the variable's name, then a step for each part on the way.
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class FoundTensor:
+    """Record a tensor, its path from a variable, and the device that it must stay on, if any."""
+
+    tensor: Tensor
+    steps: Path
+    home: torch.device | None = None  # the CPU for an optimizer's step counters
+
+    @property
+    def root(self) -> str:
+        """Return the variable through which it was found."""
+        return str(self.steps[0])
+
+    @property
+    def path(self) -> str:
+        """Return its path as code: ``net.layer.weight``, ``batch['x']``."""
+        return written(self.steps)
+
+    def must_move(self, device: torch.device) -> bool:
+        """Whether it is elsewhere, when `device` is asked for."""
+        return self.tensor.device != (self.home or device)
+
+
+@dataclass(frozen=True)
+class Held:
+    """An object of a library, its path, the tensors that were found in it, and why they stay."""
+
+    value: Any
+    steps: Path
+    tensors: list[FoundTensor]
+    reason: str = ""
+
+    def must_move(self, device: torch.device) -> bool:
+        """Whether a tensor of it is elsewhere, when `device` is asked for."""
+        return any(found.must_move(device) for found in self.tensors)
+
+
+def written(steps: Path) -> str:
+    """A path as a person would write it."""
+    text = str(steps[0])
+    for kind, key in steps[1:]:
+        try:
+            text += f".{key}" if kind == "." else f"[{key!r}]"
+        except Exception:  # noqa: BLE001  the repr of a user's key
+            text += "[…]"
+    return text
 
 
 class TensorFinder:
@@ -72,6 +123,10 @@ class TensorFinder:
     def tensors(self) -> list[FoundTensor]:
         """Return all found tensors, also the ones in `movable` objects."""
         return [*self.found, *(found for held in self.movable for found in held.tensors)]
+
+    def elsewhere(self, device: torch.device) -> set[int]:
+        """Return the ids of all tensors that must move, if they are to be on `device`."""
+        return {id(found.tensor) for found in self.tensors if found.must_move(device)}
 
     def _first_time(self, value: object) -> bool:
         if id(value) in self._seen:

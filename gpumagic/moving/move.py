@@ -10,8 +10,6 @@ replaced by the result.
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,9 +21,9 @@ from gpumagic.device import cuda_state
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
-from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
-from gpumagic.moving.moved import Left, Moved, Moves, all_of
-from gpumagic.moving.plan import FoundTensor, Held, MovePlan, Origin, bytes_of, written
+from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder, written
+from gpumagic.moving.moved import Left, Moved, Moves, Origin, all_of, keep_origins
+from gpumagic.moving.plan import MovePlan, bytes_of
 from gpumagic.usercode.values import defined_in, own
 
 
@@ -52,15 +50,16 @@ def move_all(
     finder.variables(variables)
     by_to = [held for held in finder.movable if held.must_move(device)]
     staying = [held for held in finder.staying if held.must_move(device)]
-    moving = {id(found.tensor) for found in finder.tensors if found.must_move(device)}
+    moving = finder.elsewhere(device)
     if moving:
         for name, optimizer in followers:
             finder.state(optimizer, (name,), only=moving)
-    wanted = [found for found in finder.found if found.must_move(device)]
-    # Filled as things move: an interrupt after that loses no origin.
-    plan = MovePlan(device, wanted, [] if origins is None else origins)
-    plan.left[:0] = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
+    left = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
+    moves = Moves(left=tuple(left))
     if moving:
+        wanted = [found for found in finder.found if found.must_move(device)]
+        # Filled as things move: an interrupt after that loses no origin.
+        plan = MovePlan(device, wanted, [] if origins is None else origins)
         plan.note_bystanders(tensors_in(namespace or {}))
         plan.note_arrays(_arrays_in(namespace or {}))
         # Before the first copy; and raised out here: a chained exception would keep copies alive.
@@ -73,10 +72,11 @@ def move_all(
         for held in by_to:
             _bring(held, device, plan, namespace or {})
         wait_for(device)
+        moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
+        moves = Moves(moved, (*left, *plan.left), clock() - start if moved else 0.0)
     for value in finder.naming:
         _name_device(value, device)
-    moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
-    return Moves(moved, tuple(plan.left), clock() - start if moved else 0.0)
+    return moves
 
 
 def _has_room(device: torch.device, plan: MovePlan, by_to: list[Held]) -> bool:
@@ -186,16 +186,12 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 
 _origins: Any = WeakIdKeyDictionary()
+"""Origins of objects that cells moved for good, by identity."""
 
 
-def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
+def remember(origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
     """Keep the device of each moved object from before the first cell that moved it."""
-    for value, origin in origins:
-        origin = replace(origin, cell=cell)
-        with suppress(TypeError):  # an object that cannot be referred to weakly
-            first = _origins.get(value, origin)
-            went_on = first.device != first.there == origin.device
-            _origins[value] = replace(first, there=origin.there) if went_on else origin
+    keep_origins(_origins, origins, cell)
 
 
 def origin_of(value: object) -> Origin | None:

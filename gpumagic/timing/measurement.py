@@ -17,13 +17,13 @@ from gpumagic.copies.trial import Trial
 from gpumagic.device import CPU, Device
 from gpumagic.errors import note
 from gpumagic.faults import first_line
-from gpumagic.frameworks.known import Needed
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
+from gpumagic.frameworks.known import Needed, torch_itself
+from gpumagic.frameworks.watching import watch
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger import ledger_view
-from gpumagic.ledger.entry import Ledger, Tally, merged
-from gpumagic.ledger.watch import watch
+from gpumagic.ledger.entry import Ledger
 from gpumagic.timing.agreement import Agreeing, outcome
 from gpumagic.timing.repeats import Repeats, Reporter, Stage
 from gpumagic.timing.runner import LEAST_S, Lap, Runner, Stopwatch, joules
@@ -54,7 +54,7 @@ class PeakMemory:
         torch = torch_here()
         if torch is not None:
             # Memory that was held before does not count.
-            found = {m.device: m.peak - m.before for m in self._meter.stop().values()}
+            found = {m.device: m.peak - m.before for m in self._meter.stop()}
             for device in map(str, self._devices):
                 # If other frameworks work too, 0 from torch is not the whole peak.
                 if device.startswith("cuda") and torch.cuda.is_initialized() and not self._others:
@@ -78,25 +78,17 @@ _WATCHING = "watching the copies of a timed run"
 def _transfers(stopwatch: Stopwatch, tell: Callable[[str], object]) -> Iterator[None]:
     """Count copies and waits, and tell their summary; measuring goes on if the ledger fails."""
     on_gpus = torch_here() is not None and stopwatch.devices.started()
-    ledger = watch(warn=False, beside=False) if on_gpus else None
-    tally, counting = Tally(), ExitStack()
+    counted = [*([torch_itself()] if on_gpus else ()), *stopwatch.others]
+    ledger = watch(warn=False, frameworks=counted)
     with faults.kept(_WATCHING):
-        if ledger is not None:
-            ledger.start()
-    for framework in stopwatch.others:
-        with faults.kept(_WATCHING):
-            counting.enter_context(framework.count(tally, strict=False))
+        ledger.start()
     try:
         yield
     finally:
         with faults.kept(_WATCHING):
-            counting.close()
+            ledger.stop()
         with faults.kept(_WATCHING):
-            entries = tally.ledger().entries
-            if ledger is not None:
-                ledger.stop()
-                entries += ledger.ledger.entries
-            tell(ledger_view.line(Ledger(merged(entries))))
+            tell(ledger_view.line(Ledger(ledger.entries)))
 
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
@@ -178,7 +170,7 @@ class Measuring:
                     task.needed.of_torch(device),
                     task.namespace,
                     self._values,
-                    beside=Beside(device, task.needed.others),
+                    others=FrameworksOn(device, task.needed.others),
                     in_place=task.in_place,
                     clock=task.stopwatch.clock,
                 )
@@ -245,9 +237,9 @@ class Measuring:
         if len(self._task.targets) * len(runner.trials) == 1:
             return  # nothing to compare with
         for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
-            beside = Beside(CPU, self._task.needed.others)
+            others = FrameworksOn(CPU, self._task.needed.others)
             space, assigned = trial.copies.globals, self._task.program.assigned
-            numbers = outcome(space, assigned, value, beside=beside)
+            numbers = outcome(space, assigned, value, others=others)
             self._task.agreeing.add(self._target.where, self._values, numbers, drawn)
 
     def _repeat(self, runner: Runner, growth: Growth) -> None:
