@@ -148,7 +148,8 @@ class Run:
                 placed = share.framework.place(
                     self.device, batches=self._move, namespace=self._namespace
                 )
-                share.batches = self._placed.enter_context(placed) or []
+                batches = self._placed.enter_context(placed)
+                share.batches = share.batches if batches is None else batches
             self._undo = undo.pop_all()
         self._started = self._clock()
 

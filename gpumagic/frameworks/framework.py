@@ -302,6 +302,21 @@ class FrameworksOn:
         return next((each for each in self.frameworks if each.is_array(value)), None)
 
 
+def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
+    """Replace an attribute until `stack` is closed; what others put there meanwhile stays."""
+    inherited, real = name not in vars(owner), vars(owner).get(name)
+    setattr(owner, name, ours)
+
+    @stack.callback
+    def put_back() -> None:
+        if vars(owner).get(name) is not ours:
+            return
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, real)
+
+
 def too_late(framework: str, there: int, wanted: int) -> str:
     """Return the error's text if a framework has started with too few devices for virtual GPUs."""
     devices = f"{there} CPU device{'s' * (there != 1)}"

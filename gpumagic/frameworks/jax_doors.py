@@ -28,6 +28,7 @@ import jax
 
 from gpumagic import faults
 from gpumagic.errors import CrossDeviceWarning, GpuError
+from gpumagic.frameworks.framework import replace
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 # From a type's beginning to its tp_as_buffer: the head of an object, its size, and 17 words.
@@ -115,31 +116,21 @@ def _leave_out(register: Callable[[str], None]) -> None:
 def _stand(keeper: Doorkeeper, parts: _Parts, stack: ExitStack) -> None:
     client, array, name = parts.client, parts.array, "batched_copy_array_to_devices_with_sharding"
     put, block = client.batched_device_put, array.block_until_ready
-    _swap(stack, client, "batched_device_put", _door(put, _put(keeper)))
-    _swap(stack, client, name, _door(getattr(client, name), _copied(keeper)))
+    replace(stack, client, "batched_device_put", _door(put, _put(keeper)))
+    replace(stack, client, name, _door(getattr(client, name), _copied(keeper)))
     blocked = client.batched_block_until_ready
-    _swap(stack, client, "batched_block_until_ready", _door(blocked, keeper.waiting))
-    _swap(stack, array, "block_until_ready", _door(block, lambda one: keeper.waiting([one])))
-    _swap(stack, array, "_value", property(_door(vars(array)["_value"].fget, _read(keeper))))
+    replace(stack, client, "batched_block_until_ready", _door(blocked, keeper.waiting))
+    replace(stack, array, "block_until_ready", _door(block, lambda one: keeper.waiting([one])))
+    replace(stack, array, "_value", property(_door(vars(array)["_value"].fget, _read(keeper))))
     gate = _Gate(parts.pjit._get_fastpath_data, parts.pxla.MeshExecutableFastpathData)
-    _swap(stack, parts.pxla, "MeshExecutableFastpathData", gate.data)
-    _swap(stack, parts.pjit, "_get_fastpath_data", gate.ask)
+    replace(stack, parts.pxla, "MeshExecutableFastpathData", gate.data)
+    replace(stack, parts.pjit, "_get_fastpath_data", gate.ask)
     parts.tables()  # a call that is kept there from before would not come by
 
     @stack.callback
     def forget() -> None:
         if gate.refused:  # what was not kept would come by Python for ever
             parts.tables()
-
-
-def _swap(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
-    real = vars(owner)[name]
-    setattr(owner, name, ours)
-
-    @stack.callback
-    def put_back() -> None:
-        if vars(owner).get(name) is ours:
-            setattr(owner, name, real)
 
 
 def _door(real: Callable[..., Any], ask: Callable[..., Callable[[float], None] | None]) -> Any:
