@@ -5,23 +5,20 @@ Devices are the framework's own objects: torch's, or those of the framework that
 """
 
 import sys
-import types
-from collections import UserDict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from gpumagic import faults
 from gpumagic.device import CPU, Device, cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import known
-from gpumagic.frameworks.framework import device_of
+from gpumagic.frameworks.framework import FrameworksOn, device_of
 from gpumagic.frameworks.known import Needed, holds, imported
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moves, all_of
-from gpumagic.usercode.values import bases_of, class_name, defined_in, members_of, own
+from gpumagic.usercode.values import class_name
+from gpumagic.usercode.walk import Step, parts_of, walk
 
 
 def devices(*, memory: bool = True) -> list[Device]:
@@ -77,14 +74,6 @@ def _callers(name: str) -> Needed:
 
 def _gpus(needed: Needed) -> list[Device]:
     return needed.devices() if needed.torch else needed.others[0].devices()
-
-
-# Objects without data, and objects from which everything is reachable.
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CLOSED = (*_PLAIN, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-# Objects of these libraries refer to threads, locks and the notebook, except those of `_OPEN`.
-_NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
-_OPEN = (UserDict, partial, types.SimpleNamespace)
 
 
 def where(value: object) -> str:
@@ -146,46 +135,20 @@ def _device(value: Any) -> str | None:
     return device_of(value)
 
 
-def _arrays(value: Any) -> Iterator[str]:
-    """Yield the devices of all arrays within, following containers and objects."""
-    seen: dict[int, Any] = {}  # keeps what it met alive, so that an id stays its own
-    todo = deque([value])
-    while todo:
-        value = todo.popleft()
-        if id(value) in seen or issubclass(type(value), _CLOSED):
-            continue
-        seen[id(value)] = value
-        found = _device(value)
-        if found is not None:
-            yield found
-        else:
-            todo.extend(_held(value))
+def _arrays(value: Any) -> list[str]:
+    """Return the devices of all arrays within, following containers and objects."""
+    found: list[str] = []
 
+    def into(value: Any) -> Iterable[tuple[Step, Any]]:
+        if (device := _device(value)) is not None:
+            found.append(device)
+            return ()
+        split = FrameworksOn(CPU, tuple(known.in_use())).parts(value)
+        return parts_of(value) if split is None else (((".", ""), part) for part in split[0])
 
-def _held(value: Any) -> Iterator[Any]:
-    """Return the values that a container or an object holds."""
-    kind = type(value)
-    for framework in known.imported():
-        if (parts := framework.parts(value)) is not None:
-            yield from parts[0]
-            return
-    if issubclass(kind, dict):
-        yield from [*dict.values(value)]
-    for base in (list, tuple, set, frozenset, deque):
-        if issubclass(kind, base):
-            yield from [*base.__iter__(value)]
-    home = str(defined_in(kind)).partition(".")[0]
-    if home not in _NO_LIBRARIES or issubclass(kind, _OPEN):
-        yield from [*own(value).values()]
-        yield from _in_slots(value)
-
-
-def _in_slots(value: Any) -> Iterator[Any]:
-    for base in bases_of(type(value)):
-        for member in members_of(base).values():
-            if type(member) is types.MemberDescriptorType:
-                with suppress(AttributeError):  # never set
-                    yield member.__get__(value)
+    for _ in walk([((), value)], into):
+        pass
+    return found
 
 
 def move(value: object, where: object) -> Moves:

@@ -1,10 +1,8 @@
 """Describe a value as an operand: where it is, how large, what it holds, its device in full."""
 
 import ast
-from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gpumagic.usercode.values import contents, own
+from gpumagic.usercode.walk import Step, parts_of, walk
 
 
 def device_of(value: Any) -> torch.device | None:
@@ -34,7 +33,6 @@ def full(device: torch.device) -> str:
 
 
 _DEEP, _MOST = 5, 500  # an object's store, its layers, a layer, its tensors; of so many things
-_CLOSED = (type, ModuleType, FunctionType, nn.Module, str, bytes, int, float)
 
 
 @lru_cache(maxsize=1000)
@@ -181,16 +179,12 @@ def _object(value: Any, node: ast.expr, text: str) -> Part | None:
 
 def held_by(value: Any) -> list[tuple[str, Tensor]]:
     """The tensors in an object's attributes and containers, by their own names; asks nothing."""
-    found, seen, queue = [], set[int](), deque([("", value, _DEEP)])
-    while queue and len(seen) < _MOST:
-        name, held, depth = queue.popleft()
-        if issubclass(type(held), Tensor):
-            found.append((name, held))
-        elif depth and id(held) not in seen and not issubclass(type(held), _CLOSED):
-            items = contents(held) or own(held).items()
-            queue.extend((str(key), inner, depth - 1) for key, inner in items)
-        seen.add(id(held))
-    return found
+
+    def into(item: Any) -> list[tuple[Step, Any]]:
+        return [] if issubclass(type(item), (Tensor, nn.Module)) else parts_of(item)
+
+    walked = walk([(((".", ""),), value)], into, most=_MOST, depth=_DEEP)
+    return [(str(path[-1][-1]), item) for path, item in walked if issubclass(type(item), Tensor)]
 
 
 def _module(module: nn.Module, node: ast.expr, text: str) -> Part:

@@ -21,10 +21,11 @@ from gpumagic.device import cuda_state
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
-from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder, written
+from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, all_of, keep_origins
 from gpumagic.moving.plan import MovePlan, bytes_of
 from gpumagic.usercode.values import defined_in, own
+from gpumagic.usercode.walk import written
 
 
 def move_all(
