@@ -239,7 +239,7 @@ class GpuMagics(Magics):
 def _moved_back(namespace: dict[str, Any]) -> str:
     """Move back what cells moved to a device, and return the line that says so."""
     from gpumagic.display.units import some
-    from gpumagic.frameworks.own_devices import bring_home
+    from gpumagic.frameworks.public import bring_home
 
     home, there = bring_home(namespace)
     nothing = "nothing to move back: all that cells moved to a device is back or gone"

@@ -97,7 +97,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     GpuError where tensors that were made there would be lost; not with `force`.
     """
     from gpumagic import virtual
-    from gpumagic.frameworks.own_devices import bring_home
+    from gpumagic.frameworks.public import bring_home
 
     if not virtual.enabled():
         print("there were no virtual GPUs")

@@ -99,7 +99,7 @@ class Explaining:
         start = time.perf_counter()
         # The user's own error has been shown; Ctrl-C may end the explanation.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
-            from gpumagic.frameworks.own_devices import explain
+            from gpumagic.frameworks.public import explain
             from gpumagic.magics.arguments import of_cuda
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
