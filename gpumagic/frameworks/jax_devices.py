@@ -103,7 +103,7 @@ def started() -> bool:
 
 
 def make_virtual(count: int) -> None:
-    """Make `count` devices besides the CPU's; GpuError in one line if JAX has started."""
+    """Make `count` devices, in addition to the CPU's; GpuError if JAX has started."""
     try:
         # This is an error where JAX has started, and starts nothing.
         jax.config.update("jax_num_cpu_devices", count + 1)

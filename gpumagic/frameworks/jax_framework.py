@@ -23,7 +23,6 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks import jax_devices
 from gpumagic.frameworks.array_framework import ArrayFramework
 from gpumagic.frameworks.framework import Place, Pool, wholes
-from gpumagic.frameworks.jax_devices import JaxDevices, started
 from gpumagic.ledger.entry import Tally
 from gpumagic.mismatch.explanation import Explanation
 
@@ -86,28 +85,6 @@ class CompileClock:
         found.append((end - duration_secs, end))
 
 
-def live() -> list[Any]:
-    """List all live arrays, also JAX's own, but none of gpumagic's."""
-    if not started():
-        return []
-    ours = {id(mark) for mark in marks.values()}
-    return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
-
-
-def places(devices: JaxDevices, array: Any) -> list[Place]:
-    """Return the pieces of memory of an array, one for each of its shards in this process."""
-    if array.is_deleted() or not has_data(array):
-        return []
-    # JAX makes an array of each shard, which the array then keeps, and lists it as one that lives.
-    one = array.sharding.num_devices == 1
-    pieces = [array] if one else [shard.data for shard in array.addressable_shards]
-    return [
-        Place(devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
-        for data in pieces
-        if data.nbytes
-    ]
-
-
 def has_data(array: Any) -> bool:
     """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
 
@@ -119,25 +96,6 @@ def has_data(array: Any) -> bool:
         except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
             return False
     return True
-
-
-def allocated(devices: JaxDevices, device: Device) -> int:
-    """Return the bytes of all arrays on a device; shared memory counts once."""
-    every = wholes(place for array in live() for place in places(devices, array))
-    return sum(place.nbytes for place in {*every.values()} if place.device == str(device))
-
-
-def pool(devices: JaxDevices, device: Device) -> Pool | None:
-    """Return JAX's allocator's figures for a GPU; None for a virtual one, or before JAX started."""
-    if device.virtual or not started():
-        return None
-    try:
-        told = devices.own(device).memory_stats() or {}
-    except GpuError:  # JAX does not see it
-        return None
-    names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
-    used, peak, taken, limit = map(told.get, names)
-    return Pool("JAX", used, peak, taken, limit) if told else None
 
 
 _Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
@@ -175,7 +133,7 @@ class Jax(ArrayFramework):
         return own if isinstance(own, str) else self._devices.name(own)
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs besides the CPU; GpuError in one line if it is too late."""
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
         jax_devices.make_virtual(count)
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
@@ -255,7 +213,7 @@ class Jax(ArrayFramework):
         """
         self._barrier.wait()
         error: Exception | None = None
-        for array in live():
+        for array in self.live():
             if self._failed.get(id(array)) is array:
                 continue
             try:
@@ -271,23 +229,45 @@ class Jax(ArrayFramework):
         return self._compiling.seconds()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
-        own = self._devices.own(device)
-        if stats := own.memory_stats():
+        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).
+
+        Memory that arrays share counts once.
+        """
+        if stats := self._devices.own(device).memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
-        return allocated(self._devices, device), None
+        every = wholes(place for array in self.live() for place in self.places(array))
+        return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def places(self, array: Any) -> list[Place]:
-        """The pieces of memory that an array has: one on each device where it has data."""
-        return places(self._devices, array)
+        """Return the pieces of memory of an array, one for each of its shards in this process."""
+        if array.is_deleted() or not has_data(array):
+            return []
+        # JAX makes an array of each shard, which the array then keeps, and lists it as a live one.
+        one = array.sharding.num_devices == 1
+        pieces = [array] if one else [shard.data for shard in array.addressable_shards]
+        return [
+            Place(self._devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
+            for data in pieces
+            if data.nbytes
+        ]
 
     def live(self) -> list[Any]:
-        """List all live arrays, also JAX's own."""
-        return live()
+        """List all live arrays, also JAX's own, but none of gpumagic's."""
+        if not self.started():
+            return []
+        ours = {id(mark) for mark in marks.values()}
+        return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return what JAX has reserved on a GPU; None for a virtual one, or before JAX started."""
-        return pool(self._devices, device)
+        """Return JAX's allocator's figures for a GPU; None if virtual, or before JAX started."""
+        if device.virtual or not self.started():
+            return None
+        try:
+            told = self._devices.own(device).memory_stats() or {}
+        except GpuError:  # JAX does not see it
+            return None
+        names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
+        return Pool(self.name, *map(told.get, names)) if told else None
 
     def count(
         self, tally: Tally, strict: bool, *, warn: bool = False

@@ -184,12 +184,12 @@ def _fix(
         return None
     names = (ast.Name, ast.Attribute, ast.Subscript)
     alike = (p for p in parts if p not in odd and len(p.arrays) == 1 and isinstance(p.node, names))
-    beside = next((p for p in alike if p.arrays[0] is frame.scope.value(p.node)), None)
-    where = own(target) if beside is None else f"{beside.text}.device"
+    neighbor = next((p for p in alike if p.arrays[0] is frame.scope.value(p.node)), None)
+    where = own(target) if neighbor is None else f"{neighbor.text}.device"
     if "+" in target:  # a copy of the others on each
-        if beside is None or not isinstance(beside.arrays[0].sharding, NamedSharding):
+        if neighbor is None or not isinstance(neighbor.arrays[0].sharding, NamedSharding):
             return None
-        where = f"jax.sharding.NamedSharding({beside.text}.sharding.mesh, "
+        where = f"jax.sharding.NamedSharding({neighbor.text}.sharding.mesh, "
         where += "jax.sharding.PartitionSpec())"
     edit = Edit(frame, stmt)
     if frame.scope.name("jax") is not jax:

@@ -214,7 +214,7 @@ def explain(
     error : BaseException
         As it was caught, from torch, JAX or TensorFlow: its traceback is read.
     namespace : mapping, optional
-        Names that the code could see besides those of its frames.
+        Names that the code could see, in addition to those of its frames.
 
     Returns
     -------

@@ -141,7 +141,7 @@ class TensorFlowDevices:
 
 
 def make_virtual(count: int) -> None:
-    """Make `count` logical devices besides the CPU's; GpuError if TensorFlow has started."""
+    """Make `count` logical devices after the CPU's; GpuError if TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     each = tf.config.LogicalDeviceConfiguration()
     try:

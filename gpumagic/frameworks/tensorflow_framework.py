@@ -66,7 +66,7 @@ class TensorFlow(ArrayFramework):
         return tf.device(self._devices.own(device))
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs besides the CPU; GpuError in one line if it is too late."""
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
         tensorflow_devices.make_virtual(count)
 
     @contextmanager

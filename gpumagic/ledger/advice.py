@@ -112,7 +112,7 @@ _MADE_ON_HOST = re.compile(
 )
 _PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True)"
 _SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
-_OVERLAP = "at most: all of it, if it runs beside the computation"
+_OVERLAP = "at most: all of it, if it runs during the computation"
 # Calls at one line. A value that is read once in each of a few epochs is no crawl.
 OFTEN = 16
 # Copies that name their device are the user's to make; so many to the host at one line are a log

@@ -7,7 +7,7 @@ left. An error is noted with the device and line where it happened.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +23,7 @@ from gpumagic.frameworks.watching import watch
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger import ledger_view
-from gpumagic.ledger.entry import Ledger
+from gpumagic.ledger.entry import Ledger, Memory
 from gpumagic.timing.agreement import Agreeing, outcome
 from gpumagic.timing.repeats import Repeats, Reporter, Stage
 from gpumagic.timing.runner import LEAST_S, Lap, Runner, Stopwatch, joules
@@ -38,37 +38,26 @@ class PeakMemory:
 
     def __init__(self, devices: Sequence[Device], needed: Needed) -> None:
         self._devices, self._others = devices, needed.others
+        self._stops: list[Callable[[], Iterable[Memory]]] = []
 
     def start(self) -> None:
         """Begin on every initialized device."""
-        if torch_here() is not None:
-            from gpumagic.ledger.memory_meter import MemoryMeter
-
-            self._meter = MemoryMeter()
-            self._meter.start()
-        self._before = self._of_others()
+        torchs = [] if torch_here() is None else [torch_itself().peak(self._devices[0])]
+        others = [each.peak(device) for each in self._others for device in self._devices]
+        self._stops = torchs + others
 
     def stop(self) -> dict[str, int]:
-        """Return bytes by device; unknown ones have no entry."""
+        """Return bytes by device, without those held before; unknown ones have no entry."""
         found: dict[str, int] = {}
+        for memory in (memory for stop in self._stops for memory in stop()):
+            found[memory.device] = found.get(memory.device, 0) + memory.peak - memory.before
         torch = torch_here()
-        if torch is not None:
-            # Memory that was held before does not count.
-            found = {m.device: m.peak - m.before for m in self._meter.stop()}
+        # If other frameworks work too, 0 from torch is not the whole peak.
+        if torch is not None and torch.cuda.is_initialized() and not self._others:
             for device in map(str, self._devices):
-                # If other frameworks work too, 0 from torch is not the whole peak.
-                if device.startswith("cuda") and torch.cuda.is_initialized() and not self._others:
+                if device.startswith("cuda"):
                     found.setdefault(device, 0)
-        # The others' peaks cover the whole process: they count only if they grew.
-        for (device, held, before), (_, _, peak) in zip(
-            self._before, self._of_others(), strict=True
-        ):
-            if peak is not None and before is not None and peak > before:
-                found[device] = found.get(device, 0) + peak - held
         return dict(sorted(found.items()))
-
-    def _of_others(self) -> list[tuple[str, int, int | None]]:
-        return [(str(d), *each.allocated(d)) for d in self._devices for each in self._others]
 
 
 _WATCHING = "watching the copies of a timed run"

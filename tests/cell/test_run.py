@@ -9,6 +9,7 @@ from gpumagic.cell import run as running
 from gpumagic.cell.report import last_report
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
+from gpumagic.errors import GpuError
 from gpumagic.frameworks import torch_framework
 from gpumagic.ledger import memory_meter
 from gpumagic.ledger.memory_meter import MemoryMeter
@@ -88,6 +89,36 @@ def test_every_touched_device_is_waited_for(monkeypatch):
     run.finish()
     assert waits == ["cuda:1", "cuda:0"]
     assert keep.is_cuda
+
+
+def test_the_placement_is_left_before_anything_else_ends(monkeypatch):
+    placed = []
+
+    class Recorder:
+        def start(self):
+            pass
+
+        def stop(self):
+            placed.append(placement())
+
+    monkeypatch.setattr(move, "wait_for", lambda device: placed.append(placement()))
+    run = made(recorder=Recorder())
+    run.start()
+    assert placement().device == torch.device("cuda:1")
+    run.finish()
+    assert placed == [None, None]
+
+
+def test_a_device_that_one_framework_cannot_use_moves_nothing():
+    class Refusing(torch_framework.Torch):
+        def own(self, device):
+            raise GpuError("there is none")
+
+    x = torch.ones(2)
+    run = made({"x": x}, ["x"], frameworks=[torch_framework.Torch(), Refusing()])
+    with pytest.raises(GpuError, match="there is none"):
+        run.start()
+    assert (x.device.type, placement(), run.finish()) == ("cpu", None, None)
 
 
 def test_a_cell_that_touches_nothing():
