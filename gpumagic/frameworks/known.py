@@ -280,11 +280,7 @@ class Needed:
 
     def of_torch(self, device: Device) -> torch.device | None:
         """Return torch's object for the device; None if the code does not use torch."""
-        if not self.torch:
-            return None
-        from gpumagic.placement import torch_devices
-
-        return torch_devices.as_torch(device)
+        return torch_itself().own(device) if self.torch else None
 
     def _of_others(self, memory: bool) -> list[Device]:
         found = here(memory=memory)

@@ -77,7 +77,7 @@ def _callers(name: str) -> Needed:
 
 
 def _gpus(needed: Needed) -> list[Device]:
-    return needed.devices() if needed.torch else needed.others[0].devices()
+    return needed.frameworks[0].devices()
 
 
 def where(value: object) -> str:

@@ -120,7 +120,9 @@ OFTEN = 16
 _EXPLICIT = 100
 SILENT = ("index", "operand", "tf.function")
 """Operators that copy silently each time: the second time is one too many."""
-ADVISERS: defaultdict[str, Callable[[Entry], Any]] = defaultdict(lambda: lambda entry: None)
+ADVISERS: defaultdict[str, "Callable[[Entry], Advice | None]"] = defaultdict(
+    lambda: lambda entry: None
+)
 """Functions that advise on what only one framework does, by `Entry.framework`."""
 
 

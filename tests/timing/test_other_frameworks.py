@@ -1,4 +1,4 @@
-"""A framework beside torch is timed on the same terms: waited for, copied, compared.
+"""A framework other than torch is timed on the same terms: waited for, copied, compared.
 
 The framework is one of this file, on a clock that stands still unless somebody moves it.
 """
