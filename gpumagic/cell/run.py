@@ -249,16 +249,17 @@ class Run:
     def _made_there(self) -> Iterator[str]:
         """Yield the variables that the cell made on its device, if that is not the CPU."""
         for share in self._shares if self.device.kind != "cpu" else ():
+            there = {self._where, str(share.framework.own(self.device))}  # "mps", "mps:0"
             for name, array in share.made.items():
                 where = share.framework.where(array).split(" + ")
-                if not name.startswith("_") and self._where in where:
+                if not name.startswith("_") and not there.isdisjoint(where):
                     yield name
 
     def _elsewhere(self, ledger: Ledger) -> str:
         """Return where most of the cell's work was, as far as known, if not on its device."""
         said = []
         for share in self._shares:
-            name = share.framework.name.removeprefix("torch")
+            name = "" if share.framework.name == "torch" else share.framework.name
             entries = tuple(entry for entry in ledger.entries if entry.framework == name)
             counts = share.framework.counts_allocations
             by = self._by_allocations if counts else self._by_arrays

@@ -60,8 +60,8 @@ class Torch(Framework):
         return issubclass(type(value), Tensor)
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-        """Return the variables that are tensors, by name."""
-        return [(n, v) for n, v in [*namespace.items()] if issubclass(type(v), Tensor)]
+        """Return the variables that are tensors of torch's own class; none of IPython's own."""
+        return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:
         """Return the device that a tensor is on."""
