@@ -27,6 +27,11 @@ _origins: dict[tuple[str, str], Origin] = {}
 """Origins of variables that cells moved for good, by the framework's and the variable's name."""
 
 
+def forget_origins() -> None:
+    """Forget all origins: moved variables count as at home where they are."""
+    _origins.clear()
+
+
 class ArrayFramework(Framework):
     """Move variables of a framework by replacing their arrays with copies."""
 

@@ -99,6 +99,7 @@ _matcher: Any = context_matcher()(_complete)
 FORGET = (
     ("gpumagic.ledger.dispatch", "uninstall"),
     ("gpumagic.moving.move", "forget_origins"),
+    ("gpumagic.frameworks.array_framework", "forget_origins"),
     ("gpumagic.memory.made_in", "forget"),
     ("gpumagic.memory.ask", "forget"),
     ("gpumagic.device.cuda_state", "forget"),
