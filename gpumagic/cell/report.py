@@ -189,7 +189,8 @@ def _hints(report: Report) -> list[str]:
 def _head(report: Report) -> list[str]:
     """Return the device, the time, and the peak of memory on each device."""
     device = report.device
-    where = f"asked for {device}; {report.elsewhere}" if report.elsewhere else str(device)
+    named = str(device)
+    where = f"asked for {named}; {report.elsewhere}" if report.elsewhere else named
     where += " (virtual)" if device.virtual and not report.elsewhere else ""
     where += f": {device.note}" if device.note else ""
     parts = [where, *_ran(report)]

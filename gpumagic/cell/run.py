@@ -1,40 +1,28 @@
-"""Run one cell on a device: move the variables it reads, place new tensors, measure, report.
+"""Run one cell on a device: move the variables it reads, place new arrays, measure, report.
 
-Whatever happens in between, the placement is undone, and a report says what happened.
+Whatever ends the cell, its placement is left first, and a report says what happened.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-import torch
-
 from gpumagic import faults
-from gpumagic.cell.autofix import AutoFix
 from gpumagic.cell.report import Batches, Report, keep_last
 from gpumagic.device import Device, cuda_state
 from gpumagic.display.table import Shown
+from gpumagic.display.units import size
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
+from gpumagic.frameworks.framework import Framework, device_of, library_of, nbytes_of
+from gpumagic.frameworks.known import in_use, torch_itself
+from gpumagic.frameworks.watching import watch
 from gpumagic.ledger.entry import Ledger, Memory
-from gpumagic.ledger.memory_meter import MemoryMeter
-from gpumagic.ledger.watch import watch
-from gpumagic.moving.find_tensors import DATASET_STAYS
-from gpumagic.moving.move import (
-    bring_home,
-    move_all,
-    optimizers_in,
-    remember,
-    tensors_in,
-    wait_for,
-)
-from gpumagic.moving.moved import Left, Moves
-from gpumagic.moving.plan import Origin
-from gpumagic.placement.scope import Placement
-from gpumagic.placement.swap import enter, leave
-from gpumagic.placement.torch_devices import as_torch
+from gpumagic.moving.moved import DATASET_STAYS, Left, Moves, Origin, all_of
 from gpumagic.usercode.lines import innermost
+from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import variables_read
 
 
@@ -50,8 +38,55 @@ def _whose(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
+class _Share:
+    """One framework's part in a cell."""
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+        self.moves = Moves()
+        self.origins: list[tuple[Any, Origin]] = []  # of what moved, until it is remembered
+        self.placed: Any = None  # the value of its placement's context
+        self.named: list[str] = []  # GPUs that moved objects named: "trainer's cuda:0"
+        self.memory: list[Memory] = []
+        self.made: dict[str, Any] = {}  # new arrays, by the variable's name
+
+    @property
+    def batches(self) -> list[list[int]]:
+        """Return the bytes of each tensor of each batch that loaders have brought."""
+        return getattr(self.placed, "delivered", [])
+
+    @property
+    def taken(self) -> list[str]:
+        """Return the GPUs that were taken as the cell's: ``"accelerate's cuda:0"``."""
+        libraries = getattr(self.placed, "taken", ())
+        return [*self.named, *(f"{_whose(library)} cuda:0" for library in libraries)]
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether the cell made arrays whose memory may not be known."""
+        return bool(self.made) and not self.framework.counts_allocations
+
+    def remember(self) -> None:
+        """Keep the origins of the moved objects, for `%ongpu home`."""
+        if self.origins:
+            where = innermost()
+            self.framework.remember(self.origins, where.label if where else "")
+            self.origins.clear()
+
+    def bring_back(self, namespace: dict[str, Any]) -> Moves:
+        """Move variables back for `--back`; remember the origins of those that cannot go."""
+        try:
+            moves = self.framework.home(namespace, self.origins)
+        except (GpuError, RuntimeError) as error:  # no room; a device that failed
+            names = ", ".join(dict.fromkeys(origin.name for _, origin in self.origins))
+            self.remember()
+            return Moves(left=(Left(names, first_line(error)),))
+        self.origins.clear()
+        return moves
+
+
 class Run:
-    """Run a cell: `start`, run the cell, then always `finish`."""
+    """Run a cell for the frameworks that it uses: `start`, run the cell, then always `finish`."""
 
     def __init__(
         self,
@@ -59,6 +94,8 @@ class Run:
         namespace: dict[str, Any],
         names: Iterable[str],  # that the cell reads
         *,
+        frameworks: Sequence[Framework] | None = None,  # by default torch
+        unusable: str = "",  # why torch's tensors stay, if they do
         move: bool = True,
         strict: bool = False,
         fix: bool = False,
@@ -66,54 +103,43 @@ class Run:
         back: bool = False,
         first: bool = False,
         recorder: Recorder | None = None,
-        left: tuple[Left, ...] = (),  # that nothing could bring
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.device = device
-        self._target = as_torch(device)
+        self.device, self._where = device, str(device)
+        frameworks = [torch_itself()] if frameworks is None else frameworks
+        self._shares = [_Share(framework) for framework in frameworks]
+        self._torch = any(framework.name == "torch" for framework in frameworks)
         self._namespace = namespace
         self._names = list(names)
-        self._move = move
+        self._left = tuple(left_alone(self._names, namespace, device, unusable))
+        self._move, self._back, self._first, self._table = move, back, first, table
         self._clock = clock
-        self._moves = Moves()
-        self._meter = MemoryMeter()
-        self._watch = watch(strict=strict, warn=False, beside=False)  # the report says it
-        self._fix = AutoFix(self._target) if fix else None
-        self._back = back
-        self._first = first
+        self._watch = watch(strict=strict, warn=False, frameworks=frameworks)  # the report says it
+        self._fix = _fixer(device) if fix else None
         self._recorder = recorder
-        self._origins: list[tuple[Any, Origin]] = []
-        self._table = table
-        self._undo: ExitStack | None = None  # of all that `start` began, the placement last
-        self._placement: Placement
+        self._placed = ExitStack()
+        self._undo: ExitStack | None = None  # of all that `start` began
         self._started = self._seconds = 0.0
-        self._memory: dict[int, Memory] = {}
         self._peak: Any = None
         self._interrupted = False
         self._fault: str | None = None
-        self._left = left
         self.left_out = 0.0  # seconds that are none of the cell's
         self._ledger_complete = True
-        self._taken: tuple[str, ...] = ()  # GPUs that the moved objects named
-        self._before: set[int] = set()  # ids of the variables' values before the cell
+        self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
         """Move and place; or raise `GpuError`, with nothing moved. A long move has a `line`."""
+        for share in self._shares:
+            share.framework.own(self.device)  # a device that one cannot use moves nothing
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
-            if read:
-                self._moves = move_all(
-                    read,
-                    self._target,
-                    followers=optimizers_in(self._namespace),
-                    namespace=self._namespace,
-                    clock=self._clock,
-                    origins=self._origins,
-                    line=line,
+            for share in self._shares if read else ():
+                share.moves = share.framework.move(
+                    read, self.device, self._namespace, share.origins, back=self._back, line=line
                 )
-                named = {o.name: o.device for _, o in self._origins if o.named}
-                gpus = ((name, d) for name, d in named.items() if d.type == "cuda")
-                self._taken = tuple(f"{_whose(name)} {d}" for name, d in gpus)
+                named = {o.name: str(o.device) for _, o in share.origins if o.named}
+                gpus = ((name, gpu) for name, gpu in named.items() if gpu != "cpu")
+                share.named = [f"{_whose(name)} {gpu}" for name, gpu in gpus]
             self._begin()
         except BaseException:
             self._remember()
@@ -122,13 +148,11 @@ class Run:
             self._remember()
 
     def _begin(self) -> None:
-        self._before = {*map(id, self._namespace.values())}
-        self._started = self._clock()
+        arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
+        self._before = {id(array): weakref.ref(array) for array in arrays}
         with ExitStack() as undo:
-            self._placement = enter(self._target, batches=self._move, namespace=self._namespace)
-            undo.callback(self._leave)
-            self._meter.start()
             undo.callback(self._wait)
+            self._stops = [share.framework.peak(self.device) for share in self._shares]
             # A ledger that cannot be kept is no reason to stop the cell.
             if self._fix is not None:
                 undo.callback(self._guarded, "bringing operands together", self._fix.stop)
@@ -138,15 +162,18 @@ class Run:
             if self._recorder is not None:
                 undo.callback(self._guarded, "reading the peak of memory", self._read_peak)
                 self._guarded("recording the peak of memory", self._recorder.start)
+            undo.callback(self._leave)
+            for share in self._shares:
+                placed = share.framework.place(
+                    self.device, batches=self._move, namespace=self._namespace
+                )
+                share.placed = self._placed.enter_context(placed)
             self._undo = undo.pop_all()
         self._started = self._clock()
 
     def _remember(self) -> None:
-        """Note the origins of the moved objects, for `%ongpu home`."""
-        if self._origins:
-            where = innermost()
-            remember(self._origins, where.label if where else "")
-            self._origins.clear()
+        for share in self._shares:
+            share.remember()
 
     def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
         try:
@@ -166,39 +193,42 @@ class Run:
         self._interrupted = isinstance(error, KeyboardInterrupt)
         try:
             undo.close()
-            returned = self._bring_back() if self._origins else None
+            self._find_made()  # before variables go back
+            there = [*self._made_there()] if self._back else []
+            backs = [s.bring_back(self._namespace) for s in self._shares if s.origins]
         except BaseException:
             self._remember()
             raise
-        placement, memory, fault = self._placement, self._memory, self._fault
+        returned = all_of(backs) if backs else None
+        fault, ledger = self._fault, None
         if error is not None and cuda_state.death() is not None:
             fault = None  # it is reported under the error
-        ledger = None
-        if fault is None:
+        if self._fault is None or not self._torch:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
-        came = DATASET_STAYS if placement.delivered else None
-        left = self._left
-        left += tuple(part for part in self._moves.left if part.reason != came)
-        left += returned.left if returned else ()
+        moves = [share.moves for share in self._shares]
+        batches = [batch for share in self._shares for batch in share.batches]
+        came = DATASET_STAYS if batches else None
+        left = [part for each in moves for part in each.left if part.reason != came]
         report = Report(
             device=self.device,
             seconds=self._seconds,
-            moved=self._moves.moved,
-            left=left,
-            move_seconds=self._moves.seconds,
+            moved=tuple(moved for each in moves for moved in each.moved),
+            left=(*self._left, *left, *(returned.left if returned else ())),
+            move_seconds=sum(each.seconds for each in moves),
             returned=returned,
-            results=tuple(self._new_there()) if self._back and self.device.kind != "cpu" else (),
+            results=tuple(there),
             stays=self._first and not self._back,
-            batches=Batches(len(placement.delivered), sum(map(sum, placement.delivered))),
-            memory=tuple(memory.values()),
+            batches=Batches(len(batches), sum(map(sum, batches))),
+            memory=tuple(memory for share in self._shares for memory in share.memory),
             peak=self._peak,
             ledger=Ledger() if ledger is None else ledger,
-            ledger_complete=self._ledger_complete,
+            ledger_complete=self._ledger_complete and self._watch.complete,
             fixed=self._fix.done if self._fix is not None else (),
             table=self._table,
-            taken=(*self._taken, *(f"{_whose(library)} cuda:0" for library in placement.taken)),
-            elsewhere="" if error or ledger is None else self._elsewhere(placement, memory, ledger),
-            waited=not self._interrupted and fault is None,
+            taken=tuple(name for share in self._shares for name in share.taken),
+            made=error is None and any(share.uncounted for share in self._shares),
+            elsewhere="" if error or ledger is None else self._elsewhere(ledger),
+            waited=not self._interrupted and self._fault is None,
             error=type(error).__name__ if error is not None else None,
             fault=fault,
         )
@@ -209,55 +239,106 @@ class Run:
         if self._recorder is not None:
             self._peak = self._recorder.stop()
 
+    def _leave(self) -> None:
+        began = self._clock()
+        self._placed.close()
+        self.left_out += self._clock() - began
+
     def _wait(self) -> None:
         """Read the memory that the cell used, and wait for the devices that it used."""
         try:
-            self._memory = self._meter.stop()
-            # After an interrupt the user wants the prompt back, not the end of the queue.
-            if not self._interrupted:
-                others = (n for n in self._memory if n != self._target.index)
-                for device in (self._target, *(torch.device("cuda", n) for n in others)):
-                    wait_for(device)
-        except (RuntimeError, AssertionError, AttributeError) as failed:
+            for share, stop in zip(self._shares, self._stops, strict=True):
+                share.memory = [*stop()]
+                # After an interrupt the user wants the prompt back, not the end of the queue.
+                if not self._interrupted:
+                    touched = (memory.device for memory in share.memory)
+                    share.framework.wait(*dict.fromkeys((self._where, *touched)))
+        except Exception as failed:  # noqa: BLE001
             # An error of the device itself surfaces at the wait; so does a device that is gone.
             self._fault = first_line(failed)
+        finally:
+            self._seconds = self._clock() - self._started - self.left_out
 
-    def _leave(self) -> None:
-        self._seconds = self._clock() - self._started - self.left_out
-        leave(self._placement)
+    def _find_made(self) -> None:
+        for share in self._shares:
+            for name, array in share.framework.arrays(self._namespace):
+                if self._before.get(id(array), lambda: None)() is not array:
+                    share.made[name] = array
 
-    def _bring_back(self) -> Moves:
-        """Move variables back for `--back`; remember the origin of each that cannot go."""
-        try:
-            moves = bring_home(self._namespace, self._origins)
-            self._origins.clear()
-            return moves
-        except (GpuError, RuntimeError) as error:  # no room; a device that failed
-            names = ", ".join(dict.fromkeys(origin.name for _, origin in self._origins))
-            self._remember()
-            return Moves(left=(Left(names, first_line(error)),))
+    def _made_there(self) -> Iterator[str]:
+        """Yield the variables that the cell made on its device, if that is not the CPU."""
+        for share in self._shares if self.device.kind != "cpu" else ():
+            there = {self._where, str(share.framework.own(self.device))}  # "mps", "mps:0"
+            for name, array in share.made.items():
+                where = share.framework.where(array).split(" + ")
+                if not name.startswith("_") and not there.isdisjoint(where):
+                    yield name
 
-    def _new_there(self) -> Iterator[str]:
-        """Return the variables that the cell made on its device."""
-        for name, tensor in tensors_in(self._namespace):
-            if id(tensor) not in self._before and tensor.device == self._target:
-                yield name
-
-    def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
+    def _elsewhere(self, ledger: Ledger) -> str:
         """Return where most of the cell's work was, as far as known, if not on its device."""
+        said = []
+        for share in self._shares:
+            name = "" if share.framework.name == "torch" else share.framework.name
+            entries = tuple(entry for entry in ledger.entries if entry.framework == name)
+            counts = share.framework.counts_allocations
+            by = self._by_allocations if counts else self._by_arrays
+            sentence = by(share, Ledger(entries, ledger.virtual))
+            used = share.moves.moved or share.moves.left or entries or share.memory
+            if sentence or used or share.uncounted:
+                said.append(sentence)
+        return said[0] if all(said) and said else ""
+
+    def _by_arrays(self, share: _Share, ledger: Ledger) -> str:
+        places = dict.fromkeys(map(share.framework.where, share.made.values()))
+        if not places or any(self._where in place.split(" + ") for place in places):
+            return ""
+        return f"all that it made is on {', '.join(places)}"
+
+    def _by_allocations(self, share: _Share, ledger: Ledger) -> str:
         if self.device.kind != "cuda":
             return ""
-        made = {m.device: m.allocations for m in memory.values()}
-        here = made.pop(str(self._target), 0) - sum(map(len, place.delivered))
+        made = {memory.device: memory.allocations for memory in share.memory}
+        here = made.pop(self._where, 0) - sum(map(len, share.batches))
         others = sum(made.values())
         if here > 0:
-            share = round(100 * others / (here + others))
-            return f"{share} % of it ran on {', '.join(made)}" if others > here else ""
+            part = round(100 * others / (here + others))
+            return f"{part} % of it ran on {', '.join(made)}" if others > here else ""
         if others:
             return f"all work was on {', '.join(made)}"
-        new = (t for _, t in tensors_in(self._namespace) if id(t) not in self._before)
-        on_cpu = [tensor.nbytes for tensor in new if tensor.device.type == "cpu"]
-        home = all(e.source == str(self._target) and e.destination == "cpu" for e in ledger.copies)
+        of = share.framework
+        on_cpu = [of.nbytes(array) for array in share.made.values() if of.where(array) == "cpu"]
+        home = all(e.source == self._where and e.destination == "cpu" for e in ledger.copies)
         if home and sum(on_cpu) in (0, ledger.nbytes):  # the copies, if any, are all that it made
-            return "all work was on cpu" if self._moves.left else ""
+            return "all work was on cpu" if share.moves.left else ""
         return "all work was on cpu" if on_cpu or ledger.transfers else ""
+
+
+def _fixer(device: Device) -> Any:
+    from gpumagic.cell.autofix import AutoFix  # it imports torch
+
+    return AutoFix(torch_itself().own(device))
+
+
+def left_alone(
+    names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
+) -> Iterator[Left]:
+    """Yield the variables that nothing moves: ``a: CuPy, on cuda:0, 1.2 GiB``.
+
+    Arrays of other libraries on another GPU; torch's tensors too, if torch is `unusable`.
+    """
+    for name in names:
+        value = namespace.get(name)
+        if unusable and is_tensor(value):
+            yield Left(name, unusable)
+        elif _is_foreign(type(value)) and not any(each.is_array(value) for each in in_use()):
+            with faults.kept("asking another library's array where it is"):
+                where = device_of(value)
+                # What NumPy has is for the host, and stays there.
+                if where not in (None, "cpu", str(device)):
+                    nbytes = nbytes_of(value) or None
+                    yield Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}")
+
+
+def _is_foreign(kind: type) -> bool:
+    """Whether a class may be of arrays that neither torch nor the notebook has defined."""
+    return str(defined_in(kind)).partition(".")[0] not in ("torch", "builtins", "__main__")

@@ -225,7 +225,7 @@ class CellOnDevices:
             self._run_all(progress)
             seconds = time.perf_counter() - began
             self._failed = False
-            peaks = {memory.device: memory.peak for memory in meter.stop().values()}
+            peaks = {memory.device: memory.peak for memory in meter.stop()}
         came = [self._came[number] for number in sorted(self._came)]
         made, wrong = put_together(self._asked, [variables for _, variables in came])
         self._namespace.update(made)

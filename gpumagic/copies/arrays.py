@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumagic.copies import memo
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
 
 ALIGNMENT = 64
 """Bytes between allocations, as in torch: a multiple of every element size."""
@@ -36,9 +36,9 @@ class Stretch:
 class Arrays:
     """Arrays to copy, each once, by the number that `add` returns."""
 
-    def __init__(self, beside: Beside | None = None) -> None:
+    def __init__(self, others: FrameworksOn | None = None) -> None:
         self.nbytes = self.sent = 0  # sent: to another device
-        self._beside = beside
+        self._others = others
         self._sources: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
@@ -47,11 +47,11 @@ class Arrays:
         """Whether a value is an array that is copied here."""
         if memo.is_array(value, kind):
             return True
-        return self._beside is not None and self._beside.of(value) is not None
+        return self._others is not None and self._others.of(value) is not None
 
     def know(self, kind: type) -> bool:
         """Whether a framework knows a class by its identity, so that it must not be copied."""
-        return self._beside is not None and self._beside.know(kind)
+        return self._others is not None and self._others.know(kind)
 
     def reduce(self, source: Any) -> Any:
         """Return how pickle recreates an array."""
@@ -90,10 +90,10 @@ class Arrays:
 
     def _copied_alone(self, index: int, source: Any, homes: Mapping[int, Any]) -> bool:
         """Copy an array of another framework, if it is one."""
-        framework = self._beside.of(source) if self._beside is not None else None
-        if self._beside is None or framework is None:
+        framework = self._others.of(source) if self._others is not None else None
+        if self._others is None or framework is None:
             return False
-        self._made[index] = framework.copy(source, self._beside.device)
+        self._made[index] = framework.copy(source, self._others.device)
         self.nbytes += framework.nbytes(source)
         self.sent += framework.nbytes(source)
         return True

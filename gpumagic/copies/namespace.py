@@ -29,15 +29,14 @@ from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, re
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
-from gpumagic.frameworks.bring_arrays import Home, bring_all, bring_home
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read
 
 if TYPE_CHECKING:
     import torch
 
-    from gpumagic.moving.plan import Origin
+    from gpumagic.moving.moved import Origin
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
@@ -122,7 +121,7 @@ class CopiedVariables:
     """Make copies, on one device, of the variables that a piece of code reads.
 
     `names` are the code's; functions of the notebook are followed. Tensors are copied to `device`,
-    arrays of other frameworks to the device that `beside` has. With `in_place` nothing is copied:
+    arrays of other frameworks to the device that `others` has. With `in_place` nothing is copied:
     the variables are moved to the device, until `close`. `stays` decides what else is shared.
     Raises GpuError for a variable that cannot be copied, with what to type instead, and
     torch.OutOfMemoryError; then nothing is left behind.
@@ -134,7 +133,7 @@ class CopiedVariables:
         names: Iterable[str],
         device: torch.device | None,
         *,
-        beside: Beside | None = None,
+        others: FrameworksOn | None = None,
         function: Callable[..., Any] | None = None,
         in_place: bool = False,
         stays: Callable[[Any], bool] | None = None,
@@ -151,7 +150,7 @@ class CopiedVariables:
         history = [namespace[name] for name in _HISTORY if name in namespace]
         known = (n for n in names if n in namespace and n != "__builtins__")
         self._names = [n for n in known if not any(namespace[n] is h for h in history)]
-        self._beside = beside
+        self._others = others
         self._blocks: Arrays | None = None
         self._in_place = ExitStack()  # moves variables back
         self._module: types.ModuleType | None = None
@@ -165,8 +164,8 @@ class CopiedVariables:
                 from gpumagic.moving.move import wait_for
 
                 wait_for(device)
-            if beside is not None:
-                beside.wait()
+            if others is not None:
+                others.wait()
             self.seconds = clock() - start
         except BaseException:
             self.close()  # moves variables back, whenever an interrupt came
@@ -210,10 +209,10 @@ class CopiedVariables:
 
     def _new_blocks(self) -> Arrays:
         if torch_here() is None:
-            return Arrays(self._beside)
+            return Arrays(self._others)
         from gpumagic.copies.storages import StorageCopier
 
-        return StorageCopier(self._beside)
+        return StorageCopier(self._others)
 
     def _make(self, copier: Copier, device: torch.device | None) -> None:
         values = {name: self._namespace[name] for name in self._names}
@@ -274,15 +273,15 @@ class CopiedVariables:
         variables = list(variables_read(names, space))
         if device is not None:
             self._bring_tensors(variables, device)
-        if self._beside is not None:
-            self._bring_arrays(variables, self._beside)
+        if self._others is not None:
+            self._bring_arrays(variables, self._others)
 
-    def _bring_arrays(self, variables: list[tuple[str, Any]], beside: Beside) -> None:
+    def _bring_arrays(self, variables: list[tuple[str, Any]], others: FrameworksOn) -> None:
         space = self._namespace
-        for framework in beside.frameworks:
-            origins: dict[str, Home] = {}
-            self._in_place.callback(bring_home, framework, space, origins)
-            moves = bring_all(framework, variables, beside.device, space, origins)
+        for framework in others.frameworks:
+            origins: list[tuple[Any, Origin]] = []
+            self._in_place.callback(framework.home, space, origins)
+            moves = framework.move(variables, others.device, space, origins)
             self.nbytes += moves.nbytes
             self.notes += tuple(f"{one.name} stays where it is: {one.reason}" for one in moves.left)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpumagic.copies.arrays import ALIGNMENT, Arrays, Stretch, memory, reach
 from gpumagic.copies.memo import Uncopied
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.plan import bytes_of
 from gpumagic.usercode.values import own
@@ -30,8 +30,8 @@ _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 class StorageCopier(Arrays):
     """Tensors and arrays to copy, each once, by the number that `add` returns."""
 
-    def __init__(self, beside: Beside | None = None) -> None:
-        super().__init__(beside)
+    def __init__(self, others: FrameworksOn | None = None) -> None:
+        super().__init__(others)
         self._finished: dict[int, Any] = {}
         self._token: Tensor | None = None  # the root of tensors that autograd tracks
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.copies.namespace import CopiedVariables
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.values import torch_here
 
@@ -43,13 +43,13 @@ class Trial:
         namespace: dict[str, Any],
         values: Mapping[str, Any],
         *,
-        beside: Beside | None = None,
+        others: FrameworksOn | None = None,
         in_place: bool,
         clock: Callable[[], float],
     ) -> None:
         self.device = device
-        self.where = str(device if beside is None else beside.device)
-        self._beside = beside
+        self.where = str(device if others is None else others.device)
+        self._others = others
         self._program, self._values = program, values
         ours = (*values, FUNCTION)  # found by a nested comparison
         self._before = {n: namespace[n] for n in ours if n in namespace} if in_place else None
@@ -59,7 +59,7 @@ class Trial:
             namespace,
             [name for name in program.reads if name not in values],
             device,
-            beside=beside,
+            others=others,
             function=program.function,
             in_place=in_place,
             clock=clock,
@@ -70,8 +70,8 @@ class Trial:
         space = self.copies.globals
         if self.device is not None:
             place(self.stack, self.device, space)
-        if self._beside is not None:
-            self._beside.place(self.stack)
+        if self._others is not None:
+            self._others.place(self.stack)
         space.update(self._values)
         if self.copies.function is not None:
             space[FUNCTION] = self.copies.function

@@ -168,7 +168,7 @@ def advice(error: BaseException) -> str:
         return _WHERE_BUSY
     said = faults.in_words(error)
     found = next((why for text, why in _NO_GPU.items() if text in said), "")
-    if not found:
+    if not found or ("PyTorch" in found and sys.modules["torch"].cuda.is_available()):
         return ""
     first = _ON_CPU.format(found) if "PyTorch" in found else f"{found}; the CPU works"
     if physical_gpus():

@@ -166,7 +166,8 @@ class Confirming:
             trial.set_up()
             trial.first()
             wait_for(self._target)
-            memory = meter.stop().get(self._target.index)
+            where = str(self._target)
+            memory = next((each for each in meter.stop() if each.device == where), None)
             return torch.cuda.memory_allocated(self._target) if memory is None else memory.peak
 
 

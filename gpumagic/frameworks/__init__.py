@@ -1,1 +1,1 @@
-"""Support array frameworks besides torch: JAX, TensorFlow, CuPy."""
+"""Adapt torch, JAX, TensorFlow and CuPy to one contract, `framework.Framework`."""

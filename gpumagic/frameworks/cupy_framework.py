@@ -8,8 +8,8 @@ counted. What `x.set(y)` and `x[:] = y` copy is not seen.
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -18,14 +18,15 @@ import cupy
 from gpumagic import faults
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError, ImplicitCopyError
-from gpumagic.frameworks.framework import Framework, Place, Pool, place_of
+from gpumagic.frameworks.array_framework import ArrayFramework
+from gpumagic.frameworks.framework import Place, Pool, place_of, replace
 from gpumagic.frameworks.watching import Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
+from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_but_one
 from gpumagic.ledger.entry import DISPLAY, PRINT, Count, Entry, Tally
 from gpumagic.usercode.lines import called, in_cell
 
 
-class CuPy(Framework):
+class CuPy(ArrayFramework):
     """Adapt CuPy to the contract of a framework."""
 
     name = "CuPy"
@@ -63,10 +64,9 @@ class CuPy(Framework):
         """Raise GpuError: it has no virtual GPUs."""
         raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
 
-    def place(self, device: Device) -> AbstractContextManager[object]:
+    def place(self, device: Device, **options: Any) -> AbstractContextManager[None]:
         """Make this thread's new arrays on `device`, within the context."""
-        held: AbstractContextManager[object] = self.own(device)
-        return held
+        return _current(self.own(device))
 
     def is_array(self, value: object) -> bool:
         """Whether it is an array of CuPy's."""
@@ -90,7 +90,7 @@ class CuPy(Framework):
         with self.own(device):
             return cupy.array(array)
 
-    def wait(self) -> None:
+    def wait(self, *devices: str) -> None:
         """Wait until the GPUs that it was placed on have finished, and the current one."""
         for ordinal in {*self._used, cupy.cuda.Device().id}:
             cupy.cuda.Device(ordinal).synchronize()
@@ -113,16 +113,22 @@ class CuPy(Framework):
             pool = cupy.get_default_memory_pool()
             return Pool(self.name, int(pool.used_bytes()), None, int(pool.total_bytes()), None)
 
-    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+    def count(
+        self, tally: Tally, strict: bool, *, warn: bool = False
+    ) -> AbstractContextManager[object]:
         """While this holds, count its copies and its reads, by the user's line."""
-
         return CuPyCopies(tally, strict)
+
+
+@contextmanager
+def _current(own: Any) -> Iterator[None]:
+    with own:
+        yield
 
 
 _inside = Inside(cupy, "cupy_")
 # What is called to read an array, and names the host.
 _READING = {"get", "asnumpy"}
-_OFTEN = 16
 
 
 class CuPyCopies:
@@ -151,7 +157,7 @@ class CuPyCopies:
         self._stack.close()
 
     def _stand(self, stack: ExitStack, owner: Any, name: str, run: Callable[..., Any]) -> None:
-        own, real = vars(owner).get(name), getattr(owner, name)
+        real = getattr(owner, name)
 
         def door(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -159,14 +165,7 @@ class CuPyCopies:
                 return real(*args, **kwargs)
             return run(real, *args, **kwargs)
 
-        setattr(owner, name, door)
-
-        @stack.callback
-        def put_back() -> None:
-            if vars(owner).get(name) is door and own is None:
-                delattr(owner, name)  # it is its base class's
-            elif vars(owner).get(name) is door:
-                setattr(owner, name, own)
+        replace(stack, owner, name, door)
 
     def _read(self, real: Callable[..., Any], array: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -177,7 +176,8 @@ class CuPyCopies:
             raise ImplicitCopyError(refusal(count, "name it first: cupy.asnumpy(x)"))
         start = time.perf_counter()
         read = real(array, *args, **kwargs)
-        _add(count, array.nbytes, time.perf_counter() - start)
+        if count is not None:
+            count.add(array.nbytes, time.perf_counter() - start)
         return read
 
     def _made(self, real: Callable[..., Any], given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,7 +189,8 @@ class CuPyCopies:
             there = f"cuda:{made.device.id}"
             if source not in (None, there):
                 count = self._count(sys._getframe(2), str(source), there)
-                _add(count, made.nbytes, time.perf_counter() - start)
+                if count is not None:
+                    count.add(made.nbytes, time.perf_counter() - start)
         return made
 
     def _count(self, frame: FrameType, source: str, there: str, items: int = 0) -> Count | None:
@@ -207,27 +208,11 @@ class CuPyCopies:
         return self._tally.counts.get(key) or self._tally.add(key, new)
 
 
-def _add(count: Count | None, nbytes: int, seconds: float) -> None:
-    if count is not None:
-        count.count += 1
-        count.nbytes += nbytes
-        count.seconds += seconds
-        count.calls += 1
-        count.blocking += count.destination == "cpu"
-
-
 def _advise(entry: Entry) -> Advice | None:
-    """Advise on one entry; None if it is as it should be."""
-    if entry.via == "display" or entry.calls <= entry.sites or entry.calls < _OFTEN:
+    """Advise on reads; None for any other entry."""
+    if entry.destination != "cpu" or entry.via == "print" or entry.calls < OFTEN:
         return None
-    if entry.via == "print":
-        text = "print after the loop; x.shape and x.device print without waiting"
-    elif entry.destination == "cpu":
-        text = (
-            "keep the results on the device and read them once: cupy.asnumpy(cupy.stack(results))"
-        )
-    else:
-        text = "where it is the same each time, bring it there once, before the loop"
+    text = "keep the results on the device and read them once: cupy.asnumpy(cupy.stack(results))"
     return all_but_one(entry, text)
 
 

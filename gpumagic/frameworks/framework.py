@@ -4,14 +4,20 @@ Where an array of any library is, is read by the protocols for exchanging arrays
 of the value: an object that answers every attribute is no array. Nothing is imported.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpumagic.device import Device
 from gpumagic.errors import as_typed
-from gpumagic.ledger.entry import Tally
+from gpumagic.ledger.entry import Memory, Tally
+from gpumagic.moving.moved import Moves, Origin
+
+if TYPE_CHECKING:
+    from gpumagic.mismatch.explanation import Explanation
 
 # The numbers of DLPack's header, dlpack.h. Memory of the host that a GPU can read is the CPU's;
 # what torch calls "cuda" is called so: CUDA, its managed memory, ROCm.
@@ -134,6 +140,8 @@ class Framework(Protocol):
 
     name: str
     """As its people write it: ``"JAX"``."""
+    counts_allocations: bool = False
+    """Whether `peak` sees all that code allocates, so that its variables need not be searched."""
 
     def started(self) -> bool:
         """Whether it has found its devices; before that, other methods may start it."""
@@ -147,11 +155,23 @@ class Framework(Protocol):
     def make_virtual(self, count: int) -> None:
         """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
 
-    def place(self, device: Device) -> AbstractContextManager[object]:
-        """Make new arrays on `device` unless the code names one, within the context."""
+    def place(
+        self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
+    ) -> AbstractContextManager[Any]:
+        """Make new arrays on `device` unless the code names one, within the context.
+
+        With `batches`, batches of the framework's loaders are brought there. Names in `namespace`
+        that were imported from the framework make their arrays there too. The context's value has
+        the bytes of these batches' arrays, `delivered`, and the libraries whose first GPU was
+        `taken` as this one; it is None if the framework does neither.
+        """
 
     def is_array(self, value: object) -> bool:
         """Whether it is an array of this framework, with bytes on a device."""
+
+    def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return the variables that are arrays of this framework, by name."""
+        return [(name, value) for name, value in [*namespace.items()] if self.is_array(value)]
 
     def where(self, array: Any) -> str:
         """Return the device that an array is on, ``"cuda:1"``; several are joined by ``" + "``."""
@@ -159,11 +179,32 @@ class Framework(Protocol):
     def nbytes(self, array: Any) -> int:
         """Return the bytes of its data."""
 
-    def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on another device, or GpuError; an object that can move in place, itself.
+    def move(
+        self,
+        variables: Iterable[tuple[str, Any]],
+        device: Device,
+        namespace: dict[str, Any],
+        origins: list[tuple[Any, Origin]],
+        *,
+        back: bool = False,
+        line: Callable[[], Any] | None = None,
+    ) -> Moves:
+        """Move the arrays of these variables to `device`; GpuError if there is no room.
 
-        JAX itself may move an array that is not `committed`.
+        `origins` receives the origin of each, as it moves; with `back` also its original, if it
+        was copied. Names in `namespace` may be rebound. A long move has a `line`.
         """
+
+    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+        """Keep the origins of arrays that a cell has moved for good."""
+
+    def home(
+        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
+    ) -> Moves:
+        """Move what cells have moved, or only that of `origins`, back to where it was."""
+
+    def away(self, namespace: Mapping[str, Any]) -> list[str]:
+        """Return the variables that are arrays on a GPU."""
 
     def copy(self, array: Any, device: Device) -> Any:
         """Return a new copy on a device, even if the array is there: donating it is harmless."""
@@ -179,8 +220,8 @@ class Framework(Protocol):
         """Whether it knows a class by its identity, so that a copy of the class would not work."""
         return False
 
-    def wait(self) -> None:
-        """Wait until all its devices have finished what they were given."""
+    def wait(self, *devices: str) -> None:
+        """Wait until these devices have finished what they were given; without any, all do."""
 
     def compile_seconds(self) -> float | None:
         """Return the seconds it has compiled since this was first called; None if unknown."""
@@ -188,6 +229,21 @@ class Framework(Protocol):
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes of its arrays on a device now, and their peak if known."""
+
+    def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
+        """Begin to measure memory; return a function that ends it and returns the peaks.
+
+        Devices on which nothing was allocated, or whose peak is unknown, are left out.
+        """
+        before, peak_before = self.allocated(device)
+
+        def stop() -> list[Memory]:
+            allocated, peak = self.allocated(device)
+            # The process's peak, if it is still an earlier cell's, says nothing.
+            known = peak is not None and peak != peak_before
+            return [Memory(str(device), peak or 0, allocated, before)] if known else []
+
+        return stop
 
     def places(self, array: Any) -> list[Place]:
         """Return the pieces of memory of an array: one on each device where it has data."""
@@ -202,11 +258,64 @@ class Framework(Protocol):
     def pool(self, device: Device) -> Pool | None:
         """Return its allocator's figures for a GPU; None if unknown, or if it has not started."""
 
-    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+    def count(
+        self, tally: Tally, strict: bool, *, warn: bool = False
+    ) -> AbstractContextManager[object]:
         """Count its copies between devices and its waits by the user's line, within the context.
 
-        With `strict`, an implicit one raises `ImplicitCopyError` at its line.
+        With `strict`, an implicit one raises `ImplicitCopyError` at its line. With `warn`, a line
+        that repeats them gives a `CrossDeviceWarning`, if the framework can tell in time.
         """
+
+    def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
+        """Explain its error between devices; None for any other, or if it is not certain."""
+        return None
+
+
+@dataclass(frozen=True)
+class FrameworksOn:
+    """Use several frameworks on one device."""
+
+    device: Device
+    frameworks: tuple[Framework, ...] = ()
+
+    def place(self, stack: ExitStack) -> None:
+        """Make this thread's new arrays on the device, until a stack is closed."""
+        for framework in self.frameworks:
+            stack.enter_context(framework.place(self.device))
+
+    def wait(self) -> None:
+        """Wait until all frameworks have finished their work."""
+        for framework in self.frameworks:
+            framework.wait()
+
+    def know(self, kind: type) -> bool:
+        """Whether one of them knows a class by its identity."""
+        return any(framework.knows(kind) for framework in self.frameworks)
+
+    def parts(self, value: object) -> Any:
+        """Return the parts of their own containers, as `Framework.parts` does; None for others."""
+        found = (framework.parts(value) for framework in self.frameworks)
+        return next((split for split in found if split is not None), None)
+
+    def of(self, value: object) -> Framework | None:
+        """Return the framework whose array a value is."""
+        return next((each for each in self.frameworks if each.is_array(value)), None)
+
+
+def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
+    """Replace an attribute until `stack` is closed; what others put there meanwhile stays."""
+    inherited, real = name not in vars(owner), vars(owner).get(name)
+    setattr(owner, name, ours)
+
+    @stack.callback
+    def put_back() -> None:
+        if vars(owner).get(name) is not ours:
+            return
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, real)
 
 
 def too_late(framework: str, there: int, wanted: int) -> str:

@@ -24,37 +24,22 @@ from gpumagic.frameworks import jax_doors
 from gpumagic.frameworks.jax_devices import JaxDevices
 from gpumagic.frameworks.jax_doors import Move
 from gpumagic.frameworks.watching import Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one, keep
+from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_but_one
 from gpumagic.ledger.entry import DISPLAY, LIBRARY, USER, Count, Entry, Tally, kinds
 from gpumagic.usercode.files import module_of
 from gpumagic.usercode.lines import called, in_cell, name_in
 
-_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
-
-_OFTEN = 16
-
 
 def advise(entry: Entry) -> Advice | None:
-    """Advise on one entry; None if it is as it should be."""
-    if entry.via == "display" or entry.within or entry.calls <= entry.sites:
-        return None
-    if not entry.implicit and entry.calls < _OFTEN and not entry.repeats:
-        return None  # one call may copy many arrays
-    if entry.via == "print":
-        text = "print after the loop; x.shape and x.sharding print without waiting"
-    elif entry.operator == "block_until_ready":
+    """Advise on what only JAX does; None for any other entry."""
+    if entry.operator == "block_until_ready":
         text = "wait once, after the loop: jax.block_until_ready(results)"
-    elif entry.operator == "operand":
+        return all_but_one(entry, text) if entry.calls >= OFTEN else None
+    if entry.operator == "operand":
         return _of_operand(entry)
-    elif entry.kind == "wait" or entry.destination == "cpu":
-        text = keep(entry.code, entry.where.source if entry.where else "", "JAX")
-    elif entry.repeats:
+    if entry.repeats and entry.kind == "copy" and entry.destination != "cpu":
         return _the_same(entry)
-    elif entry.nbytes < entry.count * _SMALL:
-        text = "many small copies: put them into one array and copy that"
-    else:
-        return None
-    return all_but_one(entry, text)
+    return None
 
 
 def _of_operand(entry: Entry) -> Advice:

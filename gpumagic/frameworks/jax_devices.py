@@ -6,6 +6,7 @@ virtual GPU k. `jax.devices("gpu")` then returns the virtual GPUs, as on a machi
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax._src import xla_bridge
 
 from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.framework import too_late
+from gpumagic.frameworks.framework import replace, too_late
 
 _GPU = ("gpu", "cuda", "rocm")
 # Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
@@ -25,7 +26,7 @@ class JaxDevices:
 
     def __init__(self) -> None:
         self.virtual = False
-        self._wrapped: dict[str, tuple[Any, Any]] = {}
+        self._patched, self._patches = False, ExitStack()
         devices_changed.append(self._changed)
         self._changed()
 
@@ -75,16 +76,13 @@ class JaxDevices:
     def _changed(self) -> None:
         """Answer for virtual GPUs while there are any."""
         self.virtual = any(device.virtual for device in here(memory=False))
-        for name, position in _ASKED.items():
-            if self.virtual and name not in self._wrapped:
-                real = getattr(jax, name)
-                ours = self._answering(real, position, name.endswith("_count"))
-                setattr(jax, name, ours)
-                self._wrapped[name] = real, ours
-            elif not self.virtual and name in self._wrapped:
-                real, ours = self._wrapped.pop(name)
-                if getattr(jax, name) is ours:
-                    setattr(jax, name, real)
+        if not self.virtual:
+            self._patches.close()
+        elif not self._patched:
+            for name, position in _ASKED.items():
+                ours = self._answering(getattr(jax, name), position, name.endswith("_count"))
+                replace(self._patches, jax, name, ours)
+        self._patched = self.virtual
 
     def _answering(self, real: Callable[..., Any], position: int, counts: bool) -> Any:
         @functools.wraps(real)
@@ -105,7 +103,7 @@ def started() -> bool:
 
 
 def make_virtual(count: int) -> None:
-    """Make `count` devices besides the CPU's; GpuError in one line if JAX has started."""
+    """Make `count` devices, in addition to the CPU's; GpuError if JAX has started."""
     try:
         # This is an error where JAX has started, and starts nothing.
         jax.config.update("jax_num_cpu_devices", count + 1)

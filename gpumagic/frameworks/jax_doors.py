@@ -22,12 +22,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
 from gpumagic import faults
 from gpumagic.errors import CrossDeviceWarning, GpuError
+from gpumagic.frameworks.framework import replace
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 # From a type's beginning to its tp_as_buffer: the head of an object, its size, and 17 words.
@@ -44,19 +45,6 @@ class Move(NamedTuple):
     single: bool  # it has one element
 
 
-class Doorkeeper(Protocol):
-    """Define callbacks before a move or wait; each returns a function to call with the seconds."""
-
-    def copying(self, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Handle copies to devices before they begin; may raise, and nothing is copied."""
-
-    def reading(self, array: Any, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Handle an array's first copy to the host before it begins."""
-
-    def waiting(self, arrays: Sequence[Any]) -> Callable[[float], None] | None:
-        """Handle a wait of the host for arrays before it begins."""
-
-
 class _Parts(NamedTuple):
     client: Any
     array: Any
@@ -66,15 +54,18 @@ class _Parts(NamedTuple):
     scopes: Callable[[], Any]
 
 
-def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> Callable[[], Any]:
-    """Call `keeper` from every patch until `stack` is closed; GpuError if JAX differs inside.
+def stand(counter: Any, stack: ExitStack, *, virtual: bool) -> Callable[[], Any]:
+    """Call `counter` before every copy and wait until `stack` is closed.
+
+    `counter.copying`, `.reading` and `.waiting` may raise, and then nothing is copied; they return
+    a function to call with the seconds, or None. GpuError if JAX differs inside.
 
     Returns a function that tells whether `jax.device_put` or `jax.device_get` runs on this thread.
     """
     try:
         parts = _parts()
         with ExitStack() as placed:
-            _stand(keeper, parts, placed)
+            _stand(counter, parts, placed)
             if virtual:
                 _read_as_on_gpus(parts.array, placed)
             stack.push(placed.pop_all())
@@ -112,34 +103,24 @@ def _leave_out(register: Callable[[str], None]) -> None:
     register(__file__)
 
 
-def _stand(keeper: Doorkeeper, parts: _Parts, stack: ExitStack) -> None:
+def _stand(counter: Any, parts: _Parts, stack: ExitStack) -> None:
     client, array, name = parts.client, parts.array, "batched_copy_array_to_devices_with_sharding"
     put, block = client.batched_device_put, array.block_until_ready
-    _swap(stack, client, "batched_device_put", _door(put, _put(keeper)))
-    _swap(stack, client, name, _door(getattr(client, name), _copied(keeper)))
+    replace(stack, client, "batched_device_put", _door(put, _put(counter)))
+    replace(stack, client, name, _door(getattr(client, name), _copied(counter)))
     blocked = client.batched_block_until_ready
-    _swap(stack, client, "batched_block_until_ready", _door(blocked, keeper.waiting))
-    _swap(stack, array, "block_until_ready", _door(block, lambda one: keeper.waiting([one])))
-    _swap(stack, array, "_value", property(_door(vars(array)["_value"].fget, _read(keeper))))
+    replace(stack, client, "batched_block_until_ready", _door(blocked, counter.waiting))
+    replace(stack, array, "block_until_ready", _door(block, lambda one: counter.waiting([one])))
+    replace(stack, array, "_value", property(_door(vars(array)["_value"].fget, _read(counter))))
     gate = _Gate(parts.pjit._get_fastpath_data, parts.pxla.MeshExecutableFastpathData)
-    _swap(stack, parts.pxla, "MeshExecutableFastpathData", gate.data)
-    _swap(stack, parts.pjit, "_get_fastpath_data", gate.ask)
+    replace(stack, parts.pxla, "MeshExecutableFastpathData", gate.data)
+    replace(stack, parts.pjit, "_get_fastpath_data", gate.ask)
     parts.tables()  # a call that is kept there from before would not come by
 
     @stack.callback
     def forget() -> None:
         if gate.refused:  # what was not kept would come by Python for ever
             parts.tables()
-
-
-def _swap(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
-    real = vars(owner)[name]
-    setattr(owner, name, ours)
-
-    @stack.callback
-    def put_back() -> None:
-        if vars(owner).get(name) is ours:
-            setattr(owner, name, real)
 
 
 def _door(real: Callable[..., Any], ask: Callable[..., Callable[[float], None] | None]) -> Any:
@@ -163,11 +144,11 @@ def _door(real: Callable[..., Any], ask: Callable[..., Callable[[float], None] |
     return door
 
 
-def _put(keeper: Doorkeeper) -> Callable[..., Callable[[float], None] | None]:
+def _put(counter: Any) -> Callable[..., Callable[[float], None] | None]:
     def ask(aval: Any, sharding: Any, xs: Any, devices: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         moves = [m for x, d in zip(xs, devices, strict=False) for m in _one(x, d)]
-        return keeper.copying(moves) if moves else None
+        return counter.copying(moves) if moves else None
 
     return ask
 
@@ -182,7 +163,7 @@ def _one(x: Any, device: Any) -> Iterator[Move]:
     yield Move(source, device, x.nbytes, getattr(x, "val", x), x.size == 1)
 
 
-def _copied(keeper: Doorkeeper) -> Callable[..., Callable[[float], None] | None]:
+def _copied(counter: Any) -> Callable[..., Callable[[float], None] | None]:
     def ask(xs: Any, device_lists: Any, *args: Any) -> Any:
         __tracebackhide__ = True
         moves = [
@@ -191,7 +172,7 @@ def _copied(keeper: Doorkeeper) -> Callable[..., Callable[[float], None] | None]
             for (source, nbytes), device in zip(_shards(x), devices, strict=False)
             if source != device
         ]
-        return keeper.copying(moves) if moves else None
+        return counter.copying(moves) if moves else None
 
     return ask
 
@@ -205,14 +186,15 @@ def _shards(array: Any) -> list[tuple[Any, int]]:
     return [(device, part) for device in sharding._addressable_device_assignment]
 
 
-def _read(keeper: Doorkeeper) -> Callable[[Any], Callable[[float], None] | None]:
+def _read(counter: Any) -> Callable[[Any], Callable[[float], None] | None]:
     def ask(array: Any) -> Callable[[float], None] | None:
         __tracebackhide__ = True
         if array._npy_value is not None or array.is_deleted():  # it has been read
             return None
         shards = _shards(array)[: 1 if array.is_fully_replicated else None]
         moves = [Move(device, None, nbytes, array, array.size == 1) for device, nbytes in shards]
-        return keeper.reading(array, moves)
+        after: Callable[[float], None] | None = counter.reading(array, moves)
+        return after
 
     return ask
 

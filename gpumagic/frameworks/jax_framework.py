@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
@@ -21,9 +21,10 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import jax_devices
+from gpumagic.frameworks.array_framework import ArrayFramework
 from gpumagic.frameworks.framework import Place, Pool, wholes
-from gpumagic.frameworks.jax_devices import JaxDevices, started
 from gpumagic.ledger.entry import Tally
+from gpumagic.mismatch.explanation import Explanation
 
 # Making a jaxpr, lowering it, and compiling; the first may come within one another.
 _COMPILING = "/jax/core/compile/"
@@ -84,28 +85,6 @@ class CompileClock:
         found.append((end - duration_secs, end))
 
 
-def live() -> list[Any]:
-    """List all live arrays, also JAX's own, but none of gpumagic's."""
-    if not started():
-        return []
-    ours = {id(mark) for mark in marks.values()}
-    return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
-
-
-def places(devices: JaxDevices, array: Any) -> list[Place]:
-    """Return the pieces of memory of an array, one for each of its shards in this process."""
-    if array.is_deleted() or not has_data(array):
-        return []
-    # JAX makes an array of each shard, which the array then keeps, and lists it as one that lives.
-    one = array.sharding.num_devices == 1
-    pieces = [array] if one else [shard.data for shard in array.addressable_shards]
-    return [
-        Place(devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
-        for data in pieces
-        if data.nbytes
-    ]
-
-
 def has_data(array: Any) -> bool:
     """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
 
@@ -119,31 +98,12 @@ def has_data(array: Any) -> bool:
     return True
 
 
-def allocated(devices: JaxDevices, device: Device) -> int:
-    """Return the bytes of all arrays on a device; shared memory counts once."""
-    every = wholes(place for array in live() for place in places(devices, array))
-    return sum(place.nbytes for place in {*every.values()} if place.device == str(device))
-
-
-def pool(devices: JaxDevices, device: Device) -> Pool | None:
-    """Return JAX's allocator's figures for a GPU; None for a virtual one, or before JAX started."""
-    if device.virtual or not started():
-        return None
-    try:
-        told = devices.own(device).memory_stats() or {}
-    except GpuError:  # JAX does not see it
-        return None
-    names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
-    used, peak, taken, limit = map(told.get, names)
-    return Pool("JAX", used, peak, taken, limit) if told else None
-
-
 _Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
 # What is looked into without asking here, and what is no container.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 
 
-class Jax:
+class Jax(ArrayFramework):
     """Adapt JAX to the contract of a framework."""
 
     name = "JAX"
@@ -152,7 +112,7 @@ class Jax:
         self._devices = jax_devices.JaxDevices()
         self._barrier = JaxBarrier()
         self._failed = weakref.WeakValueDictionary[int, Any]()
-        self.compile_seconds = CompileClock().seconds
+        self._compiling = CompileClock()
 
     def started(self) -> bool:
         """Whether its backends are there; this starts nothing."""
@@ -173,10 +133,10 @@ class Jax:
         return own if isinstance(own, str) else self._devices.name(own)
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs besides the CPU; GpuError in one line if it is too late."""
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
         jax_devices.make_virtual(count)
 
-    def place(self, device: Device) -> AbstractContextManager[object]:
+    def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         """Make this thread's arrays on `device` unless the code names one, within the context."""
         own = self._devices.own(device)
         # Where that is so, JAX looks nothing up at each call.
@@ -246,14 +206,14 @@ class Jax:
         except Exception:  # noqa: BLE001  its own, which looks into an object that has nothing yet
             return True
 
-    def wait(self) -> None:
+    def wait(self, *devices: str) -> None:
         """Wait until every requested array is there, also unreferenced ones.
 
         Raises a failed array's error once, although the array lives on.
         """
         self._barrier.wait()
         error: Exception | None = None
-        for array in live():
+        for array in self.live():
             if self._failed.get(id(array)) is array:
                 continue
             try:
@@ -264,30 +224,64 @@ class Jax:
         if error is not None:
             raise error
 
+    def compile_seconds(self) -> float:
+        """Return the seconds it has compiled since this was first called."""
+        return self._compiling.seconds()
+
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
-        own = self._devices.own(device)
-        if stats := own.memory_stats():
+        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).
+
+        Memory that arrays share counts once.
+        """
+        if stats := self._devices.own(device).memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
-        return allocated(self._devices, device), None
+        every = wholes(place for array in self.live() for place in self.places(array))
+        return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def places(self, array: Any) -> list[Place]:
-        """The pieces of memory that an array has: one on each device where it has data."""
-        return places(self._devices, array)
+        """Return the pieces of memory of an array, one for each of its shards in this process."""
+        if array.is_deleted() or not has_data(array):
+            return []
+        # JAX makes an array of each shard, which the array then keeps, and lists it as a live one.
+        one = array.sharding.num_devices == 1
+        pieces = [array] if one else [shard.data for shard in array.addressable_shards]
+        return [
+            Place(self._devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
+            for data in pieces
+            if data.nbytes
+        ]
 
     def live(self) -> list[Any]:
-        """List all live arrays, also JAX's own."""
-        return live()
+        """List all live arrays, also JAX's own, but none of gpumagic's."""
+        if not self.started():
+            return []
+        ours = {id(mark) for mark in marks.values()}
+        return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return what JAX has reserved on a GPU; None for a virtual one, or before JAX started."""
-        return pool(self._devices, device)
+        """Return JAX's allocator's figures for a GPU; None if virtual, or before JAX started."""
+        if device.virtual or not self.started():
+            return None
+        try:
+            told = self._devices.own(device).memory_stats() or {}
+        except GpuError:  # JAX does not see it
+            return None
+        names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
+        return Pool(self.name, *map(told.get, names)) if told else None
 
-    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+    def count(
+        self, tally: Tally, strict: bool, *, warn: bool = False
+    ) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line."""
         from gpumagic.frameworks.jax_copies import JaxCopies
 
         return JaxCopies(self._devices, tally, strict)
+
+    def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
+        """Explain JAX's error between devices; None for any other."""
+        from gpumagic.frameworks.jax_mismatch import explain_jax
+
+        return explain_jax(self, error, namespace)
 
 
 def _of_variable(variable: Any) -> _Parts:

@@ -13,8 +13,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from gpumagic.frameworks.jax_copies import changes, is_data, own
-from gpumagic.frameworks.jax_framework import Jax
-from gpumagic.frameworks.known import jax_here
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.syntax import statement
@@ -45,11 +43,12 @@ class _Part:
         return sum(array.nbytes for array in self.arrays) if self.arrays else None
 
 
-def explain_jax(error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
+def explain_jax(
+    framework: Any, error: BaseException, namespace: Mapping[str, Any]
+) -> Explanation | None:
     """Explain an error between JAX's devices; None for any other."""
     for each in errors(error):
         if type(each) is ValueError and str(each).startswith(_SAID):
-            framework = jax_here()
             frames = failed_frames(each.__traceback__)
             said = _said(str(each), framework)
             if not frames or len(said) < 2:
@@ -59,7 +58,7 @@ def explain_jax(error: BaseException, namespace: Mapping[str, Any]) -> Explanati
     return None
 
 
-def _said(message: str, framework: Jax) -> list[str]:
+def _said(message: str, framework: Any) -> list[str]:
     """Return the devices that the message names, each by gpumagic's name."""
     found = []
     for numbers, platform in _DEVICES.findall(message):
@@ -69,7 +68,7 @@ def _said(message: str, framework: Jax) -> list[str]:
     return found
 
 
-def _explain(frame: FailedFrame, said: list[str], framework: Jax) -> Explanation | None:
+def _explain(frame: FailedFrame, said: list[str], framework: Any) -> Explanation | None:
     node = frame.failed
     if node is None:
         return None
@@ -83,7 +82,7 @@ def _explain(frame: FailedFrame, said: list[str], framework: Jax) -> Explanation
     return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
 
 
-def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]:
+def _parts(node: ast.AST, frame: FailedFrame, framework: Any) -> Iterator[_Part]:
     """Yield the largest expressions in a node whose values are, or hold, committed arrays."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _OWN_SCOPES):
@@ -117,7 +116,7 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
             yield _Part(child, text, arrays, device, stays)  # type: ignore[arg-type]
 
 
-def _captured(node: ast.expr, frame: FailedFrame, framework: Jax) -> Iterator[_Part]:
+def _captured(node: ast.expr, frame: FailedFrame, framework: Any) -> Iterator[_Part]:
     """Yield the variables that a lambda captures; they stay, since its arguments can move."""
     if isinstance(node, ast.Lambda):
         own_names = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
@@ -184,12 +183,12 @@ def _fix(
         return None
     names = (ast.Name, ast.Attribute, ast.Subscript)
     alike = (p for p in parts if p not in odd and len(p.arrays) == 1 and isinstance(p.node, names))
-    beside = next((p for p in alike if p.arrays[0] is frame.scope.value(p.node)), None)
-    where = own(target) if beside is None else f"{beside.text}.device"
+    neighbor = next((p for p in alike if p.arrays[0] is frame.scope.value(p.node)), None)
+    where = own(target) if neighbor is None else f"{neighbor.text}.device"
     if "+" in target:  # a copy of the others on each
-        if beside is None or not isinstance(beside.arrays[0].sharding, NamedSharding):
+        if neighbor is None or not isinstance(neighbor.arrays[0].sharding, NamedSharding):
             return None
-        where = f"jax.sharding.NamedSharding({beside.text}.sharding.mesh, "
+        where = f"jax.sharding.NamedSharding({neighbor.text}.sharding.mesh, "
         where += "jax.sharding.PartitionSpec())"
     edit = Edit(frame, stmt)
     if frame.scope.name("jax") is not jax:

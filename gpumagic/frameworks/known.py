@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.device import Device, here, resolve_one
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.framework import Framework
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, of_function, torch_here
@@ -80,6 +80,7 @@ _FINDER: Any = _Finder()
 
 # By the module that people import: the class, which imports it; and packages that build on it.
 _CLASSES = {
+    "torch": ("gpumagic.frameworks.torch_framework", "Torch"),
     "jax": ("gpumagic.frameworks.jax_framework", "Jax"),
     "tensorflow": ("gpumagic.frameworks.tensorflow_framework", "TensorFlow"),
     "cupy": ("gpumagic.frameworks.cupy_framework", "CuPy"),
@@ -95,8 +96,24 @@ _BLOCKS = {"body", "orelse", "finalbody", "handlers", "cases"}
 
 
 def imported() -> list[Framework]:
-    """Return the frameworks that this process has imported."""
-    return [_made(module) for module in _CLASSES if module in sys.modules]
+    """Return the frameworks other than torch that this process has imported."""
+    return [_made(module) for module in _PACKAGES if module in sys.modules]
+
+
+def in_use() -> list[Framework]:
+    """Return the frameworks that this process has imported, torch first."""
+    return [*(() if torch_here() is None else [torch_itself()]), *imported()]
+
+
+def counted_here() -> list[Framework]:
+    """Return the frameworks whose copies a watch counts: imported ones, and torch if installed."""
+    installed = torch_here() is not None or find_spec("torch") is not None
+    return [*([torch_itself()] if installed else ()), *imported()]
+
+
+def torch_itself() -> Framework:
+    """Return torch, importing it."""
+    return _made("torch")
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
@@ -107,7 +124,7 @@ def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
     """
     return [
         _made(module)
-        for module in _CLASSES
+        for module in _PACKAGES
         if (named & _PACKAGES[module] and _importable(module))
         or (module in sys.modules and holds(namespace, _PACKAGES[module]))
     ]
@@ -129,8 +146,8 @@ def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool =
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of imported frameworks by name: ``{"JAX": "0.10.2"}``."""
-    there = [module for module in _CLASSES if module in sys.modules]
+    """Return the versions of `imported` by name: ``{"JAX": "0.10.2"}``."""
+    there = [module for module in _PACKAGES if module in sys.modules]
     return {_made(m).name: str(getattr(sys.modules[m], "__version__", "")) for m in there}
 
 
@@ -160,7 +177,7 @@ def _importable(module: str) -> bool:
 
 def make_virtual(count: int) -> None:
     """Have each framework make so many virtual GPUs, now or once it is imported."""
-    for module in _CLASSES:
+    for module in _PACKAGES:
 
         def make(module: str = module) -> None:
             with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
@@ -225,6 +242,17 @@ class Needed:
             return cls(ast.parse(text), namespace)
         return cls(None, namespace)
 
+    @property
+    def frameworks(self) -> tuple[Framework, ...]:
+        """The frameworks to place code for, torch first."""
+        return (*((torch_itself(),) if self.torch else ()), *self.others)
+
+    def check(self, what: str) -> None:
+        """Raise GpuError if there is no framework for `what`."""
+        if not self.torch and not self.others:
+            with torch_needed(f"{what} (of none of JAX, TensorFlow, CuPy)"):
+                importlib.import_module("torch")
+
     def find(self, where: object) -> Device:
         """Return the one device that `where` names, or raise `GpuError`."""
         memory = "free" in str(where)
@@ -252,11 +280,7 @@ class Needed:
 
     def of_torch(self, device: Device) -> torch.device | None:
         """Return torch's object for the device; None if the code does not use torch."""
-        if not self.torch:
-            return None
-        from gpumagic.placement import torch_devices
-
-        return torch_devices.as_torch(device)
+        return torch_itself().own(device) if self.torch else None
 
     def _of_others(self, memory: bool) -> list[Device]:
         found = here(memory=memory)

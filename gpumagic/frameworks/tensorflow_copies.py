@@ -25,67 +25,39 @@ from tensorflow.python.framework import kernels, op_callbacks, op_def_registry
 
 from gpumagic import faults
 from gpumagic.errors import ImplicitCopyError
+from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.tensorflow_devices import TensorFlowDevices
 from gpumagic.frameworks.tensorflow_graphs import Graphs
 from gpumagic.frameworks.watching import PRINTING, Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one, keep
+from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_of_them
 from gpumagic.ledger.entry import DISPLAY, LIBRARY, USER, Count, Entry, Tally, kinds
 from gpumagic.usercode.files import module_of
 
-_OFTEN = 16
-_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
 _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an error"
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Advise on one entry; None if it is as it should be."""
+    """Advise on what only TensorFlow does; None for any other entry."""
     if entry.kind == "placement":
         return Advice(f"{fell(entry)}: {_SOFT}", 0, 0.0, "")
-    if entry.via == "display" or entry.calls <= entry.sites:
-        return None
     if entry.operator == "operand":
-        return _all(entry, f"{_whose(entry)}: make it there, or put it there once, {_put(entry)}")
+        put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
+        where = "NumPy's, or on the CPU" if entry.source == "cpu" else f"on {entry.source}"
+        text = f"an operand is {where}: make it there, or put it there once, {put}"
+        return all_of_them(entry, text)
     if entry.operator == "tf.function":
         text = f"each call copies it: give the function what is on {entry.destination}"
-        return _all(entry, f"{text}, and make its variables there")
-    if entry.calls < _OFTEN:
-        return None
-    return _of_many(entry)
-
-
-def _of_many(entry: Entry) -> Advice | None:
-    if entry.operator == "batch":
+        return all_of_them(entry, f"{text}, and make its variables there")
+    if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
         return Advice(f"ds = ds.apply({there}) copies ahead", 0, 1.0, "at most: all of it")
-    if entry.via == "print":
-        text = "print after the loop; x.shape and x.device print without waiting"
-    elif entry.kind == "wait" or entry.destination == "cpu":
-        text = keep(entry.code, entry.where.source if entry.where else "", "TensorFlow")
-    elif entry.nbytes < entry.count * _SMALL:
-        text = "many small copies: put them into one tensor and copy that"
-    else:
-        return None
-    return all_but_one(entry, text)
-
-
-def _all(entry: Entry, text: str) -> Advice:
-    return Advice(text, entry.count, 1.0, "the time of all of them")
+    return None
 
 
 def fell(entry: Entry) -> str:
     """``"asked for GPU:7, is on the CPU"``."""
     where = "the CPU" if entry.destination == "cpu" else entry.destination
     return f"asked for {own(entry.source)[1:]}, is on {where}"
-
-
-def _whose(entry: Entry) -> str:
-    if entry.source == "cpu":
-        return "an operand is NumPy's, or on the CPU"
-    return f"an operand is on {entry.source}"
-
-
-def _put(entry: Entry) -> str:
-    return f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
 
 
 def own(device: str) -> str:
@@ -185,15 +157,10 @@ class TensorFlowCopies:
             start = time.perf_counter()
             read = real(tensor)
             if count is not None:
-                _add(count, _size(tensor), time.perf_counter() - start)
+                count.add(_size(tensor), time.perf_counter() - start)
             return read
 
-        owner._numpy = _numpy
-
-        @stack.callback
-        def put_back() -> None:
-            if owner._numpy is _numpy:
-                owner._numpy = real
+        replace(stack, owner, "_numpy", _numpy)
 
     def _read_of(self, tensor: Any) -> Count | None:
         """Return how a tensor's read by the host counts; None for one in the host's memory."""
@@ -285,7 +252,7 @@ class TensorFlowCopies:
         implicit = kind in ("operand", "tf.function")
         count = self._count("copy", kind, source, destination, call, implicit)
         count.unsized |= nbytes is None
-        _add(count, nbytes or 0, 0.0)
+        count.add(nbytes or 0, 0.0)
         return count
 
     def _soft(self, ran_on: str, results: Sequence[Any], operands: Sequence[Any]) -> Count | None:
@@ -305,7 +272,7 @@ class TensorFlowCopies:
             return None
         ends = self._devices.name(f"/device:{wanted}"), self._devices.name(ran_on)
         count = self._count("placement", "soft placement", *ends, call, True)
-        _add(count, sum(map(_size, results)), 0.0)
+        count.add(sum(map(_size, results)), 0.0)
         return count
 
     def _count(
@@ -368,14 +335,6 @@ def _note(table: dict[Any, "weakref.ref[Any]"], key: Any, tensor: Any) -> None:
 
 def _size(tensor: Any) -> int:
     return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
-
-
-def _add(count: Count, nbytes: int, seconds: float) -> None:
-    count.count += 1
-    count.nbytes += nbytes
-    count.seconds += seconds
-    count.calls += 1
-    count.blocking += count.destination == "cpu"
 
 
 def _refusal(count: Count) -> str:

@@ -9,13 +9,14 @@ import functools
 import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import tensorflow as tf
 
 from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.framework import too_late
+from gpumagic.frameworks.framework import replace, too_late
 
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 # TensorFlow's own, before anything stands in front of it.
@@ -31,8 +32,7 @@ class TensorFlowDevices:
 
     def __init__(self) -> None:
         self.virtual = 0
-        # What stands in for TensorFlow's own: the owner, its name, its own, ours.
-        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        self._patched, self._patches = False, ExitStack()
         devices_changed.append(self._changed)
         self._changed()
 
@@ -70,17 +70,13 @@ class TensorFlowDevices:
     def _changed(self) -> None:
         """Replace TensorFlow's own functions while GPUs are virtual."""
         self.virtual = sum(device.virtual for device in here(memory=False))
-        if self.virtual and not self._wrapped:
+        if not self.virtual:
+            self._patches.close()
+        elif not self._patched:
             for owner, name, wrap in self._stand_ins():
                 real = getattr(owner, name)
-                ours = functools.wraps(real)(wrap(real))
-                setattr(owner, name, ours)
-                self._wrapped.append((owner, name, real, ours))
-        elif not self.virtual:
-            while self._wrapped:
-                owner, name, real, ours = self._wrapped.pop()
-                if getattr(owner, name) is ours:
-                    setattr(owner, name, real)
+                replace(self._patches, owner, name, functools.wraps(real)(wrap(real)))
+        self._patched = bool(self.virtual)
 
     def _stand_ins(self) -> list[tuple[Any, str, _Wrap]]:
         found: list[tuple[Any, str, _Wrap]] = [(tf, "device", self._on)]
@@ -145,7 +141,7 @@ class TensorFlowDevices:
 
 
 def make_virtual(count: int) -> None:
-    """Make `count` logical devices besides the CPU's; GpuError if TensorFlow has started."""
+    """Make `count` logical devices after the CPU's; GpuError if TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     each = tf.config.LogicalDeviceConfiguration()
     try:

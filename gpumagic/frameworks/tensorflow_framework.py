@@ -4,9 +4,13 @@ Of TensorFlow's private parts, `context.context()` is touched for the device sco
 between two hooks, where no `with` can stand.
 """
 
+from __future__ import annotations
+
+import ast
 import gc
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -16,8 +20,11 @@ from tensorflow.python.eager import context
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import tensorflow_devices
-from gpumagic.frameworks.framework import Framework, Place, Pool
+from gpumagic.frameworks.array_framework import ArrayFramework
+from gpumagic.frameworks.framework import Place, Pool
 from gpumagic.ledger.entry import Tally
+from gpumagic.mismatch.explanation import Explanation, Operand, expression
+from gpumagic.usercode.frames import errors, failed_frames
 
 _STAYS = (
     "a tf.Variable stays where it was made; make it in this cell, or give the cell a copy: "
@@ -27,11 +34,16 @@ _MODEL_STAYS = (
     "its variables stay where they were made; make it in this cell, or copy it here: "
     "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 )
+_SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
+_WHY = (
+    "XLA, with which Keras compiles by itself, ran it on {ran} and reaches no variable elsewhere: "
+    "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
+)
 # Bits, so that what counts as two pieces of memory never overlaps.
 _APART = 48
 
 
-class TensorFlow(Framework):
+class TensorFlow(ArrayFramework):
     """Adapt TensorFlow, and Keras if imported, to the contract of a framework."""
 
     name = "TensorFlow"
@@ -54,11 +66,11 @@ class TensorFlow(Framework):
         return tf.device(self._devices.own(device))
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs besides the CPU; GpuError in one line if it is too late."""
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
         tensorflow_devices.make_virtual(count)
 
     @contextmanager
-    def place(self, device: Device) -> Iterator[None]:
+    def place(self, device: Device, **options: Any) -> Iterator[None]:
         """Make this thread's tensors on `device` unless the code names one, within the context."""
         name = self._devices.own(device)
         now = context.context()
@@ -117,7 +129,7 @@ class TensorFlow(Framework):
         made = tf.nest.flatten(value, expand_composites=True)
         return made, lambda new: tf.nest.pack_sequence_as(value, new, expand_composites=True)
 
-    def wait(self) -> None:
+    def wait(self, *devices: str) -> None:
         """Wait until all its devices have finished what they were given."""
         tf.test.experimental.sync_devices()
 
@@ -156,11 +168,17 @@ class TensorFlow(Framework):
         used, peak = self.allocated(device)
         return Pool(self.name, used, peak, None, None)
 
-    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+    def count(
+        self, tally: Tally, strict: bool, *, warn: bool = False
+    ) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line."""
         from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies
 
         return TensorFlowCopies(self._devices, tally, strict)
+
+    def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
+        """Explain that XLA reaches no variable on another device; None for any other error."""
+        return _explain(self, error, namespace)
 
 
 def _subclasses(kind: type) -> Iterator[type]:
@@ -201,3 +219,30 @@ def _model_like(value: Any) -> Any:
     if value.compiled:
         made.compile_from_config(value.get_compile_config())
     return made
+
+
+def _explain(
+    framework: TensorFlow, error: BaseException, namespace: Mapping[str, Any]
+) -> Explanation | None:
+    """Explain which variables are on another device; None for any other error, or if none is."""
+    for each in errors(error):
+        said = _SAID.search(str(each))
+        frames = failed_frames(each.__traceback__) if said else []
+        if said is None or not frames or (node := frames[0].failed) is None:
+            continue
+        there, ran = map(framework.name_of, said.groups())
+        frame = frames[0]
+        frame.scope.outer = {**namespace, **frame.scope.outer}
+        rows: dict[str, Operand] = {}
+        for part in ast.walk(node):
+            if not isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
+                continue
+            value, name = frame.scope.value(part), frame.text(part)
+            if framework.is_array(value) and framework.where(value) == there:
+                about = type(value).__name__
+                nbytes = framework.nbytes(value)
+                rows[name] = Operand(name, (there,), nbytes, about, odd=True)
+        if rows:
+            why = _WHY.format(ran=ran, there=there)
+            return Explanation(*expression(frame, node), tuple(rows.values()), None, why)
+    return None

@@ -1,35 +1,110 @@
-"""Count the copies of other frameworks in `gpumagic.watch`, by the user's call."""
+"""Watch a stretch of code with `gpumagic.watch()`; find the user's call of an array framework."""
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic import faults
 from gpumagic.device import here
-from gpumagic.frameworks.known import imported
+from gpumagic.frameworks.framework import Framework
+from gpumagic.frameworks.known import counted_here
+from gpumagic.ledger import ledger_view
 from gpumagic.ledger.advice import what
-from gpumagic.ledger.entry import LIBRARY, PRINT, Count, Tally, locate, of_thread
-from gpumagic.ledger.watch import BESIDE
-from gpumagic.ledger.watch import watch as watch
+from gpumagic.ledger.entry import LIBRARY, PRINT, Count, Entry, Ledger, Tally, locate, of_thread
 from gpumagic.usercode.files import is_ours
 from gpumagic.usercode.lines import in_cell, line_at
 
 
-@contextmanager
-def _counting(tally: Tally, strict: bool) -> Iterator[None]:
-    """Count the copies and waits of all imported frameworks."""
-    with ExitStack() as stack:
-        others = imported()
-        tally.virtual |= bool(others) and any(gpu.virtual for gpu in here(memory=False))
-        for framework in others:
-            with faults.kept(f"starting the ledger of {framework.name}"):
-                stack.enter_context(framework.count(tally, strict))
-        yield
+class watch:
+    """Count every copy between devices and every wait for one: ``with gpumagic.watch() as w:``.
 
+    It counts the code within, also in threads that the code starts and in nested watches: of torch,
+    and of JAX, TensorFlow and CuPy once they are imported. Nothing is counted outside of a watch,
+    and a watch counts only its own thread or task.
 
-BESIDE.append(_counting)
+    Parameters
+    ----------
+    strict : bool
+        Raise `ImplicitCopyError` at the first copy or wait that is implicit.
+    warn : bool, default True
+        Give a `CrossDeviceWarning` once for each line where torch's tensors are copied or waited
+        for again and again.
+    frameworks : sequence of Framework, optional
+        Count these only.
+
+    Examples
+    --------
+    >>> with gpumagic.watch() as w:
+    ...     for x in batches:
+    ...         total += net(x.to("cuda:0")).sum().item()
+    >>> w.ledger.transfers, w.ledger.waits, w.ledger.nbytes
+    (10, 10, 81920)
+    >>> w
+    10 transfers: 80.0 KiB to cuda:0; 10 waits at line 3: `net(x.to("cuda:0")).sum().item()`
+    """
+
+    def __init__(
+        self,
+        *,
+        strict: bool = False,
+        warn: bool = True,
+        frameworks: Sequence[Framework] | None = None,
+    ) -> None:
+        self._strict, self._warn, self._frameworks = strict, warn, frameworks
+        self._counting: ExitStack | None = None
+        self._tally = Tally()
+        self.complete = True
+        """Whether no framework's counter failed to start."""
+
+    def start(self) -> "watch":
+        """Begin to count. `stop` must be called, by any thread."""
+        if self._counting is not None:
+            raise RuntimeError("this watch runs already")
+        self._tally, self.complete = Tally(), True
+        counted = counted_here() if self._frameworks is None else self._frameworks
+        if any(framework.name != "torch" for framework in counted):
+            self._tally.virtual = any(gpu.virtual for gpu in here(memory=False))
+        with ExitStack() as stack:
+            for framework in counted:
+                try:
+                    counter = framework.count(self._tally, self._strict, warn=self._warn)
+                    stack.enter_context(counter)
+                except Exception as error:  # noqa: BLE001  the others count
+                    faults.keep(f"starting the ledger of {framework.name}", error)
+                    self.complete = False
+            self._counting = stack.pop_all()
+        return self
+
+    def stop(self) -> None:
+        """Stop counting; calling it twice does no harm."""
+        counting, self._counting = self._counting, None
+        if counting is not None:
+            counting.close()
+
+    def __enter__(self) -> "watch":
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was counted, up to now if it still runs."""
+        tally = self._tally
+        return tally.ledger() if tally.counts else Ledger(virtual=tally.virtual)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The ledger's entries."""
+        return self.ledger.entries
+
+    def __repr__(self) -> str:
+        return ledger_view.line(self.ledger) or ledger_view.NOTHING
+
+    def _repr_html_(self) -> str:
+        return self.ledger._repr_html_()
 
 
 PRINTING = {"__repr__", "__str__", "__format__"}

@@ -7,6 +7,7 @@ copy that names its device, a value that is read or printed now and then, a libr
 import ast
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -120,16 +121,18 @@ _MADE_ON_HOST = re.compile(
 )
 _PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True)"
 _SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
-_OVERLAP = "at most: all of it, if it runs beside the computation"
+_OVERLAP = "at most: all of it, if it runs during the computation"
 # Calls at one line. A value that is read once in each of a few epochs is no crawl.
-_OFTEN = 16
+OFTEN = 16
 # Copies that name their device are the user's to make; so many to the host at one line are a log
 # that is read value by value.
 _EXPLICIT = 100
 SILENT = ("index", "operand", "tf.function")
 """Operators that copy silently each time: the second time is one too many."""
-ADVISERS: dict[str, Callable[[Entry], Any]] = {}
-"""Functions that advise about another framework's arrays, by `Entry.framework`."""
+ADVISERS: defaultdict[str, "Callable[[Entry], Advice | None]"] = defaultdict(
+    lambda: lambda entry: None
+)
+"""Functions that advise on what only one framework does, by `Entry.framework`."""
 
 
 @dataclass(frozen=True)
@@ -144,21 +147,41 @@ class Advice:
 
 def advise(entry: Entry) -> Advice | None:
     """Advise on one entry; None if it is as it should be."""
-    if entry.framework:
-        adviser = ADVISERS.get(entry.framework)
-        return adviser(entry) if adviser else None
     many = entry.calls > entry.sites
+    if entry.framework:
+        return _of_arrays(entry) if many or entry.kind == "placement" else None
     if entry.via in ("display", "backward"):
         return None
     if entry.within:
         checks = many and entry.within.startswith("torch.distributions")
-        return _all(entry, _CHECKS) if checks else None
+        return all_of_them(entry, _CHECKS) if checks else None
     if entry.operator == "index" and entry.kind == "copy":
         text = f"the index lies on the CPU; bring it once: index = index.to('{entry.destination}')"
         return all_but_one(entry, text)
     if entry.kind == "wait":
         return _of_wait(entry) if many else None
     return _of_copy(entry) if many else None
+
+
+def _of_arrays(entry: Entry) -> Advice | None:
+    """Advise on arrays of another framework than torch."""
+    if entry.via == "display" or (entry.within and entry.framework == "JAX"):
+        return None
+    if (advice := ADVISERS[entry.framework](entry)) is not None:
+        return advice
+    # One call of JAX may copy many arrays; what it copies implicitly is one too many.
+    if entry.calls < OFTEN and not (entry.framework == "JAX" and entry.implicit):
+        return None
+    if entry.via == "print":
+        where = "sharding" if entry.framework == "JAX" else "device"
+        text = f"print after the loop; x.shape and x.{where} print without waiting"
+    elif entry.kind == "wait" or entry.destination == "cpu":
+        text = _keep(entry)
+    elif entry.nbytes < entry.count * _SMALL:
+        text = "many small copies: put them into one array and copy that"
+    else:
+        return None
+    return all_but_one(entry, text)
 
 
 def is_crawl(entry: Entry) -> bool:
@@ -170,12 +193,13 @@ def is_crawl(entry: Entry) -> bool:
     if not entry.implicit:
         return entry.destination == "cpu" and entry.count >= _EXPLICIT
     silent = entry.operator in SILENT and entry.kind == "copy"
-    return entry.calls >= (2 if silent else _OFTEN)
+    return entry.calls >= (2 if silent else OFTEN)
 
 
 def _keep(entry: Entry) -> str:
     batches = entry.kind == "copy" and entry.nbytes > entry.count * _NUMBER
-    return keep(entry.code, entry.where.source if entry.where else "", batches=batches)
+    source = entry.where.source if entry.where else ""
+    return keep(entry.code, source, entry.framework, batches=batches and not entry.framework)
 
 
 def _of_wait(entry: Entry) -> Advice | None:
@@ -189,7 +213,7 @@ def _of_wait(entry: Entry) -> Advice | None:
         text = "wait once, after the loop"
     else:
         text = _BY_SIZE.get(entry.operator, _ONCE if "unique" in entry.operator else _MASK)
-        return _all(entry, text)
+        return all_of_them(entry, text)
     return all_but_one(entry, text)
 
 
@@ -214,7 +238,7 @@ def _of_brought(entry: Entry) -> Advice | None:
         return all_but_one(entry, f"{text} once")
     if _MADE_ON_HOST.search(entry.code):
         text = f"make it there: device='{entry.destination}' instead of .to"
-        return _all(entry, text)
+        return all_of_them(entry, text)
     if entry.nbytes < entry.count * _SMALL:
         return all_but_one(entry, "many small copies: put them into one tensor and copy that")
     if entry.blocking:
@@ -224,7 +248,8 @@ def _of_brought(entry: Entry) -> Advice | None:
     return None
 
 
-def _all(entry: Entry, text: str) -> Advice:
+def all_of_them(entry: Entry, text: str) -> Advice:
+    """Advise to make none of the calls."""
     return Advice(text, entry.count, 1.0, "the time of all of them")
 
 
@@ -280,8 +305,8 @@ def _is_scalar_of_host(tensor: Any) -> bool:
 
 def _is_time(count: Count) -> bool:
     if count.how == PRINT:
-        return count.calls + 1 >= _OFTEN and here.counted != here.serial
-    return count.count + 1 >= (2 if count.operator == "index" and count.copy else _OFTEN)
+        return count.calls + 1 >= OFTEN and here.counted != here.serial
+    return count.count + 1 >= (2 if count.operator == "index" and count.copy else OFTEN)
 
 
 def what(count: Count) -> str:

@@ -7,12 +7,13 @@ operators, and the one that prints a tensor, are wrapped too.
 
 import functools
 import itertools
+import os
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ import torch._tensor_str
 
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
+from gpumagic.ledger.advice import Alarm
 from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS, After, Kernel, counted
+from gpumagic.ledger.entry import Tally
 from gpumagic.usercode.files import is_ours, unseen
 
 
@@ -238,3 +241,42 @@ def _key() -> str | None:
     if torch.cuda.device_count():
         return "CUDA"
     return "MPS" if torch.backends.mps.is_available() else None
+
+
+_running = threading.RLock()
+
+
+@contextmanager
+def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
+    """Count within the context, also in threads that the code starts and in nested ones.
+
+    It may be left by any thread.
+    """
+    outer = attribute.current.get()
+    while outer is not None and not outer.live:  # a suspended generator's may end in any order
+        outer = outer.outer
+    alarm = Alarm(strict=strict) if strict or warn else None
+    active = attribute.ActiveWatch(tally, alarm, strict, outer)
+    try:
+        with _running:
+            attribute.running = (*attribute.running, active)
+        # What is idle is taken out only while nothing runs, so this comes after.
+        attribute.current.set(active)
+        tally.virtual |= install()
+        yield
+    finally:
+        active.live = False
+        with _running:
+            attribute.running = tuple(w for w in attribute.running if w is not active)
+        if attribute.current.get() is active:
+            attribute.current.set(active.outer)
+
+
+def _forget() -> None:
+    attribute.running = ()
+    attribute.current.set(None)
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked worker of a DataLoader is no part of the watched code.
+    os.register_at_fork(after_in_child=_forget)

@@ -263,6 +263,14 @@ class Count:
     untimed: bool = False
     unsized: bool = False
 
+    def add(self, nbytes: int, seconds: float) -> None:
+        """Count one call; the host waits for a copy to it."""
+        self.count += 1
+        self.nbytes += nbytes
+        self.seconds += seconds
+        self.calls += 1
+        self.blocking += self.destination == "cpu"
+
     def look_at(self, tensor: Any, host: Any) -> None:
         """Note whether a copy copies what the last one did, and from or to pinned memory."""
         version = None if tensor.is_inference() else tensor._version

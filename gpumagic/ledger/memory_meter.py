@@ -22,9 +22,9 @@ class MemoryMeter:
             self._before[index] = allocated, allocations
         _running.append(self)
 
-    def stop(self) -> dict[int, Memory]:
-        """Return the memory of each device with allocations since `start`, by CUDA ordinal."""
-        found = {}
+    def stop(self) -> list[Memory]:
+        """Return the memory of each device with allocations since `start`."""
+        found = []
         if self in _running:
             _running.remove(self)
         for index, (allocated, peak, allocations) in _read_memory():
@@ -32,7 +32,7 @@ class MemoryMeter:
             if allocations != allocations_before:
                 peak = max(peak, self._peaks.get(index, 0))
                 made = allocations - allocations_before
-                found[index] = Memory(f"cuda:{index}", peak, allocated, before, made)
+                found.append(Memory(f"cuda:{index}", peak, allocated, before, made))
         return found
 
 

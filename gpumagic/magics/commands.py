@@ -292,10 +292,10 @@ class GpuMagics(Magics):
 
 def _moved_back(namespace: dict[str, Any]) -> str:
     """Move back what cells moved to a device, and return the line that says so."""
-    from gpumagic.cell.begin import bring_all_home
     from gpumagic.display.units import some
+    from gpumagic.frameworks.public import bring_home
 
-    home, there = bring_all_home(namespace)
+    home, there = bring_home(namespace)
     nothing = "nothing to move back: all that cells moved to a device is back or gone"
     done = home.back if home.moved else nothing
     made = some(there)

@@ -84,12 +84,12 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     GpuError where tensors that were made there would be lost; not with `force`.
     """
     from gpumagic import virtual
-    from gpumagic.cell.begin import bring_all_home
+    from gpumagic.frameworks.public import bring_home
 
     if not virtual.enabled():
         print("there were no virtual GPUs")
         return
-    home, made = bring_all_home(cells.shell.user_ns)
+    home, made = bring_home(cells.shell.user_ns)
     if home.moved:
         print(home.back)
     alive = virtual.live_tensors()

@@ -106,7 +106,7 @@ class Explaining:
 
     def _between_devices(self, error: Any) -> Any:
         with self._not_timed():
-            from gpumagic.frameworks.explain_error import explain
+            from gpumagic.frameworks.public import explain
 
             return explain(error)
 

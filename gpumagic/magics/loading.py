@@ -110,6 +110,7 @@ _matcher: Any = context_matcher()(_complete)
 FORGET = (
     ("gpumagic.ledger.dispatch", "uninstall"),
     ("gpumagic.moving.move", "forget_origins"),
+    ("gpumagic.frameworks.array_framework", "forget_origins"),
     ("gpumagic.memory.allocator", "forget"),
     ("gpumagic.memory.holders_by_name", "forget"),
     ("gpumagic.device.cuda_state", "forget"),

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -25,8 +24,8 @@ from gpumagic.errors import GpuError
 from gpumagic.magics.hooks import Explaining, cuda_state
 
 if TYPE_CHECKING:
-    from gpumagic.cell.begin import OneRun
-    from gpumagic.ledger.watch import watch
+    from gpumagic.cell.run import Run
+    from gpumagic.frameworks.watching import watch
     from gpumagic.magics.ongpu_arguments import Request
 
 
@@ -100,7 +99,7 @@ class RunningCell:
     """A cell that IPython is running: its tree, and the run that began in it."""
 
     tree: ast.AST | None = None
-    run: "OneRun | None" = None
+    run: "Run | None" = None
     request: "Request | None" = None
     gone = False  # the device was not found
     handed_over = False  # something else runs the tree instead of IPython
@@ -229,26 +228,33 @@ class CellHooks:
 
     def place(self, cell: RunningCell, asked: "Request") -> None:
         """Begin a run for `cell`, after ending its previous one. Raises GpuError."""
-        from gpumagic.cell.begin import CellNeeds
+        from gpumagic.cell.run import Run
         from gpumagic.display.progress_line import ProgressLine
+        from gpumagic.frameworks.known import Needed
         from gpumagic.usercode.variables import names_read
 
         self.finish(cell, None)
         space = self.shell.user_ns
-        needed = CellNeeds(cell.tree, space)
+        needed = Needed(cell.tree, space)
         cell.gone = True
+        needed.check("a placed cell")
         device = needed.find(asked.where)
         cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell, space) if cell.tree else []
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
         options |= {"first": not self._moved, "table": asked.report}
+        options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
+        for option in ("fix", "memory") if not needed.torch else ():
+            if getattr(asked, option):
+                used = " and ".join(framework.name for framework in needed.frameworks)
+                raise GpuError(f"--{option} is for torch; this cell uses {used}; leave it out")
         if asked.memory:
             from gpumagic.magics.run_elsewhere import refuse_others
 
             refuse_others("--memory", self.shell, cell.tree)
-            options["recorder"] = partial(_peak_recorder, asked, device, space)
+            options["recorder"] = _peak_recorder(asked, device, space)
         # Set before it starts: after an interrupt the cell must know what to undo.
-        cell.run, cell.request = needed.run(device, names, **options), asked
+        cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:

@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from gpumagic.device.cuda_state import Death
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, library_needed
-from gpumagic.frameworks.own_devices import where
+from gpumagic.frameworks.public import where
 from gpumagic.memory.roots import KeptOutputs
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from

@@ -17,7 +17,7 @@ from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
-from gpumagic.frameworks.own_devices import where
+from gpumagic.frameworks.public import where
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import torch_here
 

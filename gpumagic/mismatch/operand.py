@@ -5,11 +5,9 @@ was made without an error, it was where its own operands are. Anything else is u
 """
 
 import ast
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -18,9 +16,9 @@ from torch.distributions import Distribution
 
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, contents, of_function, own
+from gpumagic.usercode.walk import Step, parts_of, walk
 
-_DEPTH, _MOST = 5, 500  # levels of an object that are searched, and objects in all
-_CLOSED = (type, ModuleType, FunctionType, nn.Module, str, bytes, int, float)
+_DEEP, _MOST = 5, 500  # levels of an object that are searched, and objects in all
 
 
 def words(text: str) -> frozenset[str]:
@@ -201,16 +199,12 @@ def held_by(value: Any) -> list[tuple[str, Tensor]]:
 
     Calls no method of the object.
     """
-    found, seen, queue = [], set[int](), deque([("", value, _DEPTH)])
-    while queue and len(seen) < _MOST:
-        name, held, depth = queue.popleft()
-        if issubclass(type(held), Tensor):
-            found.append((name, held))
-        elif depth and id(held) not in seen and not issubclass(type(held), _CLOSED):
-            items = contents(held) or own(held).items()
-            queue.extend((str(key), inner, depth - 1) for key, inner in items)
-        seen.add(id(held))
-    return found
+
+    def into(item: Any) -> list[tuple[Step, Any]]:
+        return [] if issubclass(type(item), (Tensor, nn.Module)) else parts_of(item)
+
+    walked = walk([(((".", ""),), value)], into, most=_MOST, depth=_DEEP)
+    return [(str(path[-1][-1]), item) for path, item in walked if issubclass(type(item), Tensor)]
 
 
 def _of_tensors(value: Any, tensors: list[Tensor], kind: str, node: ast.expr, text: str) -> Part:

@@ -1,17 +1,11 @@
-"""Find the tensors that a value holds, each once: in modules, optimizers, containers and objects.
-
-It goes by types and calls no code of an object's: a proxy stays as it is, a file that acts as a
-mapping is not read, and an object whose every attribute raises does no harm.
-"""
+"""Find the tensors that values hold, each once: in modules, optimizers, containers, objects."""
 
 import sys
 import types
-from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from inspect import CO_VARARGS
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,23 +15,56 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from gpumagic.moving.moved import Left
-from gpumagic.moving.plan import FoundTensor, Held, Path, written
-from gpumagic.usercode.values import defined_in, members_of, own
+from gpumagic.moving.moved import DATASET_STAYS, Left
+from gpumagic.usercode.values import defined_in, members_of
+from gpumagic.usercode.walk import CONTAINERS, PLAIN, Path, attributes, is_open, items, written
 
 # A module's own dictionaries, and what else every module has: of that, hooks may hold something.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
-# Objects of these hold locks, threads and the notebook itself.
-_NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 # How far it looks into the objects of libraries: in each other, and in all for one variable.
 _DEPTH, _OBJECTS = 4, 500
 # Under these an object may keep its device.
 DEVICE_NAMES = ("device", "_device")
-_PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType, torch.device}
 
-DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
 NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
+
+
+@dataclass(frozen=True)
+class FoundTensor:
+    """Record a tensor, its path from a variable, and the device that it must stay on, if any."""
+
+    tensor: Tensor
+    steps: Path
+    home: torch.device | None = None  # the CPU for an optimizer's step counters
+
+    @property
+    def root(self) -> str:
+        """Return the variable through which it was found."""
+        return str(self.steps[0])
+
+    @property
+    def path(self) -> str:
+        """Return its path as code: ``net.layer.weight``, ``batch['x']``."""
+        return written(self.steps)
+
+    def must_move(self, device: torch.device) -> bool:
+        """Whether it is elsewhere, when `device` is asked for."""
+        return self.tensor.device != (self.home or device)
+
+
+@dataclass(frozen=True)
+class Held:
+    """An object of a library, its path, the tensors that were found in it, and why they stay."""
+
+    value: Any
+    steps: Path
+    tensors: list[FoundTensor]
+    reason: str = ""
+
+    def must_move(self, device: torch.device) -> bool:
+        """Whether a tensor of it is elsewhere, when `device` is asked for."""
+        return any(found.must_move(device) for found in self.tensors)
 
 
 class TensorFinder:
@@ -73,6 +100,10 @@ class TensorFinder:
         """Return all found tensors, also the ones in `movable` objects."""
         return [*self.found, *(found for held in self.movable for found in held.tensors)]
 
+    def elsewhere(self, device: torch.device) -> set[int]:
+        """Return the ids of all tensors that must move, if they are to be on `device`."""
+        return {id(found.tensor) for found in self.tensors if found.must_move(device)}
+
     def _first_time(self, value: object) -> bool:
         if id(value) in self._seen:
             return False
@@ -85,27 +116,14 @@ class TensorFinder:
         if look is not None and (look is TensorFinder.tensor or self._first_time(value)):
             look(self, value, steps)
 
-    def _sequence(self, items: Any, steps: Path) -> None:
-        if _may_hold_tensors(items):
-            names = getattr(type(items), "_fields", None)
-            for n, item in enumerate(list(islice(items, self._sample))):
-                self.value(item, (*steps, (".", names[n]) if names else ("[]", n)))
-
-    def _mapping(self, mapping: Any, steps: Path) -> None:
-        if _may_hold_tensors(mapping.values()):
-            for key, item in list(islice(mapping.items(), self._sample)):
-                self.value(item, (*steps, ("[]", key)))
+    def _container(self, container: Any, steps: Path) -> None:
+        for step, item in items(container, self._sample):
+            self.value(item, (*steps, step))
 
     def _packed(self, packed: PackedSequence, steps: Path) -> None:
         # batch_sizes stays: pack_padded_sequence's contract keeps it on the CPU.
         for name in ("data", "sorted_indices", "unsorted_indices"):
             self.value(getattr(packed, name), (*steps, (".", name)))
-
-    def _partial(self, call: Any, steps: Path) -> None:
-        self.value([call.func, call.args, call.keywords], steps)
-
-    def _method(self, method: types.MethodType, steps: Path) -> None:
-        self.value(method.__self__, (*steps, (".", "__self__")))
 
     def _object(self, value: Any, steps: Path) -> None:
         is_class = issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
@@ -148,10 +166,7 @@ class TensorFinder:
         return Held(value, steps, finder.tensors, reason)
 
     def _attributes(self, value: Any, steps: Path, *, tensors: bool = True) -> dict[str, Any]:
-        held = dict(own(value))
-        for slot in _slots_of(type(value)):
-            with suppress(AttributeError):  # never set
-                held[slot.__name__] = slot.__get__(value)
+        held = attributes(value)
         for name, item in held.items():
             if tensors or not issubclass(type(item), Tensor):
                 self.value(item, (*steps, (".", name)))
@@ -224,16 +239,12 @@ _Look = Callable[[TensorFinder, Any, Path], object]
 _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder.tensor, Tensor),
     (TensorFinder._packed, PackedSequence),
-    (TensorFinder._sequence, (list, tuple, set, frozenset, deque)),
-    # In memory, and no other: to ask a file or a database for its values would read it.
-    (TensorFinder._mapping, (dict, UserDict, ChainMap, types.MappingProxyType)),
     (TensorFinder._network, nn.Module),
     (TensorFinder._optimizer, Optimizer),
     # Data stays with its workers on the host; a loader's batches are delivered.
     (TensorFinder._dataset, Dataset),
-    (None, (*_PLAIN, DataLoader, Sampler, _BaseDataLoaderIter)),
-    (TensorFinder._partial, partial),
-    (TensorFinder._method, types.MethodType),
+    (None, (*PLAIN, torch.device, DataLoader, Sampler, _BaseDataLoaderIter)),
+    (TensorFinder._container, CONTAINERS),
     (TensorFinder._attributes, types.SimpleNamespace),
 )
 
@@ -242,29 +253,14 @@ class _LookInto(dict[type, _Look | None]):
     """Cache how each type is looked into; None if it holds no tensors to move."""
 
     def __missing__(self, kind: type) -> _Look | None:
-        look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), _otherwise(kind))
+        looks = TensorFinder._object if issubclass(kind, type) or is_open(kind) else None
+        look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), looks)
         if defined_in(kind) != "__main__":  # a class that a cell redefines must be freed
             self[kind] = look
         return look
 
 
-def _otherwise(kind: type) -> _Look | None:
-    # A library may have `abc` make its classes: then their bases tell whose they are.
-    homes = [defined_in(base).partition(".")[0] for base in kind.__mro__]
-    home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
-    may = kind.__dictoffset__ or _slots_of(kind)
-    looks = may and (issubclass(kind, type) or home not in _NO_LIBRARIES)
-    return TensorFinder._object if looks else None
-
-
 _look_into = _LookInto()
-
-
-def _slots_of(kind: type) -> list[types.MemberDescriptorType]:
-    """The `__slots__` of a class and its bases."""
-    held = [members_of(base) for base in kind.__mro__]
-    members = [slot for names in held if "__slots__" in names for slot in names.values()]
-    return [slot for slot in members if type(slot) is types.MemberDescriptorType]
 
 
 def _uses_numpy(kind: type) -> bool:
@@ -279,11 +275,6 @@ def _has_to(kind: type) -> bool:
         return False
     code = to.__code__
     return "device" in code.co_varnames[: code.co_argcount] or bool(code.co_flags & CO_VARARGS)
-
-
-def _may_hold_tensors(items: Iterable[object]) -> bool:
-    # A list of a million numbers is passed over at C speed.
-    return not set(map(type, items)) <= _PLAIN
 
 
 def _stays(module: nn.Module) -> str:

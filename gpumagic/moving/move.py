@@ -10,8 +10,6 @@ replaced by the result.
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,10 +21,11 @@ from gpumagic.device import cuda_state
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
-from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
-from gpumagic.moving.moved import Left, Moved, Moves, all_of
-from gpumagic.moving.plan import FoundTensor, Held, MovePlan, Origin, bytes_of, written
+from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
+from gpumagic.moving.moved import Left, Moved, Moves, Origin, all_of, keep_origins
+from gpumagic.moving.plan import MovePlan, bytes_of
 from gpumagic.usercode.values import defined_in, own
+from gpumagic.usercode.walk import written
 
 
 def move_all(
@@ -48,19 +47,21 @@ def move_all(
     tensors without data, more may move than the device can hold. A long move has a `line`.
     """
     start = clock()
+    origins = [] if origins is None else origins
     finder = TensorFinder()
     finder.variables(variables)
     by_to = [held for held in finder.movable if held.must_move(device)]
     staying = [held for held in finder.staying if held.must_move(device)]
-    moving = {id(found.tensor) for found in finder.tensors if found.must_move(device)}
+    moving = finder.elsewhere(device)
     if moving:
         for name, optimizer in followers:
             finder.state(optimizer, (name,), only=moving)
-    wanted = [found for found in finder.found if found.must_move(device)]
-    # Filled as things move: an interrupt after that loses no origin.
-    plan = MovePlan(device, wanted, [] if origins is None else origins)
-    plan.left[:0] = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
+    left = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
+    moves = Moves(left=tuple(left))
     if moving:
+        wanted = [found for found in finder.found if found.must_move(device)]
+        # Filled as things move: an interrupt after that loses no origin.
+        plan = MovePlan(device, wanted, origins)
         if check_room:  # else there are no addresses to compare
             plan.note_bystanders(tensors_in(namespace or {}))
             plan.note_arrays(_arrays_in(namespace or {}))
@@ -74,12 +75,13 @@ def move_all(
         for held in by_to:
             _bring(held, device, plan, namespace or {})
         wait_for(device)
+        moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
+        moves = Moves(moved, (*left, *plan.left), clock() - start if moved else 0.0)
     for value, name in finder.naming:
         if named := _name_device(value, device):
             former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
-            plan.origins.append((value, Origin(name, former, device, named=named)))
-    moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
-    return Moves(moved, tuple(plan.left), clock() - start if moved else 0.0)
+            origins.append((value, Origin(name, former, device, named=named)))
+    return moves
 
 
 def _has_room(device: torch.device, plan: MovePlan, by_to: list[Held]) -> bool:
@@ -203,17 +205,12 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 
 _origins: Any = WeakIdKeyDictionary()
+"""Origins of objects that cells moved for good, by identity."""
 
 
-def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
+def remember(origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
     """Keep the device of each moved object from before the first cell that moved it."""
-    for value, origin in origins:
-        origin = replace(origin, cell=cell)
-        with suppress(TypeError):  # an object that cannot be referred to weakly
-            first = _origins.get(value, origin)
-            went_on = first.device != first.there == origin.device
-            kept = replace(first, there=origin.there) if went_on else origin
-            _origins[value] = replace(kept, named={**origin.named, **first.named})
+    keep_origins(_origins, origins, cell)
 
 
 def origin_of(value: object) -> Origin | None:

@@ -1,10 +1,13 @@
-"""Record what was moved, and what was left and why."""
+"""Record what was moved, from where, and what was left and why."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumagic.display.units import duration, size, some
+
+DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,32 @@ def all_of(several: Iterable[Moves]) -> Moves:
         tuple(left for moves in several for left in moves.left),
         sum(moves.seconds for moves in several),
     )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Record where an object, or the arrays of a variable, were before a cell moved them."""
+
+    name: str  # the variable that it came with
+    device: Any  # torch's own for an object of torch, else its name: "cuda:1"
+    there: Any  # to which it was moved
+    cell: str = ""  # which cell it was: "In [3]"
+    kind: type | None = None  # of the variable's value, if the variable and not an object moved
+    committed: bool = True  # of JAX's arrays: to their device, so that JAX does not move them
+    originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
+    """A weak reference to each copy and the array that it was made of, by the copy's id."""
+    named: Mapping[str, object] = field(default_factory=dict)
+    """Attributes that named a device, as they were."""
+
+
+def keep_origins(
+    known: MutableMapping[Any, Origin], origins: Iterable[tuple[Any, Origin]], cell: str
+) -> None:
+    """Keep origins in `known`: of what several cells moved on, the first one's."""
+    for moved, origin in origins:
+        origin = replace(origin, cell=cell, originals={})
+        with suppress(TypeError):  # an object that cannot be referred to weakly
+            first = known.get(moved, origin)
+            went_on = first.device != first.there == origin.device and first.kind is origin.kind
+            kept = replace(first, there=origin.there) if went_on else origin
+            known[moved] = replace(kept, named={**origin.named, **first.named})

@@ -1,11 +1,11 @@
-"""Record the tensors that variables hold, and plan what to copy where: new bytes for old tensors.
+"""Plan what to copy where: new bytes for old tensors.
 
 All of them are made before the first tensor changes, so that either all move or none.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,64 +14,15 @@ from torch import Tensor, nn
 
 from gpumagic.display.units import size
 from gpumagic.faults import first_line
-from gpumagic.moving.moved import Left
+from gpumagic.moving.find_tensors import FoundTensor
+from gpumagic.moving.moved import Left, Origin
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64
 # Bytes that may take seconds, over a bus or from a disk.
 _MANY = 2**28
 # Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
-_Family = tuple[int, int, list["FoundTensor"]]
-# The path to a value: the variable's name, then a step for each part on the way.
-Path = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class FoundTensor:
-    """Record a tensor, its path from a variable, and the device that it must stay on, if any."""
-
-    tensor: Tensor
-    steps: Path
-    home: torch.device | None = None  # the CPU for an optimizer's step counters
-
-    @property
-    def root(self) -> str:
-        """Return the variable through which it was found."""
-        return str(self.steps[0])
-
-    @property
-    def path(self) -> str:
-        """Return its path as code: ``net.layer.weight``, ``batch['x']``."""
-        return written(self.steps)
-
-    def must_move(self, device: torch.device) -> bool:
-        """Whether it is elsewhere, when `device` is asked for."""
-        return self.tensor.device != (self.home or device)
-
-
-@dataclass(frozen=True)
-class Held:
-    """An object of a library, its path, the tensors that were found in it, and why they stay."""
-
-    value: Any
-    steps: Path
-    tensors: list[FoundTensor]
-    reason: str = ""
-
-    def must_move(self, device: torch.device) -> bool:
-        """Whether a tensor of it is elsewhere, when `device` is asked for."""
-        return any(found.must_move(device) for found in self.tensors)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a tensor, or an object of a library, was before a cell brought it to its device."""
-
-    name: str  # the variable that it came with
-    device: torch.device
-    there: torch.device  # to which it was brought
-    cell: str = ""  # which cell it was: "In [3]"
-    named: Mapping[str, object] = field(default_factory=dict)  # attributes that named a device
+_Family = tuple[int, int, list[FoundTensor]]
 
 
 @dataclass(frozen=True)
@@ -90,17 +41,6 @@ class Copying:
     def __str__(self) -> str:
         """``"moving to cuda:1: 3.0 GiB of 4.2 GiB"``."""
         return f"moving to {self.device}: {size(self.done)} of {size(self.total)}"
-
-
-def written(steps: Path) -> str:
-    """A path as a person would write it."""
-    text = str(steps[0])
-    for kind, key in steps[1:]:
-        try:
-            text += f".{key}" if kind == "." else f"[{key!r}]"
-        except Exception:  # noqa: BLE001  the repr of a user's key
-            text += "[…]"
-    return text
 
 
 class MovePlan:

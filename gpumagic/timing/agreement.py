@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gpumagic import faults
 from gpumagic.device import CPU, here
 from gpumagic.display.units import size
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.timing.timing import Agreement
 from gpumagic.usercode.values import MISSING, comes_from, is_tensor, torch_here
 
@@ -225,24 +225,24 @@ def outcome(
     assigned: Iterable[str],
     value: Any,
     most: int = _KEPT,
-    beside: Beside | None = None,
+    others: FrameworksOn | None = None,
 ) -> dict[str, Any]:
     """Return numbers and tensors on the CPU, at most `most` bytes in all, by their names in code.
 
-    Arrays of other frameworks (`beside`) become NumPy's.
+    Arrays of other frameworks (`others`) become NumPy's.
     """
     found: dict[str, Any] = {}
-    beside = beside or Beside(CPU)
+    others = others or FrameworksOn(CPU)
     values = {name: globals[name] for name in assigned if name in globals}
     seen: dict[int, Any] = {}
     for first, each in [*values.items(), ("Out", value)]:
-        for name, item in _leaves(first, each, seen, beside):
+        for name, item in _leaves(first, each, seen, others):
             if isinstance(item, _NUMBERS):
                 found[name] = item
                 continue
             try:
-                nbytes = _nbytes(item, beside)
-                found[name] = _on_host(item, beside) if nbytes <= most else Skipped(nbytes)
+                nbytes = _nbytes(item, others)
+                found[name] = _on_host(item, others) if nbytes <= most else Skipped(nbytes)
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 continue  # it has no data, as a tensor on the meta device
             most -= nbytes if nbytes <= most else 0
@@ -250,7 +250,7 @@ def outcome(
 
 
 def _leaves(
-    name: str, value: Any, seen: dict[int, Any], beside: Beside, depth: int = 0
+    name: str, value: Any, seen: dict[int, Any], others: FrameworksOn, depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if kind in _NUMBERS:
@@ -260,7 +260,7 @@ def _leaves(
         return
     seen[id(value)] = value
     numpy: Any = sys.modules.get("numpy")
-    if is_tensor(value) or beside.of(value) is not None:
+    if is_tensor(value) or others.of(value) is not None:
         yield name, value
     elif numpy is not None and issubclass(kind, (numpy.generic, numpy.ndarray)):
         if value.dtype.kind in "biufc":
@@ -268,14 +268,14 @@ def _leaves(
             yield name, value.item() if one else value
     else:
         try:
-            parts = [(f"{name}{step}", item) for step, item in _parts(value, kind, beside)]
+            parts = [(f"{name}{step}", item) for step, item in _parts(value, kind, others)]
         except Exception:  # noqa: BLE001  the user's own class, which is not to be shown
             return
         for path, item in parts:
-            yield from _leaves(path, item, seen, beside, depth + 1)
+            yield from _leaves(path, item, seen, others, depth + 1)
 
 
-def _parts(value: Any, kind: type, beside: Beside) -> Iterable[tuple[str, Any]]:
+def _parts(value: Any, kind: type, others: FrameworksOn) -> Iterable[tuple[str, Any]]:
     if issubclass(kind, (list, tuple)):
         names = getattr(kind, "_fields", None)
         return [(f".{names[n]}" if names else f"[{n}]", v) for n, v in enumerate(value)]
@@ -285,22 +285,22 @@ def _parts(value: Any, kind: type, beside: Beside) -> Iterable[tuple[str, Any]]:
         return [(f".{key}", item) for key, item in value.state_dict(keep_vars=True).items()]
     if is_dataclass(kind):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in fields(kind)]
-    split = beside.parts(value)
+    split = others.parts(value)
     return [] if split is None else [(f"[{n}]", item) for n, item in enumerate(split[0])]
 
 
-def _nbytes(item: Any, beside: Beside) -> int:
+def _nbytes(item: Any, others: FrameworksOn) -> int:
     if is_tensor(item):
         # A sparse tensor counts as dense.
         return int(item.numel() * item.element_size())
-    framework = beside.of(item)
+    framework = others.of(item)
     return int(item.nbytes) if framework is None else framework.nbytes(item)
 
 
-def _on_host(item: Any, beside: Beside) -> Any:
+def _on_host(item: Any, others: FrameworksOn) -> Any:
     if not is_tensor(item):
         numpy: Any = sys.modules["numpy"]
-        framework = beside.of(item)
+        framework = others.of(item)
         # A copy, since a computation may donate the original's memory.
         return numpy.array(item if framework is None else framework.copy(item, CPU))
     torch = torch_here()

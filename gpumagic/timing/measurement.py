@@ -7,7 +7,7 @@ left. An error is noted with the device and line where it happened.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +17,13 @@ from gpumagic.copies.trial import Trial
 from gpumagic.device import CPU, Device
 from gpumagic.errors import note
 from gpumagic.faults import first_line
-from gpumagic.frameworks.known import Needed
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
+from gpumagic.frameworks.known import Needed, torch_itself
+from gpumagic.frameworks.watching import watch
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger import ledger_view
-from gpumagic.ledger.entry import Ledger, Tally, merged
-from gpumagic.ledger.watch import watch
+from gpumagic.ledger.entry import Ledger, Memory
 from gpumagic.timing.agreement import Agreeing, outcome
 from gpumagic.timing.runner import LEAST_S, Lap, Repeats, Runner, Stopwatch, joules
 from gpumagic.timing.timing import Reporter, Stage, TimedDevices, Timing
@@ -37,37 +37,26 @@ class PeakMemory:
 
     def __init__(self, devices: Sequence[Device], needed: Needed) -> None:
         self._devices, self._others = devices, needed.others
+        self._stops: list[Callable[[], Iterable[Memory]]] = []
 
     def start(self) -> None:
         """Begin on every initialized device."""
-        if torch_here() is not None:
-            from gpumagic.ledger.memory_meter import MemoryMeter
-
-            self._meter = MemoryMeter()
-            self._meter.start()
-        self._before = self._of_others()
+        torchs = [] if torch_here() is None else [torch_itself().peak(self._devices[0])]
+        others = [each.peak(device) for each in self._others for device in self._devices]
+        self._stops = torchs + others
 
     def stop(self) -> dict[str, int]:
-        """Return bytes by device; unknown ones have no entry."""
+        """Return bytes by device, without those held before; unknown ones have no entry."""
         found: dict[str, int] = {}
+        for memory in (memory for stop in self._stops for memory in stop()):
+            found[memory.device] = found.get(memory.device, 0) + memory.peak - memory.before
         torch = torch_here()
-        if torch is not None:
-            # Memory that was held before does not count.
-            found = {m.device: m.peak - m.before for m in self._meter.stop().values()}
+        # If other frameworks work too, 0 from torch is not the whole peak.
+        if torch is not None and torch.cuda.is_initialized() and not self._others:
             for device in map(str, self._devices):
-                # If other frameworks work too, 0 from torch is not the whole peak.
-                if device.startswith("cuda") and torch.cuda.is_initialized() and not self._others:
+                if device.startswith("cuda"):
                     found.setdefault(device, 0)
-        # The others' peaks cover the whole process: they count only if they grew.
-        for (device, held, before), (_, _, peak) in zip(
-            self._before, self._of_others(), strict=True
-        ):
-            if peak is not None and before is not None and peak > before:
-                found[device] = found.get(device, 0) + peak - held
         return dict(sorted(found.items()))
-
-    def _of_others(self) -> list[tuple[str, int, int | None]]:
-        return [(str(d), *each.allocated(d)) for d in self._devices for each in self._others]
 
 
 _WATCHING = "watching the copies of a timed run"
@@ -77,25 +66,17 @@ _WATCHING = "watching the copies of a timed run"
 def _transfers(stopwatch: Stopwatch, tell: Callable[[str], object]) -> Iterator[None]:
     """Count copies and waits, and tell their summary; measuring goes on if the ledger fails."""
     on_gpus = torch_here() is not None and stopwatch.devices.started()
-    ledger = watch(warn=False, beside=False) if on_gpus else None
-    tally, counting = Tally(), ExitStack()
+    counted = [*([torch_itself()] if on_gpus else ()), *stopwatch.others]
+    ledger = watch(warn=False, frameworks=counted)
     with faults.kept(_WATCHING):
-        if ledger is not None:
-            ledger.start()
-    for framework in stopwatch.others:
-        with faults.kept(_WATCHING):
-            counting.enter_context(framework.count(tally, strict=False))
+        ledger.start()
     try:
         yield
     finally:
         with faults.kept(_WATCHING):
-            counting.close()
+            ledger.stop()
         with faults.kept(_WATCHING):
-            entries = tally.ledger().entries
-            if ledger is not None:
-                ledger.stop()
-                entries += ledger.ledger.entries
-            tell(ledger_view.line(Ledger(merged(entries))))
+            tell(ledger_view.line(Ledger(ledger.entries)))
 
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
@@ -177,7 +158,7 @@ class Measuring:
                     task.needed.of_torch(device),
                     task.namespace,
                     self._values,
-                    beside=Beside(device, task.needed.others),
+                    others=FrameworksOn(device, task.needed.others),
                     in_place=task.in_place,
                     clock=task.stopwatch.clock,
                 )
@@ -244,9 +225,9 @@ class Measuring:
         if len(self._task.targets) * len(runner.trials) == 1:
             return  # nothing to compare with
         for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
-            beside = Beside(CPU, self._task.needed.others)
+            others = FrameworksOn(CPU, self._task.needed.others)
             space, assigned = trial.copies.globals, self._task.program.assigned
-            numbers = outcome(space, assigned, value, beside=beside)
+            numbers = outcome(space, assigned, value, others=others)
             self._task.agreeing.add(self._target.where, self._values, numbers, drawn)
 
     def _repeat(self, runner: Runner, growth: Growth) -> None:

@@ -102,7 +102,7 @@ class Stopwatch:
         self,
         devices: TorchDevices | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        others: Sequence[Framework] = (),  # frameworks to wait for besides torch
+        others: Sequence[Framework] = (),  # other frameworks than torch to wait for
     ) -> None:
         self.devices = devices or TorchDevices()
         self.clock = clock

@@ -9,6 +9,10 @@ from gpumagic.cell import run as running
 from gpumagic.cell.report import last_report
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
+from gpumagic.errors import GpuError
+from gpumagic.frameworks import torch_framework
+from gpumagic.ledger import memory_meter
+from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.moving import move
 from gpumagic.placement.scope import placement
 
@@ -43,7 +47,7 @@ def test_a_run_that_did_not_start_has_no_report():
 
 def test_an_interrupted_cell_is_not_waited_for(monkeypatch):
     waits = []
-    monkeypatch.setattr(running, "wait_for", waits.append)
+    monkeypatch.setattr(move, "wait_for", waits.append)
     run = made()
     run.start()
     report = run.finish(KeyboardInterrupt())
@@ -56,7 +60,7 @@ def test_an_error_of_the_device_surfaces_in_the_report_and_the_placement_is_undo
 
     run = made()
     run.start()
-    monkeypatch.setattr(running, "wait_for", fail)
+    monkeypatch.setattr(move, "wait_for", fail)
     report = run.finish()
     assert report.fault == "CUDA error: device-side assert triggered"
     assert not report.waited
@@ -69,8 +73,8 @@ def test_an_error_without_a_message_is_told_by_its_type(monkeypatch):
 
     run = made({"X": torch.ones(10)}, ["X"], back=True)
     run.start()
-    monkeypatch.setattr(running, "wait_for", fail)
-    monkeypatch.setattr(running, "bring_home", fail)
+    monkeypatch.setattr(move, "wait_for", fail)
+    monkeypatch.setattr(move, "bring_home", fail)
     report = run.finish()
     assert report.fault == "RuntimeError"
     assert [(left.name, left.reason) for left in report.left] == [("X", "RuntimeError")]
@@ -81,10 +85,40 @@ def test_every_touched_device_is_waited_for(monkeypatch):
     run = made()
     run.start()
     keep = torch.ones(1, device="cuda:0")
-    monkeypatch.setattr(running, "wait_for", lambda device: waits.append(str(device)))
+    monkeypatch.setattr(move, "wait_for", lambda device: waits.append(str(device)))
     run.finish()
     assert waits == ["cuda:1", "cuda:0"]
     assert keep.is_cuda
+
+
+def test_the_placement_is_left_before_anything_else_ends(monkeypatch):
+    placed = []
+
+    class Recorder:
+        def start(self):
+            pass
+
+        def stop(self):
+            placed.append(placement())
+
+    monkeypatch.setattr(move, "wait_for", lambda device: placed.append(placement()))
+    run = made(recorder=Recorder())
+    run.start()
+    assert placement().device == torch.device("cuda:1")
+    run.finish()
+    assert placed == [None, None]
+
+
+def test_a_device_that_one_framework_cannot_use_moves_nothing():
+    class Refusing(torch_framework.Torch):
+        def own(self, device):
+            raise GpuError("there is none")
+
+    x = torch.ones(2)
+    run = made({"x": x}, ["x"], frameworks=[torch_framework.Torch(), Refusing()])
+    with pytest.raises(GpuError, match="there is none"):
+        run.start()
+    assert (x.device.type, placement(), run.finish()) == ("cpu", None, None)
 
 
 def test_a_cell_that_touches_nothing():
@@ -130,9 +164,8 @@ def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
         return call
 
     monkeypatch.setattr(running.watch, "stop", interrupting(running.watch.stop, "ledger"))
-    meter = running.MemoryMeter
-    monkeypatch.setattr(meter, "stop", interrupting(meter.stop, "memory"))
-    monkeypatch.setattr(running, "bring_home", interrupting(running.bring_home, "home"))
+    monkeypatch.setattr(MemoryMeter, "stop", interrupting(MemoryMeter.stop, "memory"))
+    monkeypatch.setattr(move, "bring_home", interrupting(move.bring_home, "home"))
     x = torch.ones(2)
     run = made({"x": x}, ["x"], back=True, recorder=Recorder())
     run.start()
@@ -140,7 +173,8 @@ def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
         run.finish()
     monkeypatch.undo()
     run._watch.stop()
-    run._meter.stop()
+    for meter in [*memory_meter._running]:
+        meter.stop()
     assert placement() is None
     assert x.device.type == "cuda"
     move.bring_home({"x": x})  # as %ongpu home does
@@ -152,7 +186,7 @@ def test_ctrl_c_while_a_cell_begins_loses_no_origin(monkeypatch, before):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    where = (running.MemoryMeter, "start") if "memory" in before else (running, "enter")
+    where = (MemoryMeter, "start") if "memory" in before else (torch_framework, "enter")
     x = torch.ones(2)
     run = made({"x": x}, ["x"], back=True)
     monkeypatch.setattr(*where, interrupted)

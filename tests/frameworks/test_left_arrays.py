@@ -5,8 +5,8 @@ import pytest
 from test_whereabouts import ByDLPack
 
 from gpumagic.cell.report import last_report
+from gpumagic.cell.run import left_alone
 from gpumagic.device import Device
-from gpumagic.frameworks.bring_arrays import left_alone
 
 MLX = type("array", (ByDLPack,), {"__module__": "mlx.core", "nbytes": 5 * 2**20})
 GPU1 = Device("cuda", 1, virtual=True)

@@ -19,11 +19,11 @@ def test_the_peak_counts_what_was_there_and_only_touched_devices_are_told():
     meter.start()
     on("cuda:1", 5)  # freed at once
     late = on("cuda:1", 1)
-    memory = meter.stop()
-    assert set(memory) == {1}
-    assert memory[1].peak == 7 * MIB
-    assert memory[1].before == 2 * MIB
-    assert memory[1].allocated == 3 * MIB
+    (memory,) = meter.stop()
+    assert memory.device == "cuda:1"
+    assert memory.peak == 7 * MIB
+    assert memory.before == 2 * MIB
+    assert memory.allocated == 3 * MIB
     assert kept.is_cuda
     assert late.is_cuda
 
@@ -44,8 +44,8 @@ def test_nothing_touched_and_stopping_twice():
     meter = MemoryMeter()
     meter.start()
     assert measuring()
-    assert meter.stop() == {}
-    assert meter.stop() == {}
+    assert meter.stop() == []
+    assert meter.stop() == []
 
 
 def test_without_cuda_nothing_is_initialized(monkeypatch):
@@ -53,4 +53,4 @@ def test_without_cuda_nothing_is_initialized(monkeypatch):
     meter = MemoryMeter()
     meter.start()
     on("cuda:0", 1)
-    assert meter.stop() == {}
+    assert meter.stop() == []

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from watched import seen
 
-from gpumagic.ledger.watch import watch
+from gpumagic.frameworks.watching import watch
 
 pytestmark = pytest.mark.usefixtures("gpus")
 

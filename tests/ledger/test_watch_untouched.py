@@ -8,8 +8,8 @@ import torch
 from watched import matrix
 
 from gpumagic import faults, virtual
+from gpumagic.frameworks.watching import watch
 from gpumagic.ledger import attribute, dispatch
-from gpumagic.ledger.watch import watch
 
 pytestmark = pytest.mark.usefixtures("gpus")
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from watched import matrix, seen
 
+from gpumagic.frameworks.watching import watch
 from gpumagic.ledger import attribute
 from gpumagic.ledger.advice import advise
-from gpumagic.ledger.watch import watch
 
 pytestmark = pytest.mark.usefixtures("gpus")
 

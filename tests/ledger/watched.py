@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpumagic.ledger.watch import watch
+from gpumagic.frameworks.watching import watch
 from gpumagic.virtual import checks
 
 WAYS = {"h2d": "host_to_device", "d2h": "device_to_host", "peer": "device_to_device"}

@@ -4,7 +4,7 @@ import pytest
 
 import gpumagic
 from gpumagic import faults
-from gpumagic.ledger.watch import watch
+from gpumagic.frameworks.watching import watch
 
 
 @pytest.fixture(autouse=True)

@@ -68,13 +68,23 @@ class Broken(dict):
     def values(self):
         raise KeyError("no values for you")
 
+    __iter__ = items = values
+
+
+def test_a_container_whose_methods_raise_is_looked_into_all_the_same():
+    x = torch.ones(2)
+    moves = moved(broken=Broken(a=x))
+    assert x.device == GPU1
+    assert moves.left == ()
+
 
 def test_a_variable_that_cannot_be_looked_into_is_left_and_the_others_move():
     x = torch.ones(2)
-    moves = moved(broken=Broken(a=1), x=x)
+    unfinished = torch.optim.SGD.__new__(torch.optim.SGD)
+    moves = moved(unfinished=unfinished, x=x)
     assert x.device == GPU1
     assert [(part.name, part.reason) for part in moves.left] == [
-        ("broken", "looking into it raised KeyError")
+        ("unfinished", "looking into it raised AttributeError")
     ]
 
 

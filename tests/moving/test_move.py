@@ -18,7 +18,7 @@ from gpumagic.moving.move import (
     origin_of,
     remember,
 )
-from gpumagic.moving.plan import Origin
+from gpumagic.moving.moved import Origin
 
 pytestmark = pytest.mark.usefixtures("gpus")
 

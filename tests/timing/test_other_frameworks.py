@@ -1,4 +1,4 @@
-"""A framework beside torch is timed on the same terms: waited for, copied, compared.
+"""A framework other than torch is timed on the same terms: waited for, copied, compared.
 
 The framework is one of this file, on a clock that stands still unless somebody moves it.
 """
@@ -12,6 +12,7 @@ import pytest
 from late import Late
 
 from gpumagic.frameworks import known
+from gpumagic.frameworks.framework import Framework
 from gpumagic.ledger.entry import Count
 from gpumagic.timing import compare
 from gpumagic.timing.runner import Stopwatch
@@ -29,7 +30,7 @@ class Array:
 
 
 @dataclass(eq=False)
-class Slow:
+class Slow(Framework):
     """Finishes late, compiles at the first call, and copies when it is asked to."""
 
     clock: Late
@@ -76,7 +77,7 @@ class Slow:
     def knows(self, kind):
         return False
 
-    def wait(self):
+    def wait(self, *devices):
         self.clock.wait(self)
 
     def compile_seconds(self):
@@ -85,7 +86,7 @@ class Slow:
     def allocated(self, device):
         return self.held
 
-    def count(self, tally, strict):
+    def count(self, tally, strict, *, warn=False):
         self.tally = tally
         return nullcontext()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gpumagic
-from gpumagic.ledger.watch import watch
+from gpumagic.frameworks.watching import watch
 from gpumagic.usercode.files import is_users, label, module_of
 
 LIBRARY = "import torch\nfrom torch import zeros\ndef score(x):\n    return x.sum().item()\n"

@@ -12,7 +12,6 @@ import optax  # noqa: E402
 from flax import linen, nnx, struct  # noqa: E402
 from flax.training.train_state import TrainState  # noqa: E402
 
-from gpumagic.frameworks.bring_arrays import bring_all  # noqa: E402
 from gpumagic.frameworks.jax_copies import advise  # noqa: E402
 
 # Each cell runs on GPU 0, and what it makes and reads is there.
@@ -106,7 +105,7 @@ def test_nnxs_objects_stay_the_objects_that_they_are(framework):
     optimizer = nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param)
     embed, kernel, before = net.embed, net.head, str(nnx.state(net))
     held = {"optimizer": optimizer, "net": net, "loose": kernel}
-    moves = bring_all(framework, held.items(), framework.devices()[1], held)
+    moves = framework.move(held.items(), framework.devices()[1], held, [])
     assert moves.left == ()
     assert held == {"optimizer": optimizer, "net": net, "loose": kernel}
     assert net.embed is net.layers[0] is embed
@@ -130,7 +129,7 @@ def test_trees_of_flax_optax_and_equinox_are_rebuilt(framework, names):
     state = optax.adam(1e-3).init({"w": a})
     train = TrainState.create(apply_fn=linear, params={"w": a}, tx=optax.sgd(0.1))
     held = {"both": Both(linear, state), "linear": linear, "tied": tied, "train": train}
-    bring_all(framework, held.items(), framework.devices()[1], held)
+    framework.move(held.items(), framework.devices()[1], held, [])
     assert where(framework, held) == {"cuda:1"}
     both = held["both"]
     assert (both.name, type(both.state[0])) == ("both", type(state[0]))

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from gpumagic.copies.namespace import CopiedVariables
-from gpumagic.frameworks.on import Beside
+from gpumagic.frameworks.framework import FrameworksOn
 
 IMPORTS = (
     "import equinox as eqx\nimport jax, jax.numpy as jnp, optax\nfrom flax import linen, nnx\n"
@@ -52,7 +52,7 @@ def test_a_model_trains_on_copies(framework, model):
     held = [space[name] for name in ("net", "p", "s") if name in space]
     before = [leaf.tolist() for leaf in jax.tree.leaves(held) if hasattr(leaf, "tolist")]
     names = [name for name in ("net", "opt", "p", "s", "tx", "step", "x") if name in space]
-    copies = CopiedVariables(space, names, None, beside=Beside(gpu, (framework,)))
+    copies = CopiedVariables(space, names, None, others=FrameworksOn(gpu, (framework,)))
     with framework.place(gpu):
         exec(step, copies.globals)
     assert framework.where(copies.globals["loss"]) == "cuda:1"

@@ -12,7 +12,6 @@ import pytest
 
 from gpumagic.device import CPU
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.bring_arrays import bring_all
 
 
 def test_what_names_no_device_is_made_where_it_is_placed(framework, names):
@@ -76,7 +75,7 @@ def test_pytrees_are_brought_and_what_they_share_they_share(framework, names):
     partial = jax.tree_util.Partial(max, a)
     held = {"net": net, "alias": a, "partial": partial, "done": jax.random.key(0)}
     before = held["net"].held
-    moves = bring_all(framework, held.items(), framework.devices()[1], held)
+    moves = framework.move(held.items(), framework.devices()[1], held, [])
     assert [moved.name for moved in moves.moved] == ["net", "done"]  # each array once
     brought = held["net"].held
     assert (held["net"].name, held["partial"].func) == ("mine", max)
@@ -91,7 +90,7 @@ def test_what_partials_and_namespaces_hold_is_brought_in_place(framework, names)
     a = names["a"]
     call = functools.partial(max, a, key=[a])
     held = {"call": call, "space": SimpleNamespace(w=a, call=call)}
-    moves = bring_all(framework, held.items(), framework.devices()[1], held)
+    moves = framework.move(held.items(), framework.devices()[1], held, [])
     assert [moved.name for moved in moves.moved] == ["call"]
     assert held["call"] is held["space"].call is call
     assert held["space"].w is call.args[0] is call.keywords["key"][0]

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from gpumagic.device import Device
-from gpumagic.frameworks import jax_framework
 from gpumagic.frameworks.framework import Pool
 from gpumagic.memory import holders_by_name
 from gpumagic.telemetry import collect
@@ -99,13 +98,13 @@ def test_one_name_is_opened_item_by_item(held, names):
     assert [branch.path for branch in branches] == ["net", "net.bias", "net.kernel"]
 
 
-def test_what_jax_has_taken_of_a_gpu_is_as_its_allocator_says(monkeypatch):
+def test_what_jax_has_taken_of_a_gpu_is_as_its_allocator_says(framework, monkeypatch):
     told = {"bytes_in_use": GIB, "peak_bytes_in_use": 2 * GIB, "pool_bytes": 60 * GIB}
     told |= {"bytes_limit": 60 * GIB}
     own = SimpleNamespace(memory_stats=lambda: told)
-    devices = SimpleNamespace(own=lambda device: own)
+    monkeypatch.setattr(framework, "_devices", SimpleNamespace(own=lambda device: own))
     gpu = Device("cuda", 0)
-    assert jax_framework.pool(devices, gpu) == Pool("JAX", GIB, 2 * GIB, 60 * GIB, 60 * GIB)
+    assert framework.pool(gpu) == Pool("JAX", GIB, 2 * GIB, 60 * GIB, 60 * GIB)
     told.clear()
-    assert jax_framework.pool(devices, gpu) is None
-    assert jax_framework.pool(devices, Device("cuda", 0, virtual=True)) is None
+    assert framework.pool(gpu) is None
+    assert framework.pool(Device("cuda", 0, virtual=True)) is None

@@ -4,8 +4,8 @@ import pytest
 
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.device import CPU
+from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.frameworks.jax_framework import CompileClock, JaxBarrier
-from gpumagic.frameworks.on import Beside
 from gpumagic.timing import compare
 
 SEEN = []
@@ -41,7 +41,7 @@ def test_what_the_notebook_made_is_copied_and_computes_there(framework, function
     )
     jax = space["jax"]
     gpu = framework.devices()[1]
-    copies = CopiedVariables(space, ["f"], None, beside=Beside(gpu, (framework,)))
+    copies = CopiedVariables(space, ["f"], None, others=FrameworksOn(gpu, (framework,)))
     with framework.place(gpu):
         made = copies.globals["f"](jax.numpy.ones(2))
     assert framework.where(made) == "cuda:1"
@@ -53,7 +53,7 @@ def test_what_the_notebook_made_is_copied_and_computes_there(framework, function
 
 def test_a_compiled_functions_copy_has_all_that_it_has(framework, names):
     names |= {"__name__": "__main__", "f": names["jax"].jit(lambda x: x + 1)}
-    copies = CopiedVariables(names, ["f"], None, beside=Beside(CPU, (framework,)))
+    copies = CopiedVariables(names, ["f"], None, others=FrameworksOn(CPU, (framework,)))
     copied = copies.globals["f"]
     assert copied is not names["f"]
     assert copied.lower(names["n"]).compile()(names["n"]).tolist() == [2.0] * 8

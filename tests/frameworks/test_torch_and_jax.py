@@ -52,7 +52,7 @@ CELLS = """
     assert names["moves"].value[0] is names["T"]
     gpumagic.move(names["T"], "cpu")
 
-    warnings.simplefilter("error")  # to fork beside JAX's threads is no news
+    warnings.simplefilter("error")  # to fork while JAX has threads is no news
     assert "V  float32[50, 50]  cuda:1" in dry("V = T @ T")
     assert "W  float32[100, 100]  cuda:1" in dry("W = jnp.matmul(X, X)")
     assert "gpumagic.dry_run(" in dry("V = T @ T\\nfor _ in [1]: W = X @ X")

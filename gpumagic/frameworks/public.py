@@ -1,0 +1,354 @@
+"""Define the library's functions: devices, `where`, `move`, `on`, `explain`, for any framework.
+
+Devices are the framework's own objects: torch's, or those of the framework that the caller uses.
+"""
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+from gpumagic import faults
+from gpumagic.device import CPU, Device, cuda_state
+from gpumagic.errors import GpuError
+from gpumagic.frameworks import known
+from gpumagic.frameworks.framework import FrameworksOn, device_of
+from gpumagic.frameworks.known import Needed, holds, imported
+from gpumagic.mismatch.explanation import Explanation
+from gpumagic.moving.moved import Moves, all_of
+from gpumagic.usercode.files import unseen
+from gpumagic.usercode.values import class_name
+from gpumagic.usercode.walk import Step, parts_of, walk
+
+
+def devices(*, memory: bool = True) -> list[Device]:
+    """Return the framework's GPUs here, by ordinal; without `memory` no driver is called."""
+    return _callers("devices").devices(memory)
+
+
+def cpu() -> Any:
+    """Return the CPU: ``device(type='cpu')``, ``CpuDevice(id=0)``, ``tf.device("/CPU:0")``."""
+    return native(_callers("cpu"), CPU)
+
+
+def gpu(i: int = 0) -> Any:
+    """Return GPU `i`: ``device(type='cuda', index=i)``, which may not exist; JAX's must exist."""
+    return native(_callers("gpu"), Device("cuda", i))
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs that the framework can use."""
+    return len(_gpus(_callers("num_gpus")))
+
+
+def try_gpu(i: int = 0) -> Any:
+    """Return GPU `i` if it exists, else the CPU."""
+    needed = _callers("try_gpu")
+    return native(needed, dict(enumerate(_gpus(needed))).get(i, CPU))
+
+
+def try_all_gpus() -> list[Any]:
+    """Return all GPUs; an empty list if there are none."""
+    needed = _callers("try_all_gpus")
+    return [native(needed, device) for device in _gpus(needed)]
+
+
+def needed_in(namespace: dict[str, Any], what: str) -> Needed:
+    """Return the frameworks that code with these names uses; GpuError if there is none."""
+    needed = Needed(None, namespace)
+    if needed.others and not holds(namespace, {"torch"}):
+        needed.torch = False  # imported by something else: by virtual GPUs, for one
+    needed.others = needed.others or (() if needed.torch else tuple(imported()))
+    needed.check(what)
+    return needed
+
+
+def native(needed: Needed, device: Device) -> Any:
+    """Return the object for a device of the framework that the code uses."""
+    return needed.frameworks[0].own(device)
+
+
+def _callers(name: str) -> Needed:
+    return needed_in(sys._getframe(2).f_globals, f"gpumagic.{name}")
+
+
+def _gpus(needed: Needed) -> list[Device]:
+    return needed.frameworks[0].devices()
+
+
+def where(value: object) -> str:
+    """Return the device of an array, a module, or a container of them.
+
+    It knows torch's tensors, the arrays of JAX, TensorFlow and CuPy, and every other object with
+    DLPack's or CUDA's array interface: MLX, Numba, cuDF. Virtual GPUs work as real ones.
+
+    Parameters
+    ----------
+    value : object
+        An array, or a container of arrays: a list, dict, module, optimizer or dataclass.
+
+    Returns
+    -------
+    str
+        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` if only the driver knows which one. The
+        devices of an array that is spread over several are joined by ``+``. For a container with
+        arrays on several devices, all are named, the GPUs first.
+
+    Raises
+    ------
+    GpuError
+        There is no data on any device in it.
+
+    Examples
+    --------
+    >>> gpumagic.where(torch.ones(3, device="cuda:1"))
+    'cuda:1'
+    >>> gpumagic.where(jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch"))))
+    'cuda:0 + cuda:1'
+    >>> gpumagic.where({"net": net, "batch": numpy_array})
+    'cuda:0 and cpu'
+    """
+    found = _device(value)
+    if found is not None:
+        return found
+    devices = sorted({each for array in _arrays(value) for each in array.split(" + ")}, key=_order)
+    if not devices:
+        kind = class_name(type(value))
+        raise GpuError(
+            f"where: there is no array in this {kind}, so it is on no device; give an array, or "
+            "what holds arrays: a list, a dict, a module"
+        )
+    *first, last = devices
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _order(device: str) -> tuple[bool, str, int]:
+    kind, _, ordinal = device.partition(":")
+    return kind == "cpu", kind, int(ordinal or 0) if ordinal.isdecimal() or not ordinal else 0
+
+
+def _device(value: Any) -> str | None:
+    """Return the device of one array; None for any other object."""
+    for framework in known.in_use():
+        if framework.is_array(value):
+            return framework.where(value)
+    return device_of(value)
+
+
+def _arrays(value: Any) -> list[str]:
+    """Return the devices of all arrays within, following containers and objects."""
+    found: list[str] = []
+
+    def into(value: Any) -> Iterable[tuple[Step, Any]]:
+        if (device := _device(value)) is not None:
+            found.append(device)
+            return ()
+        split = FrameworksOn(CPU, tuple(known.in_use())).parts(value)
+        return parts_of(value) if split is None else (((".", ""), part) for part in split[0])
+
+    for _ in walk([((), value)], into):
+        pass
+    return found
+
+
+def move(value: object, where: object) -> Moves:
+    """Move `value` to a device in place: every object that can keeps its identity.
+
+    An array of JAX, TensorFlow or CuPy cannot move: lists, dicts and objects then hold a copy. The
+    replacement of an array, a tuple or a pytree is ``.value``.
+
+    Parameters
+    ----------
+    value : torch.Tensor, torch.nn.Module, torch.optim.Optimizer, array, or a container of them
+        Lists, tuples, named tuples, dicts and dataclasses are followed to any depth.
+    where : str, int or torch.device
+        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"`` …
+
+    Returns
+    -------
+    Moves
+        The moved variables and bytes, the others with the reason, the seconds, and the value.
+
+    Raises
+    ------
+    GpuError
+        There is no such device, or it has not enough free memory. Nothing was moved.
+
+    Examples
+    --------
+    >>> moves = gpumagic.move((net, optimizer, batch), 1)
+    >>> moves.nbytes
+    1234944
+    >>> params = gpumagic.move(params, 1).value  # of JAX
+    """
+    names = {"value": value}
+    needed = needed_in({**sys._getframe(1).f_globals, **names}, "gpumagic.move")
+    device = needed.find(where)
+    moves = all_of(
+        framework.move([*names.items()], device, names, []) for framework in needed.frameworks
+    )
+    if moves.left and not moves.moved and not needed.torch:
+        raise GpuError(f"move: {moves.left[0].reason}; nothing was moved")
+    return replace(moves, value=names["value"])
+
+
+def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
+    """Move back everything that cells moved; return that, and the names of variables on a GPU."""
+    cuda_state.check()
+    frameworks = known.in_use()
+    home = all_of([framework.home(namespace) for framework in frameworks])
+    return home, [name for framework in frameworks for name in framework.away(namespace)]
+
+
+def explain(
+    error: BaseException, *, namespace: Mapping[str, Any] | None = None
+) -> Explanation | None:
+    """Explain an error between devices, in the names of the code that raised it.
+
+    Parameters
+    ----------
+    error : BaseException
+        As it was caught, from torch, JAX or TensorFlow: its traceback is read.
+    namespace : mapping, optional
+        Names that the code could see, in addition to those of its frames.
+
+    Returns
+    -------
+    Explanation or None
+        None for any other error, and wherever it is not certain. `str()` is text; IPython shows
+        HTML; `.fix` is code to paste. It holds no array and no frame.
+
+    Examples
+    --------
+    >>> try:
+    ...     y = net(x)
+    ... except RuntimeError as error:  # JAX: ValueError
+    ...     print(gpumagic.explain(error))
+    """
+    # In an except block an error of ours would hide the user's own.
+    with faults.kept("explaining an error"):
+        for framework in known.in_use():
+            if (found := framework.explain(error, namespace or {})) is not None:
+                return found
+    return None
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Entered(NamedTuple):
+    """Record one entry of a `with`: its thread, torch's placement, and what ends it."""
+
+    thread: int
+    place: Any
+    stack: ExitStack
+
+
+class on:
+    """Make new tensors and modules on a device: ``with gpumagic.on(1):`` or ``@gpumagic.on(1)``.
+
+    Factories (``torch.zeros``, ``torch.tensor`` …), ``torch.Tensor(...)``, ``torch.from_numpy``,
+    ``torch.load``, new modules, and the batches of a `DataLoader` land there; a bare ``"cuda"``
+    means that GPU. An explicit ``device=`` wins, and so does ``with torch.device(...)`` inside.
+    What exists is not moved: see `gpumagic.move`. Of JAX, TensorFlow and CuPy, where the caller's
+    names are theirs, new arrays land there. Other threads and tasks are not affected.
+
+    Parameters
+    ----------
+    where : str, int or torch.device
+        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"``, ``"1?"`` …
+    batches : bool, default True
+        Whether batches of a `DataLoader` are brought there.
+
+    Raises
+    ------
+    GpuError
+        There is no such device.
+
+    Examples
+    --------
+    >>> with gpumagic.on(1) as device:
+    ...     X = torch.ones(2, 3)
+    >>> X.device
+    device(type='cuda', index=1)
+
+    >>> @gpumagic.on("free")
+    ... def train(): ...
+    """
+
+    def __init__(self, where: object, *, batches: bool = True) -> None:
+        self._needed = needed_in(sys._getframe(1).f_globals, "gpumagic.on")
+        self._on = self._needed.find(where)
+        self.device = native(self._needed, self._on)
+        self.batches = batches
+        self._entered: list[_Entered] = []
+
+    def __enter__(self) -> Any:
+        with ExitStack() as stack:
+            place = self._enter(stack, sys._getframe(1).f_globals)
+            self._entered.append(_Entered(threading.get_ident(), place, stack.pop_all()))
+        return self.device
+
+    def _enter(self, stack: ExitStack, namespace: dict[str, Any] | None) -> Any:
+        """Place until a stack is closed; return torch's placement, if there is one."""
+        for framework in self._needed.frameworks:
+            held = framework.place(self._on, batches=self.batches, namespace=namespace)
+            stack.enter_context(held)
+        if not self._needed.torch:
+            return None
+        from gpumagic.placement.scope import in_force
+
+        place = in_force.get()
+        assert place is not None
+        place.owner = self
+        return place
+
+    def _calling(self, function: Callable[..., Any]) -> ExitStack:
+        with ExitStack() as stack:
+            self._enter(stack, getattr(inspect.unwrap(function), "__globals__", None))
+            return stack.pop_all()
+
+    def __exit__(self, *exc: object) -> None:
+        # One object may be entered again, by several threads and tasks: end this context's own.
+        if not self._entered:
+            raise RuntimeError("this placement was not entered")
+        mine = [each for each in self._entered if each.thread == threading.get_ident()]
+        if self._needed.torch:
+            from gpumagic.placement.scope import enclosing
+
+            place = next((p for p in enclosing() if p.owner is self), None)
+            mine = [each for each in self._entered if each.place is place] or mine
+        entered = (mine or self._entered)[-1]
+        self._entered.remove(entered)
+        entered.stack.close()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(function, (type, classmethod, staticmethod)):
+            kind = "a class" if isinstance(function, type) else type(function).__name__
+            raise TypeError(f"@gpumagic.on wraps functions and methods, not {kind}; put it below")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                with self._calling(function):
+                    return await function(*args, **kwargs)
+
+            return cast(Callable[P, R], run_async)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"@gpumagic.on cannot wrap the generator {function.__name__}(): its caller would "
+                "be placed too; use `with gpumagic.on(...)` between its yields"
+            )
+
+        @unseen
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._calling(function):
+                return function(*args, **kwargs)
+
+        return run

@@ -1,0 +1,134 @@
+"""Support torch, by the engines that place, move, count and explain.
+
+The only file of this room that imports torch: it is imported once torch is in use.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpumagic.device import Device, cuda_state
+from gpumagic.frameworks.framework import Framework
+from gpumagic.ledger.dispatch import counting
+from gpumagic.ledger.entry import Memory, Tally
+from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.mismatch.explanation import Explanation
+from gpumagic.moving import move
+from gpumagic.moving.moved import Moves, Origin
+from gpumagic.moving.plan import bytes_of
+from gpumagic.placement import torch_devices
+from gpumagic.placement.scope import Placement
+from gpumagic.placement.swap import enter, leave
+
+
+class Torch(Framework):
+    """Adapt torch to the contract of a framework."""
+
+    name = "torch"
+    counts_allocations = True
+
+    def started(self) -> bool:
+        """Whether CUDA has been initialized in this process."""
+        return bool(torch.cuda.is_initialized())
+
+    def devices(self) -> list[Device]:
+        """Return the GPUs that torch can use here, by ordinal."""
+        return torch_devices.devices(memory=False)
+
+    def own(self, device: Device) -> torch.device:
+        """Return torch's object for a device."""
+        return torch_devices.as_torch(device)
+
+    @contextmanager
+    def place(
+        self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
+    ) -> Iterator[Placement]:
+        """Make new tensors on `device` unless the code names one, within the context.
+
+        Its value has the bytes of each tensor of each batch that loaders have brought there, and
+        the libraries whose first GPU was taken as this device.
+        """
+        placed = enter(self.own(device), batches=batches, namespace=namespace)
+        try:
+            yield placed
+        finally:
+            leave(placed)
+
+    def is_array(self, value: object) -> bool:
+        """Whether it is a tensor, by its type."""
+        return issubclass(type(value), Tensor)
+
+    def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+        """Return the variables that are tensors of torch's own class; none of IPython's own."""
+        return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
+
+    def where(self, array: Tensor) -> str:
+        """Return the device that a tensor is on."""
+        return str(array.device)
+
+    def nbytes(self, array: Tensor) -> int:
+        """Return the bytes of its data; 0 if it has no shape yet, or no strides."""
+        return bytes_of(array)
+
+    def move(
+        self,
+        variables: Iterable[tuple[str, Any]],
+        device: Device,
+        namespace: dict[str, Any],
+        origins: list[tuple[Any, Origin]],
+        *,
+        back: bool = False,
+        line: Callable[[], Any] | None = None,
+    ) -> Moves:
+        """Move tensors, modules and optimizers in place, with the state of all optimizers."""
+        followers = move.optimizers_in(namespace)
+        return move.move_all(
+            variables,
+            self.own(device),
+            followers=followers,
+            namespace=namespace,
+            origins=origins,
+            line=line,
+        )
+
+    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+        """Keep the device of each moved object from before the first cell that moved it."""
+        move.remember(origins, cell)
+
+    def home(
+        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
+    ) -> Moves:
+        """Move the moved objects, or only those of `origins`, back to where they were."""
+        return move.bring_home(namespace, origins)
+
+    def away(self, namespace: Mapping[str, Any]) -> list[str]:
+        """Return the variables that are tensors on a GPU."""
+        return [n for n, tensor in move.tensors_in(namespace) if tensor.device.type != "cpu"]
+
+    def wait(self, *devices: str) -> None:
+        """Wait until these devices have finished; without any, every GPU with a context."""
+        if not devices and torch.cuda.is_initialized():
+            devices = tuple(f"cuda:{ordinal}" for ordinal in cuda_state.started())
+        for name in devices:
+            move.wait_for(torch.device(name))
+
+    def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
+        """Begin to measure every GPU's memory; return a function that ends it."""
+        meter = MemoryMeter()
+        meter.start()
+        return meter.stop
+
+    def count(
+        self, tally: Tally, strict: bool, *, warn: bool = False
+    ) -> AbstractContextManager[object]:
+        """Count torch's copies between devices and its waits, within the context."""
+        return counting(tally, strict=strict, warn=warn)
+
+    def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
+        """Explain an error between torch's devices; None for any other."""
+        from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
+
+        return explain(error, namespace=namespace)
