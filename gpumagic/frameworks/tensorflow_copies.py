@@ -2,11 +2,12 @@
 
 TensorFlow silently copies an operand from another device, and keeps the copy while the tensor
 lives, so each tensor counts once per device. A copy is implicit where TensorFlow's own policy
-"explicit" would refuse it, except `tf.identity` and batches of `tf.data`. Functions are read by
-their parts (`tensorflow_graphs`); what NumPy reads by itself (`np.asarray(x)`) is not seen. Only
-reads have a time of their own.
+"explicit" would refuse it, except `tf.identity` and batches of `tf.data`, and where an operator
+converts an array of NumPy's. Functions are read by their parts (`tensorflow_graphs`); what NumPy
+reads by itself (`np.asarray(x)`) is not seen. Only reads have a time of their own.
 
-Private parts used: callbacks of `op_callbacks`, and `_numpy` of tensors; both are put back.
+Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
+`convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
 """
 
 import sys
@@ -19,9 +20,11 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
-from tensorflow.python.framework import kernels, op_callbacks, op_def_registry
+from tensorflow.python.framework import constant_op, kernels, op_callbacks, op_def_registry
 
 from gpumagic import faults
 from gpumagic.errors import ImplicitCopyError
@@ -109,6 +112,9 @@ _inside = Inside(tf, "tensorflow_")
 # Functions of TensorFlow's that stand around its others.
 _AROUND = {"error_handler", "op_dispatch_handler", "wrapper", "wrapped"}
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
+# Functions that make a tensor of an array, as their name says.
+_ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
+_VARIABLES = {"_init_from_args"}  # a variable is made where the code says
 _OWN = PRINTING | _READING | {"numpy", "__array__"}
 # Operations of pipelines: what makes batches, and what a GPU's kernel too answers in host memory.
 _MAKING, _ASKING = {"IteratorGetNext"}, {"OptionalHasValue", "DatasetCardinality"}
@@ -161,6 +167,43 @@ class TensorFlowCopies:
             return read
 
         replace(stack, owner, "_numpy", _numpy)
+        convert = constant_op.convert_to_eager_tensor
+        execute = pywrap_tfe.TFE_Py_FastPathExecute
+
+        def convert_to_eager_tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            made = convert(value, *args, **kwargs)
+            if isinstance(value, np.ndarray):
+                self._convert([value], made, sys._getframe(1))
+            return made
+
+        def fast_path_execute(ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
+            __tracebackhide__ = True
+            made = execute(ctx, operation, name, *operands)
+            # Integers are mostly shapes and indices, which stay with the host.
+            arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
+            if arrays:
+                self._convert(arrays, made, sys._getframe(1))
+            return made
+
+        replace(stack, constant_op, "convert_to_eager_tensor", convert_to_eager_tensor)
+        replace(stack, pywrap_tfe, "TFE_Py_FastPathExecute", fast_path_execute)
+
+    def _convert(self, arrays: list[Any], made: Any, frame: FrameType) -> None:
+        """Count arrays of NumPy's that an operator copies, unless the user asked for it."""
+        __tracebackhide__ = True
+        counts: list[Count | None] = []
+        if threading.get_ident() == self._thread:
+            with faults.kept("counting an array of NumPy's that TensorFlow copies"):
+                call = called_from(frame, _inside, _AROUND, _VARIABLES)
+                asked = call is None or call.function in _ASKED
+                first = made if isinstance(made, tf.Tensor) else next(iter(made or ()), None)
+                for array in arrays if first is not None and not asked else ():
+                    if array.ndim and self._is_data(first.dtype):
+                        to = self._devices.name(first.backing_device)
+                        counts.append(self._copy("operand", "cpu", to, array.nbytes))
+        for count in filter(None, counts):
+            self._refuse(count)
 
     def _read_of(self, tensor: Any) -> Count | None:
         """Return how a tensor's read by the host counts; None for one in the host's memory."""

@@ -153,6 +153,20 @@ def test_none_is_invented(counted, refused, code):
     assert not refused(code)
 
 
+@pytest.mark.parametrize("code", ["n * b", "tf.multiply(b, n)", "b = b + n", "tf.stack([b, n])"])
+def test_an_array_of_numpys_that_an_operator_copies_each_time(counted, code):
+    ran = counted(f"for _ in range(3):\n    {code}")
+    assert ran.error is None
+    assert at_line(ran, 2) == {("cpu", B): 96}
+    assert all(entry.implicit for entry in ran.ledger)
+    assert isinstance(counted(code, strict=True).error, ImplicitCopyError)
+
+
+def test_an_array_of_numpys_that_the_code_makes_a_tensor_is_explicit(counted):
+    ran = counted("x = tf.constant(n)\ny = tf.convert_to_tensor(n)\nb + x + y\ntf.Variable(n)")
+    assert ran.implicit == []
+
+
 def test_a_copy_that_tensorflow_keeps_counts_once(counted):
     ran = counted("for _ in range(5):\n    b = b + c\n")
     assert [(e.count, e.nbytes) for e in ran.ledger] == [(1, 32)]
