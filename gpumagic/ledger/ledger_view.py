@@ -37,6 +37,7 @@ def _transfers(entries: list[Entry]) -> str:
     count = sum(e.count for e in copies)
     unsized = {e.destination for e in copies if e.unsized}
     each = ", ".join(f"{_bytes(n, device in unsized)} to {device}" for device, n in to.items())
+    each = each.replace(size(None), "unknown bytes")
     return f"{_count(count, 'transfer')}: {each}{_at(copies, count)}" if copies else ""
 
 

@@ -320,7 +320,7 @@ def test_keras_takes_its_batches_inside_a_function(counted, names):
     assert ran.error is None
     [batches] = [e for e in ran.ledger.copies if not e.within]
     assert (batches.line, batches.operator, batches.count, batches.unsized) == (3, "batch", 8, True)
-    assert "N/A to cuda:1" in ledger_view.line(ran.ledger)
+    assert "unknown bytes to cuda:1" in ledger_view.line(ran.ledger)
     assert [e for e in ran.ledger if e.kind == "wait"] == []
 
 
