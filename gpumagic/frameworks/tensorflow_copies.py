@@ -197,7 +197,7 @@ class TensorFlowCopies:
             with faults.kept("counting an array of NumPy's that TensorFlow copies"):
                 call = called_from(frame, _inside, _AROUND, _VARIABLES)
                 asked = call is None or call.function in _ASKED
-                first = made if isinstance(made, tf.Tensor) else next(iter(made or ()), None)
+                first: Any = made if isinstance(made, tf.Tensor) else next(iter(made or ()), None)
                 for array in arrays if first is not None and not asked else ():
                     if array.ndim and self._is_data(first.dtype):
                         to = self._devices.name(first.backing_device)

@@ -276,6 +276,8 @@ class _Moves:
             self.edit.replaced += [(node, _moving(part.text, self.within)) for node in near]
         if part in site.extra and part.node not in ast.walk(site.node):
             return  # where it is used near, it moves; else its own turn comes
+        if self._redirected(part):
+            return
         self.nbytes[part.key] = 0 if part.factory else part.nbytes
         node, text = part.node, _moving(bracketed(part.node, part.text), self.within)
         whole = site.frame.text(node)
@@ -285,6 +287,20 @@ class _Moves:
         if whole != part.text and _contents(site.frame.scope.value(node)):
             text = _each(whole, site.frame.scope.value(node), self.within)
         self.edit.replaced.append((node, text))
+
+    def _redirected(self, part: Part) -> bool:
+        """Drop or redirect the transfer that took an expression from the target: `a.cpu() + b`."""
+        node, reader = part.node, Reader(self.site.frame)
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            if reader.only_transfers(node):
+                before, text = reader.part(owner), bracketed(owner, self.site.frame.text(owner))
+                stays = before is not None and before.device == self.target
+                self.nbytes[part.key] = 0 if stays else None
+                self.edit.replaced.append((node, text if stays else _moving(text, self.within)))
+                return True
+            node = owner
+        return False
 
     def _how(self, part: Part) -> str:
         """``"before"`` for good, its ``"data"``, or ``"within"``."""

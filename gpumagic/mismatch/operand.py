@@ -333,6 +333,14 @@ class Reader:
             return replace(owner, node=node, text=text, devices=devices)
         return Part(node, text, "made", devices)
 
+    def only_transfers(self, node: ast.Call) -> bool:
+        """Return whether a method's call brings a tensor to a device and does nothing else."""
+        name, given = getattr(node.func, "attr", ""), arguments(node)
+        if name not in ("to", "cuda", "cpu") or len(given) > 1:
+            return False
+        a_tensor = any(issubclass(type(self.scope.value(argument)), Tensor) for argument in given)
+        return not a_tensor and all(self.device(argument, "") for argument in given)
+
     def device(self, node: ast.expr | None, without: str) -> str | None:
         """Return the device that an argument names, `without` if there is none, None if unknown."""
         if node is None:

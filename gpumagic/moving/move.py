@@ -131,10 +131,10 @@ def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     }
     former: dict[str, Any] = {}
     for name, named in list(held.items()) if devices <= {device} else ():
-        is_device = isinstance(named, torch.device)
+        is_device = issubclass(type(named), torch.device)
         if is_device and named.type == "cuda" and named.index is not None:
             here: Any = device
-        elif parts and name in DEVICE_NAMES and isinstance(named, (str, torch.device)):
+        elif parts and name in DEVICE_NAMES and (is_device or type(named) is str):
             here = device if is_device else str(device)
         elif name == "_n_gpu" and type(named) is int and named > 1:
             here = 1  # TrainingArguments counted the GPUs: a cell has one

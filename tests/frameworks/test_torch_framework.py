@@ -38,10 +38,10 @@ def test_what_it_moves_it_remembers_and_brings_home(adapter):
 
 def test_new_tensors_are_placed_and_their_memory_is_measured(adapter):
     stop = adapter.peak(GPU1)
-    with adapter.place(GPU1) as batches:
+    with adapter.place(GPU1) as placed:
         made = torch.ones(MIB)
     (memory,) = stop()
-    assert (adapter.where(made), adapter.nbytes(made), batches) == ("cuda:1", 4 * MIB, [])
+    assert (adapter.where(made), adapter.nbytes(made), placed.delivered) == ("cuda:1", 4 * MIB, [])
     assert (memory.device, memory.peak - memory.before) == ("cuda:1", 4 * MIB)
     assert torch.ones(1).device.type == "cpu"
 

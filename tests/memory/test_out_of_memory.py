@@ -239,7 +239,7 @@ def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
 
 def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monkeypatch):
     small.run(START)
-    clock = SimpleNamespace(perf_counter=iter([0.0, 1000.0]).__next__)
+    clock = SimpleNamespace(perf_counter=iter([0.0, 0.0, 0.0, 1000.0]).__next__)
     monkeypatch.setattr("gpumagic.magics.hooks.time", clock)
     small.run("%%ongpu 0\ntorch.empty(2**29)")
     assert shown
