@@ -167,9 +167,9 @@ def _answer(fit: Fit, found: Largest) -> str:
     where = f"{found.where} (virtual)" if found.virtual else found.where
     spare = f"of {size(found.free)} free"
     smallest = fit.tried[0] if fit.tried else None
-    if found.value is None and smallest is None:
-        return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
     if found.value is None:
+        if smallest is None:
+            return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
         least = f"{fit.name} = {smallest.value} needs {_need(smallest)}"
         return f"no {fit.name} fits on {where}: {least} {spare}"
     best = fit.at(found.value)

@@ -101,7 +101,7 @@ def _install(namespace: dict[str, Any] | None) -> None:
             _prepare()
         if _holders == 0:
             _look_at(_new_modules())
-            _fill_dynamos_table()
+            _fill_dynamos_tables()
             if not _finder.importing:
                 _swap_torch()
             sys.meta_path.insert(0, _finder)
@@ -211,6 +211,8 @@ class _TorchFinder(MetaPathFinder):
                 _swap_torch(back=True)
         try:
             run(module)
+            if module.__name__ == "torch._dynamo":
+                _fill_dynamos_tables()
         finally:
             with _lock:
                 self.importing -= of_torch
@@ -290,10 +292,11 @@ def _look_at(modules: dict[str, Any]) -> None:
                 _in_libraries.append((names, function, names[function], wrap(names[function])))
 
 
-def _fill_dynamos_table() -> None:
-    # dynamo knows torch's functions by identity, and fills its table from their names when it first
-    # needs it. With the originals there, it traces into a twin and on to the original.
+def _fill_dynamos_tables() -> None:
+    # dynamo knows torch's functions by identity, and fills its tables from their names when it
+    # first needs them. With the originals there, it traces into a twin and on to the original.
     rules = sys.modules.get("torch._dynamo.trace_rules")
-    table = getattr(rules, "get_torch_obj_rule_map", None)
-    if table is not None:
-        table()
+    functions = sys.modules.get("torch._dynamo.variables.torch")
+    known = getattr(functions, "TorchInGraphFunctionVariable", None)
+    for owner, name in ((rules, "get_torch_obj_rule_map"), (known, "_get_handlers")):
+        getattr(owner, name, lambda: None)()
