@@ -16,7 +16,7 @@ from gpumagic.cluster.rank_states import RankHosts, rows_of
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
 from gpumagic.cluster.scattered import Sharing, Whole, put_together, sharing_in_words
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.display.units import some
+from gpumagic.display.units import many, some
 from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell, user_namespace
@@ -71,7 +71,7 @@ class GpuCluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"{self.size} ranks: {self._engines.plan.description}"
+        return f"{many(self.size, 'rank')}: {self._engines.plan.description}"
 
     # -- cells
     def run(

@@ -13,6 +13,7 @@ from shlex import quote
 from typing import Any
 
 from gpumagic import device
+from gpumagic.display.units import many
 from gpumagic.errors import GpuError
 from gpumagic.virtual.torchless import part_of_the_host
 
@@ -86,8 +87,8 @@ def local(where: str | None) -> Plan:
         EngineSet((rank,), {shows: name, "RANK": str(rank)}, command)
         for rank, name in enumerate(names)
     )
-    kind = "GPUs" if gpus else "virtual GPUs"
-    return Plan("local", sets, description=f"{len(names)} {kind} of this machine")
+    what = many(len(names), "GPU" if gpus else "virtual GPU")
+    return Plan("local", sets, description=f"{what} of this machine")
 
 
 def _count(where: str | None, gpus: Sequence[device.Device]) -> int:
@@ -100,10 +101,16 @@ def _count(where: str | None, gpus: Sequence[device.Device]) -> int:
     return int(where)
 
 
+_MOST_VIRTUAL = 64
+
+
 def _virtual_count(where: str | None) -> int:
     if where is None or where == "all":
         return 2
-    if where.isdecimal() and 0 < int(where) <= 64:
+    if where.isdecimal():
+        if not 0 < int(where) <= _MOST_VIRTUAL:
+            most = f"1 to {_MOST_VIRTUAL} virtual GPUs are possible"
+            raise GpuError(f"{where} engines: {most}; type %gpucluster start 2")
         return int(where)
     parts = where.split(",")
     if all(part.strip().isdecimal() for part in parts):

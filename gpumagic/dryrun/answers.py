@@ -247,6 +247,8 @@ def install(
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)
+    # Functions compiled earlier: dynamo compiles nothing here, which fullgraph=True makes an error.
+    torch.compiler.set_stance("force_eager")
     for module in (optimizers, _foreach_utils):
         # By their types torch decides whether an optimizer works on all tensors at once.
         module._foreach_supported_types.append(FakeTensor)

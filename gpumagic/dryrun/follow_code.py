@@ -39,7 +39,7 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
 from gpumagic.moving.move import move_all, optimizers_in
 from gpumagic.moving.moved import Moved
-from gpumagic.placement.scope import in_force, placement
+from gpumagic.placement.scope import placement, put_in_force
 from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
@@ -95,7 +95,7 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
             switch.stand_in(before.real)
         let_backward_run(set_in_copy)
         if outer is not None:
-            in_force.set(outer)  # a fork leaves it
+            put_in_force(outer)  # a fork leaves it
         return _Following(subject).run(before)
 
     try:

@@ -159,7 +159,7 @@ def answer(fit: Fit) -> Iterator[str]:
         yield _answer(fit, found)
     if fit.steps is not None:
         yield _steps(fit.steps)
-    elif fit.target is not None:
+    elif fit.target is not None and fit.tried:
         yield f"{fit.target:,} in all cannot be reached: no {fit.name} fits"
 
 
@@ -168,8 +168,10 @@ def _answer(fit: Fit, found: Largest) -> str:
     spare = f"of {size(found.free)} free"
     smallest = fit.tried[0] if fit.tried else None
     if found.value is None:
-        least = f": {fit.name} = {smallest.value} needs {_need(smallest)}" if smallest else ""
-        return f"no {fit.name} fits on {where}{least} {spare}"
+        if smallest is None:
+            return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
+        least = f"{fit.name} = {smallest.value} needs {_need(smallest)}"
+        return f"no {fit.name} fits on {where}: {least} {spare}"
     best = fit.at(found.value)
     how = "a run confirms it" if found.confirmed else "predicted, not run"
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}

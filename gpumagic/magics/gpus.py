@@ -6,7 +6,7 @@ from typing import Any
 from IPython.display import display
 
 from gpumagic import device, faults
-from gpumagic.display.units import size, some
+from gpumagic.display.units import many, size, some
 from gpumagic.errors import GpuError
 from gpumagic.magics.hooks import running_cluster
 from gpumagic.telemetry import collect
@@ -94,13 +94,14 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         print(home.back)
     alive = virtual.live_tensors()
     if alive and not force:
-        held = some(made) if made else f"{alive} tensor{'s' * (alive > 1)} of no variable"
+        held = some(made) if made else f"{many(alive, 'tensor')} of no variable"
         cure = "bring them to the CPU" if made else "%gpufree releases what IPython keeps"
         raise GpuError(
             f"--virtual off would lose what was made there: {held}; {cure}, or type "
             "%gpus --virtual off --force"
         )
+    ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""
     cells.end_all()
     virtual.disable()
-    lost = f"; {alive} tensor{'s' * (alive > 1)} that lived there can no longer be used"
-    print("virtual GPUs are off" + (lost if alive else ""))
+    lost = f"; {many(alive, 'tensor')} that lived there can no longer be used" if alive else ""
+    print(f"virtual GPUs are off{ended}{lost}")

@@ -14,7 +14,7 @@ from typing import Any
 from gpumagic.device import cuda_state
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size, some
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, meant
 from gpumagic.memory import find_holders
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.holders_by_name import WORKSPACE, grouped
@@ -120,7 +120,9 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     holding = _holding(found)
     wrong = _wrong([name for name in names if not outputs.has(name)], namespace, holding)
     if wrong and len(wrong) == len(names):
-        raise GpuError(f"{next(iter(wrong.values()))}; %gpumem lists what does")
+        name, why = next(iter(wrong.items()))
+        question = "" if name in namespace else meant(name, namespace)
+        raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
     names = tuple(name for name in names if name not in wrong and not outputs.has(name))
     spare = [each for each in found if not _is_needed(each, names)]
     spare = [each for each in spare if not on or each.device in on]

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
 from gpumagic.placement.first_gpu import NAMES, meant, spread
-from gpumagic.placement.scope import in_force, placement, suspended
+from gpumagic.placement.scope import in_force, placement, suspended, traced_device
 from gpumagic.usercode.files import leave_out_ours, unseen
 
 Wrapper = Callable[..., Any]
@@ -52,13 +53,20 @@ class _Verdicts(dict[str | None, bool]):
 _is_host_code = _Verdicts()
 
 
-def _chosen(caller: types.FrameType | None = None) -> torch.device | None:
-    """Return the device of the placement in force, unless the user or host code overrules it."""
+def _chosen(caller: int | None = None) -> torch.device | None:
+    """Return the device of the placement in force, unless the user or host code overrules it.
+
+    The code is that of the frame `caller` levels above the calling function, if given.
+    """
+    if is_dynamo_compiling():
+        return traced_device()
     place = placement()
     if place is None or place.overruled():
         return None
-    if caller is not None and _is_host_code[caller.f_globals.get("__name__")]:
-        return None
+    if caller is not None:
+        code = sys._getframe(caller + 1).f_globals
+        if _is_host_code[code.get("__name__")]:
+            return None
     return place.device
 
 
@@ -68,7 +76,7 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
 
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
-        place = current()
+        place = None if is_dynamo_compiling() else current()
         try:
             if (
                 place is not None
@@ -77,10 +85,10 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
                 and not is_host_code[frame(caller).f_globals.get("__name__")]
             ):
                 return make(*args, **place.keywords)
-            if type(kwargs.get("device")) in NAMES:
+            if place is not None and type(kwargs.get("device")) in NAMES:
                 kwargs["device"] = meant(kwargs["device"], frame(caller))
             told = kwargs.get("device") is not None or kwargs.get("out") is not None
-            if told or kwargs.get("pin_memory") or (device := _chosen(frame(caller))) is None:
+            if told or kwargs.get("pin_memory") or (device := _chosen(caller)) is None:
                 return make(*args, **kwargs)
             generator = kwargs.get("generator")
             if generator is not None and generator.device != device:
@@ -106,7 +114,7 @@ def _converter(make: Wrapper) -> Wrapper:
         data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
         if kwargs.get("device") is None and not isinstance(data, Tensor):
             # None where there is no placement, as if nothing were said.
-            kwargs["device"] = _chosen(sys._getframe(2))
+            kwargs["device"] = _chosen(2)
         return make(*args, **kwargs)
 
     return placed
@@ -119,7 +127,7 @@ def _host_maker(make: Wrapper) -> Wrapper:
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
-        device = _chosen(sys._getframe(2))
+        device = _chosen(2)
         return made if device is None else made.to(device)
 
     return placed

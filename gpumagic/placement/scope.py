@@ -1,6 +1,7 @@
 """Say which placement is in force in this thread or asyncio task."""
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -57,16 +58,39 @@ def placement() -> Placement | None:
     return next(enclosing(), None)
 
 
+# The placement of this thread, for code that torch.compile traces: dynamo can neither trace nor
+# guard a ContextVar. It compares `device` before it uses a graph, so each device has its own.
+_traced = threading.local()
+
+
+def put_in_force(place: Placement | None) -> None:
+    """Make `place` the placement of this context; None suspends placement."""
+    in_force.set(place)
+    found = placement()
+    _traced.device, _traced.modes = (found.device, found.modes) if found else (None, 0)
+
+
+def traced_device() -> torch.device | None:
+    """Return the device in force in this thread, in terms that dynamo can trace."""
+    device = getattr(_traced, "device", None)
+    if device is not None:
+        for mode in _get_current_function_mode_stack()[_traced.modes :]:
+            if isinstance(mode, DeviceContext):
+                return None
+    return device
+
+
 @contextmanager
 def suspended() -> Iterator[None]:
     """Suspend placement within, for library code whose small tensors belong on the host."""
-    token = in_force.set(None)
+    before = in_force.get()
+    put_in_force(None)
     try:
         yield
     finally:
-        in_force.reset(token)
+        put_in_force(before)
 
 
 if hasattr(os, "register_at_fork"):
     # A forked worker of a DataLoader must not touch CUDA.
-    os.register_at_fork(after_in_child=lambda: in_force.set(None))
+    os.register_at_fork(after_in_child=lambda: put_in_force(None))

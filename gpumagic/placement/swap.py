@@ -25,7 +25,7 @@ from torch.utils._device import _device_constructors
 
 from gpumagic.placement import first_gpu
 from gpumagic.placement.factories import IN_LIBRARIES, SPACES, tensor_new, twins
-from gpumagic.placement.scope import Placement, in_force, placement
+from gpumagic.placement.scope import Placement, in_force, placement, put_in_force
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
 
@@ -56,7 +56,7 @@ def enter(
     except BaseException:
         _restore_current_device(place)
         raise
-    in_force.set(place)
+    put_in_force(place)
     return place
 
 
@@ -66,7 +66,7 @@ def leave(place: Placement) -> None:
         return
     place.device = place.direct = None
     if in_force.get() is place:
-        in_force.set(place.outer)
+        put_in_force(place.outer)
     try:
         _remove()
     finally:
@@ -103,9 +103,9 @@ def _install(namespace: dict[str, Any] | None) -> None:
             _prepare()
         if _holders == 0:
             _look_at(_new_modules())
+            _fill_dynamos_tables()
             if not _finder.importing:
                 _swap_torch()
-            _forget_dynamos_tables()
             sys.meta_path.insert(0, _finder)
             for name in _user_modules & sys.modules.keys():
                 _swap_namespace(vars(sys.modules[name]))
@@ -135,7 +135,6 @@ def _remove() -> None:
         _look_at(imported)
         while _namespaces:
             _swap(_held(_namespaces.popitem()[1], _real_of))
-        _forget_dynamos_tables()
 
 
 def installed() -> bool:
@@ -215,6 +214,8 @@ class _TorchFinder(MetaPathFinder):
                 _swap_torch(back=True)
         try:
             run(module)
+            if module.__name__ == "torch._dynamo":
+                _fill_dynamos_tables()
         finally:
             with _lock:
                 self.importing -= of_torch
@@ -294,10 +295,11 @@ def _look_at(modules: dict[str, Any]) -> None:
                     _in_libraries.append((names, function, names[function], wrap(names[function])))
 
 
-def _forget_dynamos_tables() -> None:
-    # dynamo knows torch's functions by identity: its tables for the originals are wrong for the
-    # twins, and conversely. It rebuilds them at the next compilation.
+def _fill_dynamos_tables() -> None:
+    # dynamo knows torch's functions by identity, and fills its tables from their names when it
+    # first needs them. With the originals there, it traces into a twin and on to the original.
     rules = sys.modules.get("torch._dynamo.trace_rules")
-    table = getattr(rules, "get_torch_obj_rule_map", None)
-    if rules is not None and table is not None and table.cache_info().currsize:
-        rules.clear_lru_cache()
+    functions = sys.modules.get("torch._dynamo.variables.torch")
+    known = getattr(functions, "TorchInGraphFunctionVariable", None)
+    for owner, name in ((rules, "get_torch_obj_rule_map"), (known, "_get_handlers")):
+        getattr(owner, name, lambda: None)()

@@ -113,9 +113,9 @@ def _compare(there: list[Device], number: int, capacity: int | None) -> None:
     """Raise GpuError if the virtual GPUs already on differ from the requested ones."""
     each = there[0].memory_total or 0
     if len(there) != number or capacity not in (None, each):
-        asked = number if capacity is None else f"{number} of {capacity / _GIB:g} GiB"
+        asked = number if capacity is None else f"{number} of {capacity / _GIB:.3g} GiB"
         raise GpuError(
-            f"virtual GPUs: {asked} asked, {len(there)} of {each / _GIB:g} GiB are on already; "
+            f"virtual GPUs: {asked} asked, {len(there)} of {each / _GIB:.3g} GiB are on already; "
             f"type {as_typed('%gpus --virtual off')} first"
         )
 

@@ -50,6 +50,15 @@ def test_each_rank_is_shown_its_gpu_by_the_variable_that_its_torch_reads(monkeyp
         assert [each.environment[name] for each in plan.sets] == ["GPU-0a5f", "GPU-1a5f"]
 
 
+def test_too_many_virtual_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(launching.device, "here", lambda memory: [])
+    assert launching.local("1").description == "1 virtual GPU of this machine"
+    assert launching.local("0,1").count == 2
+    for where in ("0", "65", "99"):
+        with pytest.raises(gpumagic.GpuError, match=f"{where} engines: 1 to 64 virtual GPUs are"):
+            launching.local(where)
+
+
 def test_each_way_to_start_has_a_plan(monkeypatch):
     plan = launching.slurm("2x8", "gpu", "10.0.0.1")
     assert (plan.launcher, plan.count, plan.address, plan.local) == ("slurm", 16, "10.0.0.1", False)

@@ -42,6 +42,14 @@ def test_a_function_that_is_placed_brings_its_arguments():
     assert (returned(result).device, result.moved) == ("cpu", ())
 
 
+def test_a_function_compiled_as_a_whole_is_followed_uncompiled():
+    compiled = torch.compile(lambda x: x @ x + 1, backend="eager", fullgraph=True)
+    compiled(torch.ones(4, 4))
+    result = dry_run(compiled, torch.ones(256, 256), on=1)
+    assert result.error is None
+    assert (returned(result).shape, returned(result).device) == ((256, 256), "cuda:1")
+
+
 def test_methods_modules_and_partials():
     net = nn.Linear(3, 2)
     X = torch.ones(4, 3)

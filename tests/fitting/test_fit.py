@@ -165,6 +165,20 @@ def test_ctrl_c_keeps_what_is_known():
 
 
 @pytest.mark.usefixtures("small")
+def test_ctrl_c_before_the_first_result_says_nothing_of_what_fits():
+    def stop(line):
+        raise KeyboardInterrupt
+
+    result = gpumagic.fit(
+        lambda n: torch.ones(n), 1, n=range(1, 100), target=200, margin=0, progress=stop
+    )
+    assert result.interrupted
+    assert "nothing is known yet: no n was tried to its end on cuda:1" in str(result)
+    assert "fits" not in str(result)
+    assert "cannot be reached" not in str(result)
+
+
+@pytest.mark.usefixtures("small")
 def test_what_fails_within_keeps_what_is_known(monkeypatch):
     real = fit_search.dry
 

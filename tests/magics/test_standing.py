@@ -53,7 +53,7 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     ip.run("%ongpu 1")
     done = ip.run("%gpus --virtual off\nx = torch.zeros(1)")
     assert done.success, done.text
-    assert done.text == "virtual GPUs are off\n"
+    assert done.text == "virtual GPUs are off; %ongpu 1 has ended\n"
     assert ip.ns["x"].device.type == "cpu"
     assert ip.run("torch.zeros(1)").result.device.type == "cpu"
     ip.run("%gpus --virtual 2")

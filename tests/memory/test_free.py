@@ -223,6 +223,8 @@ def test_bad_input_is_told_in_a_line_and_frees_nothing(held):
     before = allocated()
     for line, words in (
         ("%gpufree nonsense", "no variable 'nonsense'"),
+        ("%gpufree xx", "no variable 'xx'; %gpumem shows what is on a GPU"),
+        ("%gpufree torhc", "no variable 'torhc'; did you mean torch?"),
         ("%gpufree n", "n holds nothing on a GPU"),
         ("%gpufree torch", "torch holds nothing on a GPU"),
         ("%gpufree x.grad", "there is no variable 'x.grad'"),
