@@ -126,9 +126,16 @@ def _levers(t: "Trials | None") -> Iterator[tuple[tuple[_Find, ...], int]]:
     if t is None:
         yield from (free, ((other_gpu,), 1))
         return
-    from gpumagic.memory.levers_by_trial import keep_less, no_graph, otherwise, smaller
+    from gpumagic.memory.levers_by_trial import (
+        aligned,
+        keep_less,
+        no_graph,
+        otherwise,
+        smaller,
+    )
 
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
+    yield (aligned,), 1
     less = (keep_less, no_graph), 2
     yield from (free, less) if t.loop is None else (less, free)
     yield (smaller, otherwise, other_gpu), 2

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ from gpumagic.usercode.variables import names_read
 _WORTH = 0.05
 # A number decides if with half of it so much less is needed.
 _DECIDES = 0.2
+# Half a batch needs half of the memory. If it needs less than this part, samples are paired with
+# each other, and a smaller batch computes something else.
+_PAIRED = 0.4
 # The reported number is at most this far below the largest that fits. A closer one would cost dry
 # runs, and depends on fragmentation. On a real GPU there is a margin besides.
 _NEAR, _NEAR_REAL = 0.05, 0.1
@@ -45,14 +48,24 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is None or not path:
         return
     frame, inside = trial.frame, not trial.frame.at_top
-    name = next((n for n in frame.scope.local if s.local(frame, n) == path), "")
+    local = (n for n in frame.scope.local if s.local(frame, n) == path)
+    name = next(local, path if path in s.namespace else "")
     graphs, whole = s.in_graphs(path, in_frames=inside), s.alone([path], in_frames=inside)
     # Before a backward pass after the loop the graphs are needed.
     later = any(r.backward for r in s.rests) and "backward" not in ast.unparse(trial.rest.loops[0])
+    value = frame.scope.name(name)
+    single = isinstance(value, Tensor) and value.numel() == 1
+    cached = isinstance(value, _lru_cache_wrapper)
+    used = sum(item.nbytes for _, item in contents(value) if isinstance(item, Tensor))
+    views = max(whole - used, 0) if used else 0
     detached = f"keep `.item()` or `.detach()` in `{name}`, not results with their graphs"
+    stepwise = f"`{name}.backward(); {name} = {name}.detach()` in each pass, no backward after it"
     for do, keep, gives in (
         (detached, _without_graph, 0 if later else graphs),
+        (stepwise, _backward, graphs if later and single else 0),
+        (f"keep `.clone()` of the views in `{name}`", _cloned, 0 if graphs else views),
         (f"keep `.cpu()` of the tensors in `{name}`", _on_host, 0 if graphs else whole),
+        (f"`{name}.cache_clear()` in each pass", _cleared, whole if cached else 0),
     ):
         if name and gives:
             names = {name: _emptied(frame.scope.name(name)), _KEEP: keep}
@@ -79,6 +92,20 @@ def _without_graph(value: Any) -> Any:
     return _each_tensor(value, lambda t: 0.0 if t.numel() == 1 else t.detach())
 
 
+def _backward(value: Tensor) -> Tensor:
+    value.backward()
+    return value.detach()
+
+
+def _cloned(value: Any) -> Any:
+    return _each_tensor(value, Tensor.clone)
+
+
+def _cleared(value: Any) -> Any:
+    value.cache_clear()
+    return value
+
+
 def _on_host(value: Any) -> Any:
     return _each_tensor(value, lambda t: t.detach().cpu())
 
@@ -88,7 +115,8 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Any], depth: int = _DEPT
     if isinstance(value, Tensor):
         return change(value) if value.device.type != "cpu" else value
     into = value if isinstance(value, (list, dict)) else own(value)
-    if depth and not isinstance(value, (nn.Module, type)):
+    into = dict(into) if isinstance(value, type) else into
+    if depth and not isinstance(value, nn.Module):
         for key, item in contents(into):
             if isinstance(item, (Tensor, list, dict)) or own(item):
                 into[key] = _each_tensor(item, change, depth - 1)
@@ -113,6 +141,22 @@ def _saves(trial: CodeTrial, do: str, within: Within) -> Iterator[Lever]:
     saved = trial.needs - needs
     if saved >= _WORTH * trial.needs or _slower(trial, grows):
         yield Lever(do, max(saved, 0) or None, trial.fits(needs, 0, grows))
+
+
+def aligned(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose one shape for two operands with as many numbers, which broadcast to far more."""
+    trial, failed = t.every[0], s.rests[0].failed
+    for node in ast.walk(failed) if failed is not None and trial.is_short else ():
+        two = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "args", ())
+        values = [trial.frame.scope.value(each) for each in two[:2]]
+        x, y = (v.shape if type(v) is Tensor else torch.Size() for v in (*values, None, None)[:2])
+        if x == y or x.numel() != y.numel() or not isinstance(two[1], ast.Name):
+            continue
+        change = f"{two[1].id} = {two[1].id}.view_as({ast.unparse(two[0])})"
+        needs, before = trial.needed(before=change), trial.needs or 0
+        if needs is not None and before - needs >= _WORTH * before:
+            do = f"`{change}` before line {node.lineno}, since {[*x]} and {[*y]} broadcast"
+            yield Lever(do, before - needs, trial.fits(needs))
 
 
 # -- a smaller number
@@ -182,7 +226,8 @@ def _batches(t: Trials) -> Iterator[_Size]:
         if math.isinf(found.needed(count // 2)):  # `torch.zeros(batch_size)` for each batch
             numbers = (n for n, v in trial.names.items() if type(v) is int and v == count)
             found = _Size(trial, count, words, (*names, *numbers))
-        yield found
+        if found.needed(count // 2) >= _PAIRED * (trial.needs or 0):
+            yield found
         return
 
 
@@ -193,10 +238,20 @@ def _batch(trial: CodeTrial) -> tuple[str, ...]:
     found = ((name, known.get(name)) for name in read)
     tensors = {n: v for n, v in found if type(v) is Tensor and v.dim() and len(v) > 1}
     most = max(tensors, key=lambda name: tensors[name].nbytes, default="")
-    if not most or _is_cut(trial.code, most):
+    if not most or any(_is_cut(trial.code, name) for name in _moved(trial.code, most)):
         return ()
     alike = [name for name in tensors if len(tensors[name]) == len(tensors[most])]
     return (most, *(name for name in alike if name != most))
+
+
+def _moved(code: list[ast.stmt], name: str) -> set[str]:
+    """Return a variable and the names that code gives to its copies on a device."""
+    found = {name}
+    for stmt in code:
+        moves = isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Call)
+        if moves and getattr(stmt.value.func, "attr", "") in ("to", "cuda"):
+            found |= stored(stmt) if found & {*names_read(ast.Module([stmt], []))} else set()
+    return found
 
 
 def _is_cut(code: list[ast.stmt], name: str) -> bool:
