@@ -85,6 +85,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: "Trials | None") -> OutO
     else:
         levers = settled[1]
     loop = t.loop if t is not None else None
+    trial = loop or (t.whole if t is not None else None)
     return OutOfMemory(
         expression=where.source if failed is None else s.frames[0].text(failed),
         line=where.line,
@@ -96,6 +97,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: "Trials | None") -> OutO
         traceback_holds=s.traceback_holds,
         adds=loop.grows if loop is not None else None,
         adds_to=s.adds_to(loop.rest) if loop is not None else "",
+        stale=() if trial is None else trial.stale_holders,
     )
 
 

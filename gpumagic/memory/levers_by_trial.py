@@ -50,7 +50,10 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     frame, inside = trial.frame, not trial.frame.at_top
     local = (n for n in frame.scope.local if s.local(frame, n) == path)
     name = next(local, path if path in s.namespace else "")
-    graphs, whole = s.in_graphs(path, in_frames=inside), s.alone([path], in_frames=inside)
+    # The results of a pass, which the next one makes again, hold the same graphs.
+    made = {s.local(frame, n) for n in stored(trial.rest.loops[0])}
+    graphs, whole = s.in_graphs(path, made, in_frames=inside), s.alone([path], in_frames=inside)
+    whole = whole or sum(row.nbytes for row in s.device.holders if row.path == path)
     # Before a backward pass after the loop the graphs are needed.
     later = any(r.backward for r in s.rests) and "backward" not in ast.unparse(trial.rest.loops[0])
     value = frame.scope.name(name)

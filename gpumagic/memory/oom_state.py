@@ -197,9 +197,9 @@ class OutOfMemoryState:
         found = (each for each in self.storages if by & each.roots)
         return sum(each.nbytes for each in found if each.roots <= by | also)
 
-    def in_graphs(self, name: str, *, in_frames: bool) -> int:
-        """Return the bytes that only the graphs below a holder keep."""
-        also = {name} | (set[str]() if in_frames else self._frames)
+    def in_graphs(self, name: str, made: set[str], *, in_frames: bool) -> int:
+        """Return the bytes that the graphs below a holder keep, and otherwise only names `made`."""
+        also = {name} | made | (set[str]() if in_frames else self._frames)
         found = (each for each in self.storages if name in each.roots and GRAPH in each.path)
         return sum(each.nbytes for each in found if each.roots <= also)
 

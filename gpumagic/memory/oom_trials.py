@@ -147,6 +147,12 @@ class CodeTrial:
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
 
     @property
+    def stale_holders(self) -> tuple[str, ...]:
+        """The stale variables of a cell that hold memory worth a line, in order."""
+        state, top = self._state, self.frame.at_top
+        return tuple(sorted(n for n in self.stale if top and state.worth(state.alone([n]))))
+
+    @property
     def names(self) -> dict[str, Any]:
         """Return the frame's variables, except the stale ones."""
         return {n: v for n, v in self.frame.scope.local.items() if n not in self.stale}
