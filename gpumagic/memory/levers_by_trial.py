@@ -241,8 +241,11 @@ def _batch(trial: CodeTrial) -> tuple[str, ...]:
     found = ((name, known.get(name)) for name in read)
     tensors = {n: v for n, v in found if type(v) is Tensor and v.dim() and len(v) > 1}
     most = max(tensors, key=lambda name: tensors[name].nbytes, default="")
-    if not most or any(_is_cut(trial.code, name) for name in _moved(trial.code, most)):
+    if not most or _is_cut(trial.code, most):
         return ()
+    passes = [n for stmt in trial.code for n in ast.walk(stmt) if isinstance(n, ast.For)]
+    if any(_is_cut(passes, name) for name in _moved(trial.code, most)):
+        return ()  # a loop cuts batches from a copy of all the data
     alike = [name for name in tensors if len(tensors[name]) == len(tensors[most])]
     return (most, *(name for name in alike if name != most))
 
@@ -257,7 +260,7 @@ def _moved(code: list[ast.stmt], name: str) -> set[str]:
     return found
 
 
-def _is_cut(code: list[ast.stmt], name: str) -> bool:
+def _is_cut(code: Iterable[ast.stmt], name: str) -> bool:
     """Whether code reads a part of a tensor, of which the whole says nothing."""
     nodes = [node for stmt in code for node in ast.walk(stmt)]
     parts = [n.value for n in nodes if isinstance(n, ast.Subscript)]
