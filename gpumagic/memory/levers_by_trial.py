@@ -59,14 +59,11 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     value = frame.scope.name(name)
     single = isinstance(value, Tensor) and value.numel() == 1
     cached = isinstance(value, _lru_cache_wrapper)
-    used = sum(item.nbytes for _, item in contents(value) if isinstance(item, Tensor))
-    views = max(whole - used, 0) if used else 0
     detached = f"keep `.item()` or `.detach()` in `{name}`, not results with their graphs"
     stepwise = f"`{name}.backward(); {name} = {name}.detach()` in each pass, no backward after it"
     for do, keep, gives in (
         (detached, _without_graph, 0 if later else graphs),
         (stepwise, _backward, graphs if later and single else 0),
-        (f"keep `.clone()` of the views in `{name}`", _cloned, 0 if graphs else views),
         (f"keep `.cpu()` of the tensors in `{name}`", _on_host, 0 if graphs else whole),
         (f"`{name}.cache_clear()` in each pass", _cleared, whole if cached else 0),
     ):
@@ -98,10 +95,6 @@ def _without_graph(value: Any) -> Any:
 def _backward(value: Tensor) -> Tensor:
     value.backward()
     return value.detach()
-
-
-def _cloned(value: Any) -> Any:
-    return _each_tensor(value, Tensor.clone)
 
 
 def _cleared(value: Any) -> Any:
@@ -150,15 +143,17 @@ def aligned(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose one shape for two operands with as many numbers, which broadcast to far more."""
     trial, failed = t.every[0], s.rests[0].failed
     for node in ast.walk(failed) if failed is not None and trial.is_short else ():
-        two = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "args", ())
-        values = [trial.frame.scope.value(each) for each in two[:2]]
-        x, y = (v.shape if type(v) is Tensor else torch.Size() for v in (*values, None, None)[:2])
-        if x == y or x.numel() != y.numel() or not isinstance(two[1], ast.Name):
+        two = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+        shapes = [getattr(trial.frame.scope.value(each), "shape", None) for each in two]
+        if not two or not all(type(shape) is torch.Size for shape in shapes):
             continue
-        change = f"{two[1].id} = {two[1].id}.view_as({ast.unparse(two[0])})"
+        (left, right), (x, y) = two, shapes
+        if x == y or x.numel() != y.numel() or not isinstance(right, ast.Name):
+            continue
+        change = f"{right.id} = {right.id}.view_as({ast.unparse(left)})"
         needs, before = trial.needed(before=change), trial.needs or 0
         if needs is not None and before - needs >= _WORTH * before:
-            do = f"`{change}` before line {node.lineno}, since {[*x]} and {[*y]} broadcast"
+            do = f"`{change}` before line {right.lineno}, since {[*x]} and {[*y]} broadcast"
             yield Lever(do, before - needs, trial.fits(needs))
 
 
@@ -254,9 +249,10 @@ def _moved(code: list[ast.stmt], name: str) -> set[str]:
     """Return a variable and the names that code gives to its copies on a device."""
     found = {name}
     for stmt in code:
-        moves = isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Call)
-        if moves and getattr(stmt.value.func, "attr", "") in ("to", "cuda"):
-            found |= stored(stmt) if found & {*names_read(ast.Module([stmt], []))} else set()
+        call = getattr(stmt, "value", None)
+        moves = getattr(getattr(call, "func", None), "attr", "") in ("to", "cuda")
+        if moves and found & {*names_read(ast.Module([stmt], []))}:
+            found |= stored(stmt)
     return found
 
 

@@ -217,7 +217,7 @@ SITUATIONS = [
         "a state that takes its graph along",
         [
             "rnn = nn.GRU(16, 64, batch_first=True).cuda()",
-            "steps = torch.ones(64, 400, 16)",
+            "steps = torch.ones(512, 400, 16)",
         ],
         "hidden = None\nfor n in range(0, 400, 20):\n"
         "    out, hidden = rnn(steps[:, n:n + 20].cuda(), hidden)\n"
@@ -231,7 +231,8 @@ SITUATIONS = [
             "net = nn.Sequential(nn.Linear(64, 1024), nn.Tanh()).cuda()",
             "data = mib(1).view(-1, 64)",
         ],
-        "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\nloss.backward()",
+        "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
+        "loss.backward()",
         "`loss.backward(); loss = loss.detach()` in each pass",
         often=True,
     ),
@@ -265,13 +266,6 @@ SITUATIONS = [
         "for n in range(30):\n    made(n)",
         "`made.cache_clear()` in each pass",
     ),
-    Notebook(
-        "views that keep what they were cut from",
-        ["first = []"],
-        "for n in range(30):\n    first.append(mib(4).view(1024, -1)[:, 0])",
-        "keep `.clone()` of the views in `first`",
-        often=True,
-    ),
     # -- what the code does needs too much
     Notebook(
         "shapes that broadcast by mistake",
@@ -283,13 +277,13 @@ SITUATIONS = [
     Notebook(
         "an optimizer of before, by the name of an argument",
         [
-            "net = nn.Linear(1024, 2560, device='cuda')\nx = torch.ones(1, 1024, device='cuda')\n"
+            "net = nn.Linear(1024, 3072, device='cuda')\nx = torch.ones(1, 1024, device='cuda')\n"
             "def step(opt):\n    net(x).sum().backward()\n    opt.step()\n    opt.zero_grad()",
             "opt = torch.optim.Adam(net.parameters())\nstep(opt)",
         ],
         "other = torch.optim.Adam(net.parameters())\nstep(other)",
         "`%gpufree opt`",
-        20,
+        24,
         True,
     ),
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "`X`: a batch of"),
