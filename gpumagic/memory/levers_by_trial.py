@@ -144,7 +144,7 @@ def aligned(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trial, failed = t.every[0], s.rests[0].failed
     for node in ast.walk(failed) if failed is not None and trial.is_short else ():
         two = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-        shapes = [getattr(trial.frame.scope.value(each), "shape", None) for each in two]
+        shapes: list[Any] = [getattr(trial.frame.scope.value(each), "shape", None) for each in two]
         if not two or not all(type(shape) is torch.Size for shape in shapes):
             continue
         (left, right), (x, y) = two, shapes
