@@ -231,8 +231,10 @@ class CodeTrial:
         """What it needs with other values of some names, some names gone, a line before the failing
         statement, one at the end of each pass, or in a context; None if it cannot be followed."""
         space = {**self.frame.scope.outer, **self.names, **(names or {})}
-        for name in gone:
-            space.pop(name, None)
+        # The globals of a cell have its stale names too.
+        for name in (*gone, *(self.stale if self.frame.at_top else ())):
+            if name not in (names or {}):
+                space.pop(name, None)
         with _line_before(self.rest.failed, before):
             code = _code(self.frame, self.rest.failed)
             code += _parsed(f"{after}\n{self._next}", self.rest.failed)
