@@ -85,6 +85,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: "Trials | None") -> OutO
     else:
         levers = settled[1]
     loop = t.loop if t is not None else None
+    trial = loop or (t.whole if t is not None else None)
     return OutOfMemory(
         expression=where.source if failed is None else s.frames[0].text(failed),
         line=where.line,
@@ -96,6 +97,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: "Trials | None") -> OutO
         traceback_holds=s.traceback_holds,
         adds=loop.grows if loop is not None else None,
         adds_to=s.adds_to(loop.rest) if loop is not None else "",
+        stale=() if trial is None else trial.stale_holders,
     )
 
 
@@ -126,9 +128,16 @@ def _levers(t: "Trials | None") -> Iterator[tuple[tuple[_Find, ...], int]]:
     if t is None:
         yield from (free, ((other_gpu,), 1))
         return
-    from gpumagic.memory.levers_by_trial import keep_less, no_graph, otherwise, smaller
+    from gpumagic.memory.levers_by_trial import (
+        aligned,
+        keep_less,
+        no_graph,
+        otherwise,
+        smaller,
+    )
 
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
+    yield (aligned,), 1
     less = (keep_less, no_graph), 2
     yield from (free, less) if t.loop is None else (less, free)
     yield (smaller, otherwise, other_gpu), 2

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ from gpumagic.usercode.variables import names_read
 _WORTH = 0.05
 # A number decides if with half of it so much less is needed.
 _DECIDES = 0.2
+# Half a batch needs half of the memory. If it needs less than this part, samples are paired with
+# each other, and a smaller batch computes something else.
+_PAIRED = 0.4
 # The reported number is at most this far below the largest that fits. A closer one would cost dry
 # runs, and depends on fragmentation. On a real GPU there is a margin besides.
 _NEAR, _NEAR_REAL = 0.05, 0.1
@@ -45,14 +48,24 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is None or not path:
         return
     frame, inside = trial.frame, not trial.frame.at_top
-    name = next((n for n in frame.scope.local if s.local(frame, n) == path), "")
-    graphs, whole = s.in_graphs(path, in_frames=inside), s.alone([path], in_frames=inside)
+    local = (n for n in frame.scope.local if s.local(frame, n) == path)
+    name = next(local, path if path in s.namespace else "")
+    # The results of a pass, which the next one makes again, hold the same graphs.
+    made = {s.local(frame, n) for n in stored(trial.rest.loops[0])}
+    graphs, whole = s.in_graphs(path, made, in_frames=inside), s.alone([path], in_frames=inside)
+    whole = whole or sum(row.nbytes for row in s.device.holders if row.path == path)
     # Before a backward pass after the loop the graphs are needed.
     later = any(r.backward for r in s.rests) and "backward" not in ast.unparse(trial.rest.loops[0])
+    value = frame.scope.name(name)
+    single = isinstance(value, Tensor) and value.numel() == 1
+    cached = isinstance(value, _lru_cache_wrapper)
     detached = f"keep `.item()` or `.detach()` in `{name}`, not results with their graphs"
+    stepwise = f"`{name}.backward(); {name} = {name}.detach()` in each pass, no backward after it"
     for do, keep, gives in (
         (detached, _without_graph, 0 if later else graphs),
+        (stepwise, _backward, graphs if later and single else 0),
         (f"keep `.cpu()` of the tensors in `{name}`", _on_host, 0 if graphs else whole),
+        (f"`{name}.cache_clear()` in each pass", _cleared, whole if cached else 0),
     ):
         if name and gives:
             names = {name: _emptied(frame.scope.name(name)), _KEEP: keep}
@@ -79,6 +92,16 @@ def _without_graph(value: Any) -> Any:
     return _each_tensor(value, lambda t: 0.0 if t.numel() == 1 else t.detach())
 
 
+def _backward(value: Tensor) -> Tensor:
+    value.backward()
+    return value.detach()
+
+
+def _cleared(value: Any) -> Any:
+    value.cache_clear()
+    return value
+
+
 def _on_host(value: Any) -> Any:
     return _each_tensor(value, lambda t: t.detach().cpu())
 
@@ -88,7 +111,8 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Any], depth: int = _DEPT
     if isinstance(value, Tensor):
         return change(value) if value.device.type != "cpu" else value
     into = value if isinstance(value, (list, dict)) else own(value)
-    if depth and not isinstance(value, (nn.Module, type)):
+    into = dict(into) if isinstance(value, type) else into
+    if depth and not isinstance(value, nn.Module):
         for key, item in contents(into):
             if isinstance(item, (Tensor, list, dict)) or own(item):
                 into[key] = _each_tensor(item, change, depth - 1)
@@ -113,6 +137,24 @@ def _saves(trial: CodeTrial, do: str, within: Within) -> Iterator[Lever]:
     saved = trial.needs - needs
     if saved >= _WORTH * trial.needs or _slower(trial, grows):
         yield Lever(do, max(saved, 0) or None, trial.fits(needs, 0, grows))
+
+
+def aligned(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose one shape for two operands with as many numbers, which broadcast to far more."""
+    trial, failed = t.every[0], s.rests[0].failed
+    for node in ast.walk(failed) if failed is not None and trial.is_short else ():
+        two = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+        shapes: list[Any] = [getattr(trial.frame.scope.value(each), "shape", None) for each in two]
+        if not two or not all(type(shape) is torch.Size for shape in shapes):
+            continue
+        (left, right), (x, y) = two, shapes
+        if x == y or x.numel() != y.numel() or not isinstance(right, ast.Name):
+            continue
+        change = f"{right.id} = {right.id}.view_as({ast.unparse(left)})"
+        needs, before = trial.needed(before=change), trial.needs or 0
+        if needs is not None and before - needs >= _WORTH * before:
+            do = f"`{change}` before line {right.lineno}, since {[*x]} and {[*y]} broadcast"
+            yield Lever(do, before - needs, trial.fits(needs))
 
 
 # -- a smaller number
@@ -182,7 +224,8 @@ def _batches(t: Trials) -> Iterator[_Size]:
         if math.isinf(found.needed(count // 2)):  # `torch.zeros(batch_size)` for each batch
             numbers = (n for n, v in trial.names.items() if type(v) is int and v == count)
             found = _Size(trial, count, words, (*names, *numbers))
-        yield found
+        if found.needed(count // 2) >= _PAIRED * (trial.needs or 0):
+            yield found
         return
 
 
@@ -195,11 +238,25 @@ def _batch(trial: CodeTrial) -> tuple[str, ...]:
     most = max(tensors, key=lambda name: tensors[name].nbytes, default="")
     if not most or _is_cut(trial.code, most):
         return ()
+    passes = [n for stmt in trial.code for n in ast.walk(stmt) if isinstance(n, ast.For)]
+    if any(_is_cut(passes, name) for name in _moved(trial.code, most)):
+        return ()  # a loop cuts batches from a copy of all the data
     alike = [name for name in tensors if len(tensors[name]) == len(tensors[most])]
     return (most, *(name for name in alike if name != most))
 
 
-def _is_cut(code: list[ast.stmt], name: str) -> bool:
+def _moved(code: list[ast.stmt], name: str) -> set[str]:
+    """Return a variable and the names that code gives to its copies on a device."""
+    found = {name}
+    for stmt in code:
+        call = getattr(stmt, "value", None)
+        moves = getattr(getattr(call, "func", None), "attr", "") in ("to", "cuda")
+        if moves and found & {*names_read(ast.Module([stmt], []))}:
+            found |= stored(stmt)
+    return found
+
+
+def _is_cut(code: Iterable[ast.stmt], name: str) -> bool:
     """Whether code reads a part of a tensor, of which the whole says nothing."""
     nodes = [node for stmt in code for node in ast.walk(stmt)]
     parts = [n.value for n in nodes if isinstance(n, ast.Subscript)]

@@ -197,16 +197,19 @@ class OutOfMemoryState:
         found = (each for each in self.storages if by & each.roots)
         return sum(each.nbytes for each in found if each.roots <= by | also)
 
-    def in_graphs(self, name: str, *, in_frames: bool) -> int:
-        """Return the bytes that only the graphs below a holder keep."""
-        also = {name} | (set[str]() if in_frames else self._frames)
+    def in_graphs(self, name: str, made: set[str], *, in_frames: bool) -> int:
+        """Return the bytes that the graphs below a holder keep, and otherwise only names `made`."""
+        also = {name} | made | (set[str]() if in_frames else self._frames)
         found = (each for each in self.storages if name in each.roots and GRAPH in each.path)
         return sum(each.nbytes for each in found if each.roots <= also)
 
     @cached_property
     def read(self) -> set[str]:
         """The variables that the rest of the code reads, through the notebook's functions too."""
-        names = {name for rest in self.rests for name in rest.read}
+        names = set[str]()
+        for rest in self.rests:  # a function's own name is no variable of the notebook
+            own = () if rest.frame.at_top else rest.frame.scope.local
+            names.update(rest.read.difference(own))
         # A function that no variable names may be called by anyone: a hook, a method, a closure.
         known = self.namespace
         for each in of_kinds(gc.get_objects(), FunctionType):
@@ -217,16 +220,21 @@ class OutOfMemoryState:
     def adds_to(self, rest: RestOfCode) -> str:
         """Return the row of the table that a loop adds to; empty if unknown.
 
-        It was made in the lines of the loop, or is a name that the loop binds or collects in.
+        It was made by the lines of the loop or by what they call, or is a name that the loop binds
+        or collects in.
         """
         loop, frame = rest.loops[0], rest.frame
-        cell, bound = label(frame.filename), stored(loop)
+        cell = label(frame.filename)
         read = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
-        collect = {n for n in read if type(frame.scope.name(n)) in (list, dict, set)} | bound
+        read |= self.read if frame.at_top else set()  # what a hook or a function collects in
+        collect = {n for n in read if type(frame.scope.name(n)) in (list, dict, set)}
+        collect |= stored(loop)
         by_name = {self.local(frame, name) for name in collect}
         for row in self.device.holders:
-            line = row.made.line if row.made is not None and row.made.cell == cell else None
+            made = row.made or Made("")
+            line = made.line if made.cell == cell else None
             inside = line is not None and loop.lineno <= line <= (loop.end_lineno or line)
+            inside = inside or made.ran_in.partition(",")[0] == cell
             named = row.path not in (self._exception, self.handled, _ON_THEIR_WAY)
             if (inside and named) or row.path in by_name:
                 return row.path

@@ -10,16 +10,26 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import OutOfMemoryState
+from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.program import awaits, compile_cell
-from gpumagic.usercode.syntax import RestOfCode, function_of, in_own_scope, loops_around
+from gpumagic.usercode.syntax import (
+    RestOfCode,
+    bound,
+    function_of,
+    in_own_scope,
+    loops_around,
+    parents,
+)
+from gpumagic.usercode.variables import names_read
 
 # Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for
 # all of one error together. By the clock it may be so many times as long, and no longer.
@@ -61,6 +71,13 @@ class Trials:
         outer = self.every[self.every.index(trial) + 1 :]
         return _keeps_nothing(trial, grows) and all(_keeps_nothing(t, t.grows) for t in outer)
 
+    def contexts_of(self, trial: "CodeTrial") -> Iterator[Any]:
+        """Make torch's contexts that were entered before a trial's code, the outermost first."""
+        at = self.every.index(trial)
+        for each in reversed(self.every[at + 1 :]):
+            yield from _contexts(each.rest.failed, each.frame)
+        yield from _contexts(trial.start, trial.frame)
+
     def follow(self, subject: Subject, device: str) -> int | None:
         """Return the bytes that a subject's code needs on top of those held; None if unknown."""
         if self._tried_s > _PATIENCE_S:
@@ -79,6 +96,19 @@ class Trials:
             self._tried_s += max(_used_by_children() - used, elapsed / _BUSY)
         peak = result.peak.get(device)
         return (peak.needed if peak else 0) if result.complete else None
+
+
+def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
+    """Make torch's contexts around a node in its function, and its function's decorators."""
+    around = [start, *parents(start)] if start is not None else []
+    inside = [*takewhile(lambda node: not hasattr(node, "decorator_list"), around)]
+    for node in reversed(around[: len(inside) + 1]):
+        written = [item.context_expr for item in getattr(node, "items", ())]
+        for expression in (*getattr(node, "decorator_list", ()), *written):
+            made_by = frame.scope.value(getattr(expression, "func", expression))
+            if getattr(made_by, "__module__", "").startswith("torch"):
+                made = eval(ast.unparse(expression), {**frame.scope.outer, **frame.scope.local})
+                yield made() if isinstance(made, type) else made
 
 
 def _keeps_nothing(trial: "CodeTrial", grows: int | None) -> bool:
@@ -100,18 +130,32 @@ class CodeTrial:
         self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
         self._in_for = any(not isinstance(loop, ast.While) for loop in rest.loops)
+        whole = None if self.frame.at_top or rest.failed is None else function_of(rest.failed)
+        self.start = next((n for n in rest.loops if not isinstance(n, ast.While)), whole)
+        """The loop or function whose body is followed; None for a whole cell."""
         self.code = _code(self.frame, rest.failed)
         # A function may be a part of a step alone, of which the rest needs more.
         is_step = is_step and bool(self.frame.at_top or rest.loops or rest.backward)
         self.possible = is_step and bool(self.code) and len(self._state.storages) <= _MOST
         self._next = _next_pass(rest)
 
+    @cached_property
+    def stale(self) -> set[str]:
+        """The names that the failed run of this code bound, and that it binds again unread."""
+        if not self.frame.at_top:
+            return self.rest.overwritten
+        return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
+
+    @property
+    def stale_holders(self) -> tuple[str, ...]:
+        """The stale variables of a cell that hold memory worth a line, in order."""
+        state, top = self._state, self.frame.at_top
+        return tuple(sorted(n for n in self.stale if top and state.worth(state.alone([n]))))
+
     @property
     def names(self) -> dict[str, Any]:
-        """Return the frame's variables, except the ones that a function's code overwrites."""
-        top, rest = self.frame.at_top, self.rest
-        local = self.frame.scope.local.items()
-        return {name: v for name, v in local if top or name not in rest.overwritten}
+        """Return the frame's variables, except the stale ones."""
+        return {n: v for n, v in self.frame.scope.local.items() if n not in self.stale}
 
     @cached_property
     def room(self) -> int:
@@ -121,7 +165,9 @@ class CodeTrial:
         """
         state = self._state
         taken = state.held() + state.unreached
-        if not self.frame.at_top:  # what the function was given, and nothing else has
+        if self.frame.at_top:
+            taken -= state.alone(self.stale)
+        else:  # what the function was given, and nothing else has
             taken += state.given(self.frame, self.names)
         room = state.capacity - taken
         return room if state.device.virtual else int(room * (1 - _MARGIN))
@@ -145,7 +191,11 @@ class CodeTrial:
         """What a pass of the loop keeps for good; None if it cannot be followed."""
         if not self._in_for:
             return 0  # all of it is followed
-        return _more(self.needs, self.needed(passes=3) if self.needs is not None else None)
+        grows = _more(self.needs, self.needed(passes=3) if self.needs is not None else None)
+        if grows is None and self._next:  # the pass after the next one may be none
+            self._next = ""
+            grows = _more(self.needed(), self.needed(passes=3))
+        return grows
 
     @property
     def grows_much(self) -> bool:
@@ -181,8 +231,10 @@ class CodeTrial:
         """What it needs with other values of some names, some names gone, a line before the failing
         statement, one at the end of each pass, or in a context; None if it cannot be followed."""
         space = {**self.frame.scope.outer, **self.names, **(names or {})}
-        for name in gone:
-            space.pop(name, None)
+        # The globals of a cell have its stale names too.
+        for name in (*gone, *(self.stale if self.frame.at_top else ())):
+            if name not in (names or {}):
+                space.pop(name, None)
         with _line_before(self.rest.failed, before):
             code = _code(self.frame, self.rest.failed)
             code += _parsed(f"{after}\n{self._next}", self.rest.failed)
@@ -195,7 +247,10 @@ class CodeTrial:
                 (names or {}).clear()  # else what the code lets go would be held here
                 signal.signal(signal.SIGPROF, lambda *_: signal.raise_signal(signal.SIGALRM))
                 signal.setitimer(signal.ITIMER_PROF, _LIMIT_S, 0.2)
-                with within():
+                with ExitStack() as contexts:
+                    for context in self._trials.contexts_of(self):
+                        contexts.enter_context(context)
+                    contexts.enter_context(within())
                     for code in filter(None, codes):
                         eval(code, into)
                 return {}

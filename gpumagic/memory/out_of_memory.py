@@ -50,6 +50,8 @@ class OutOfMemory(Shown):
         The bytes that each pass of a loop keeps for good; None if there is no such loop.
     adds_to : str
         The row of `device.holders` that keeps them; empty if unknown.
+    stale : tuple of str
+        Variables that this code bound before it failed; `fits` counts on their being freed too.
     """
 
     expression: str
@@ -62,6 +64,7 @@ class OutOfMemory(Shown):
     traceback_holds: int
     adds: int | None = None
     adds_to: str = ""
+    stale: tuple[str, ...] = ()
 
 
 _HOLDERS = 5
@@ -158,6 +161,8 @@ def _nothing(found: OutOfMemory) -> str:
 
 
 def _after(found: OutOfMemory) -> str:
-    if found.traceback_holds <= _LEAST * (found.device.allocated or 0):
+    held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
+    if not held and not found.stale:
         return ""
-    return f"`%gpufree` (the traceback holds {size(found.traceback_holds)})"
+    holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
+    return f"`{' '.join(('%gpufree', *found.stale))}`{holds}"

@@ -84,7 +84,7 @@ class RestOfCode:
     @property
     def made_now(self) -> set[str]:
         """Return the names that the failed statement binds."""
-        return _bound([self.failed]) if self.failed is not None else set()
+        return bound([self.failed]) if self.failed is not None else set()
 
     @property
     def read_anywhere(self) -> set[str]:
@@ -94,7 +94,7 @@ class RestOfCode:
     @property
     def overwritten(self) -> set[str]:
         """Return the names that are bound again before they are read."""
-        return _bound(self._rest) - self.read
+        return bound(self._rest) - self.read
 
     @property
     def made_before(self) -> set[str]:
@@ -139,19 +139,19 @@ def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
         inner = outer
 
 
-def _bound(block: Iterable[ast.stmt]) -> set[str]:
+def bound(block: Iterable[ast.stmt]) -> set[str]:
     """Return the names that statements surely bind."""
     found = set[str]()
     for stmt in block:
         if isinstance(stmt, _MAYBE):
             continue
         if isinstance(stmt, (ast.For, ast.AsyncFor)):
-            found |= stored(stmt.target) | _bound(stmt.body)
+            found |= stored(stmt.target) | bound(stmt.body)
         elif isinstance(stmt, (ast.With, ast.AsyncWith)):
             within = [item.optional_vars for item in stmt.items if item.optional_vars]
-            found |= {name for node in within for name in stored(node)} | _bound(stmt.body)
+            found |= {name for node in within for name in stored(node)} | bound(stmt.body)
         elif isinstance(stmt, ast.Try):
-            found |= _bound(stmt.body)
+            found |= bound(stmt.body)
         else:
             names = (node for node in ast.walk(stmt) if isinstance(node, ast.Name))
             found |= {

@@ -213,7 +213,79 @@ SITUATIONS = [
         "`with torch.no_grad():`",
         often=True,
     ),
+    Notebook(
+        "a state that takes its graph along",
+        [
+            "rnn = nn.GRU(16, 64, batch_first=True).cuda()",
+            "steps = torch.ones(512, 400, 16)",
+        ],
+        "hidden = None\nfor n in range(0, 400, 20):\n"
+        "    out, hidden = rnn(steps[:, n:n + 20].cuda(), hidden)\n"
+        "    loss = out.square().mean()\n    loss.backward(retain_graph=True)",
+        "keep `.item()` or `.detach()` in `hidden`",
+        often=True,
+    ),
+    Notebook(
+        "a sum of losses with one backward pass after the loop",
+        [
+            "net = nn.Sequential(nn.Linear(64, 1024), nn.Tanh()).cuda()",
+            "data = mib(1).view(-1, 64)",
+        ],
+        "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
+        "loss.backward()",
+        "`loss.backward(); loss = loss.detach()` in each pass",
+        often=True,
+    ),
+    # -- what collects, and is not named where it fills
+    Notebook(
+        "a hook within no_grad",
+        [
+            "kept, net = {'a': []}, nn.Linear(64, 64, device='cuda')",
+            "net.register_forward_hook(lambda module, args, y: kept['a'].append(y));",
+        ],
+        "with torch.no_grad():\n    for n in range(30):\n        net(mib(4).view(-1, 64))",
+        "keep `.cpu()` of the tensors in `kept`",
+        56,
+        True,
+    ),
+    Notebook(
+        "a class that caches",
+        [
+            "class Features:\n    cache = {}\n    def __call__(self, n):\n"
+            "        if n not in self.cache:\n            self.cache[n] = mib(4)\n"
+            "        return self.cache[n]",
+            "features = Features()",
+        ],
+        "for n in range(30):\n    features(n)",
+        "keep `.cpu()` of the tensors in `Features`",
+        64,
+    ),
+    Notebook(
+        "a function that caches",
+        ["from functools import lru_cache\n@lru_cache\ndef made(n):\n    return mib(4) * n"],
+        "for n in range(30):\n    made(n)",
+        "`made.cache_clear()` in each pass",
+    ),
     # -- what the code does needs too much
+    Notebook(
+        "shapes that broadcast by mistake",
+        ["net, X = nn.Linear(8, 1).cuda(), torch.ones(4000, 8, device='cuda')", "y = X.sum(1)"],
+        "pred = net(X)\nloss = ((pred - y) ** 2).mean()\nloss.backward()",
+        "`y = y.view_as(pred)` before line 2",
+        often=True,
+    ),
+    Notebook(
+        "an optimizer of before, by the name of an argument",
+        [
+            "net = nn.Linear(1024, 3072, device='cuda')\nx = torch.ones(1, 1024, device='cuda')\n"
+            "def step(opt):\n    net(x).sum().backward()\n    opt.step()\n    opt.zero_grad()",
+            "opt = torch.optim.Adam(net.parameters())\nstep(opt)",
+        ],
+        "other = torch.optim.Adam(net.parameters())\nstep(other)",
+        "`%gpufree opt`",
+        24,
+        True,
+    ),
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "`X`: a batch of"),
     Notebook(
         "a batch of a loader, in a function",

@@ -112,6 +112,8 @@ def check_freed(found):
 
 def check_first(small, found, first, cell):
     ordinal = int(found.device.device[-1])
+    if found.stale:
+        small.run(f"%gpufree {' '.join(found.stale)}")  # as the title advises
     before = torch.cuda.memory_allocated(ordinal)
     if names := re.match(r"`del (.*)` before|`%gpufree (\w.*)`, which", first.do):
         names = re.split(r",? ", names[1] or names[2])
@@ -244,6 +246,31 @@ def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monke
     small.run("%%ongpu 0\ntorch.empty(2**29)")
     assert shown
     assert -1000 < gpumagic.last_report().seconds < -900
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "d = torch.cdist(data, data)\nd.sum()",
+        "all_ = (data * 2).to('cuda')\nfor n in range(0, len(all_), 9):\n    all_[n:n + 9].sum()",
+    ],
+)
+def test_pairs_of_samples_and_data_cut_in_a_loop_are_no_batch(small, shown, cell):
+    rows, on = (5000, ", device='cuda'") if "cdist" in cell else (70_000, "")
+    small.run(START + f"data = torch.ones({rows}, 256{on})")
+    small.run(cell)
+    assert [lever for lever in shown.pop().levers if "batch" in lever.do] == []
+
+
+def test_a_result_of_the_failed_run_counts_as_free(small, shown):
+    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 9).cuda()")
+    small.run("X = torch.ones(5800, 256)\nopt = torch.optim.SGD(net.parameters())")
+    cell = "x = X.cuda()\nloss = net(x).square().mean()\nloss.backward()\nopt.step()"
+    small.run(cell)
+    found = shown.pop()
+    assert found.stale == ("loss",)
+    assert "after %gpufree loss" in str(found)
+    assert any(lever.fits for lever in found.levers)
 
 
 def test_a_part_of_the_data_is_not_taken_for_the_batch(small, shown):
