@@ -75,8 +75,8 @@ def traced_device() -> torch.device | None:
     device = getattr(_traced, "device", None)
     if device is not None:
         for mode in _get_current_function_mode_stack()[_traced.modes :]:
-            if isinstance(mode, DeviceContext):
-                return None
+            if isinstance(mode, DeviceContext):  # the user's, the innermost last
+                device = mode.device
     return device
 
 
