@@ -165,9 +165,9 @@ def html(report: Report) -> str:
     """The line, and behind it more, each variable with its bytes, each device with its memory."""
     (head, *rest), clauses = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
-    line = f'<b class="gm-where{bad}">{escape(head)}</b>' + "".join(
-        f' <span class="gm-dim">·</span> {coded(part)}' for part in (*rest, *clauses[:_CLAUSES])
-    )
+    first = f'<b class="gm-where{bad}">{escape(head)}</b>'
+    parts = map(coded, (*rest, *clauses[:_CLAUSES]))
+    line = ' <span class="gm-dim">·</span> '.join([first, *parts])
     more = "".join(f"<div>{coded(clause)}</div>" for clause in clauses[_CLAUSES:])
     details = _details(report)
     if details or more:
@@ -194,9 +194,10 @@ def _head(report: Report) -> list[str]:
     where += " (virtual)" if device.virtual and not report.elsewhere else ""
     where += f": {device.note}" if device.note else ""
     parts = [where, *_ran(report)]
-    for memory in sorted(report.memory, key=lambda memory: memory.device != str(device)):
-        where = "" if memory.device == str(device) else f"{memory.device} "
-        parts.append(f"{where}peak {size(memory.peak)}")
+    for own in (True, False):  # its own device first
+        for memory in report.memory:
+            if (memory.device == named) is own:
+                parts.append(f"{'' if own else f'{memory.device} '}peak {size(memory.peak)}")
     return parts
 
 
