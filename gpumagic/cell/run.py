@@ -44,7 +44,7 @@ class _Share:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.moves = Moves()
-        self.origins: list[tuple[Any, Origin]] = []  # of what moved, until it is remembered
+        self.origins: list[tuple[Any, Origin]] = []  # of moved objects, until they are remembered
         self.placed: Any = None  # the value of its placement's context
         self.named: list[str] = []  # GPUs that moved objects named: "trainer's cuda:0"
         self.memory: list[Memory] = []
@@ -74,7 +74,7 @@ class _Share:
             self.origins.clear()
 
     def bring_back(self, namespace: dict[str, Any]) -> Moves:
-        """Move variables back for `--back`; remember the origins of those that cannot go."""
+        """Move variables back for `--back`; remember the origins of the others."""
         try:
             moves = self.framework.home(namespace, self.origins)
         except (GpuError, RuntimeError) as error:  # no room; a device that failed

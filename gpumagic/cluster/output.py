@@ -17,7 +17,7 @@ from gpumagic.display.table import short
 MOST = 2**18
 """Characters of each stream that a rank sends in a cell, without text that "\\r" replaces."""
 OVER = "\x1e"
-"""Stands for a carriage return on its way: ipyparallel would carry it out, and badly."""
+"""Replaces a carriage return in transit: ipyparallel would interpret it, and badly."""
 _OFTEN_S = 0.25
 
 

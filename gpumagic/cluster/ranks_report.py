@@ -33,7 +33,7 @@ class RanksReport(Shown):
     Attributes
     ----------
     ranks : tuple of RankTime
-        By rank; only those that were not interrupted.
+        By rank, without the interrupted ones.
     seconds : float
         From sending the orders to the last answer.
     split : str

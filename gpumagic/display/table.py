@@ -166,15 +166,15 @@ def lines(
         return []
     room -= len(margin)
     count = _fitting(columns, room)
-    beside = columns[:count]
-    widths = _widths(beside, room)
+    fitting = columns[:count]
+    widths = _widths(fitting, room)
     kept, left = _kept(len(columns[0].cells), fold)
-    rows = [_row(beside, widths, n, room) for n in kept]
+    rows = [_row(fitting, widths, n, room) for n in kept]
     if fold and left:
         rows.insert(fold.first, [fold.words.format(f"{left:,}")])
-    if any(column.head for column in beside):
-        heads = [short(column.head, most) for column, most in zip(beside, widths, strict=True)]
-        rows.insert(0, [_line(heads, beside, widths)])
+    if any(column.head for column in fitting):
+        heads = [short(column.head, most) for column, most in zip(fitting, widths, strict=True)]
+        rows.insert(0, [_line(heads, fitting, widths)])
     found = [f"{margin}{line}".rstrip() for row in rows for line in row]
     if count < len(columns):
         found += ["", *lines([columns[0], *columns[count:]], margin, fold, room + len(margin))]

@@ -171,7 +171,7 @@ class DryRun(Shown):
     world : int
         The number of ranks, of which one or two were followed.
     ranks : tuple of OnRank
-        Those that were followed, where there are several: the first and the last. All else is of
+        The first and the last that were followed, if there are several. All else is of
         the first; of the last where only that one does not come to the end.
     """
 

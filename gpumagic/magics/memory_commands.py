@@ -143,14 +143,14 @@ class MemoryMagics(Magics):
         """Free the GPU memory that no variable holds, and say in a line how much it was.
 
         An exception keeps the frames of its traceback with their tensors, and IPython keeps the
-        values of cells. Those that hold GPU memory are released: tracebacks stay on the page, but
-        `%debug` has no frames afterwards. Garbage is collected and torch's cache is emptied. The
-        values of variables stay, also if they are `Out[5]` too.
+        values of cells. If they hold GPU memory, they are released. Tracebacks stay on the page,
+        but `%debug` has no frames afterwards. Garbage is collected and torch's cache is emptied.
+        The values of variables stay, also if they are `Out[5]` too.
 
         Usage::
 
             %gpufree                 exceptions' frames, outputs (Out, _, __, ___, _5)
-            %gpufree 1               only those that hold memory of this GPU
+            %gpufree 1               only if they hold memory of this GPU
             %gpufree batch net       these variables too
 
             {options}

@@ -36,7 +36,7 @@ def explain_out_of_memory(
         As it was caught, from torch, JAX, TensorFlow or CuPy: its traceback is read, while its
         frames are there.
     earlier : iterable of BaseException
-        Those that were kept until it was raised, and held memory then.
+        Earlier exceptions that held memory when it was raised.
 
     Returns
     -------

@@ -58,7 +58,7 @@ class Freed(Shown):
     allocated : dict of str to int
         Bytes that tensors still hold, by device.
     holders : tuple of MemoryHolder
-        Those that still hold the most.
+        The holders that still hold the most.
     debug_gone : bool
         Whether the frames of an exception were released: ``%debug`` no longer works for it.
     skipped : tuple of str

@@ -213,7 +213,7 @@ _ALIASES = 15  # characters
 _LEAST = 0.005
 # More than a reader goes through; a notebook's file keeps them all.
 _UNFOLDED = 200
-# Of what %gpufree lets go, so much is worth a line.
+# %gpufree is worth a line if it frees at least this much.
 _WORTH = 2**20
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
 MANY = {each: f"{each}s" for each in _COUNTED}

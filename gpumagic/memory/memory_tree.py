@@ -70,7 +70,7 @@ class MemoryTree(Shown):
     devices : tuple of str
     branches : tuple of MemoryBranch
         Each before those below it.
-    beside : dict of str to int
+    held_for_it : dict of str to int
         The bytes of these that others hold for it: an optimizer's state, what autograd saved.
     made : Made or None
         Where most of it was made.
@@ -81,7 +81,7 @@ class MemoryTree(Shown):
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]
-    beside: dict[str, int] = field(default_factory=dict)
+    held_for_it: dict[str, int] = field(default_factory=dict)
     made: Made | None = None
     aliases: tuple[str, ...] = ()
 
@@ -120,7 +120,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     # Walked before everything else, so that what is reached from it has a path from it.
     start = [Root(name, value, holder=first)]
     allocator, made_in = allocations()
-    root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
+    root, devices, held_for_it = _Node(name), dict[str, None](), Counter[str]()
     made, aliases = Counter[Made | None](), dict[str, None]()
     rows: list[tuple[FoundStorage, str, str]] = []
     for storage in find(namespace, before=start, allocator=allocator, paths=True):
@@ -134,7 +134,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         elif _is_within(name, storage.parameter):
             # What an output or an error keeps is shown as saved, whatever its own kind is.
             kind = kind if kind in _OWN else SAVED
-            beside[kind] += storage.nbytes
+            held_for_it[kind] += storage.nbytes
         else:
             continue
         devices[storage.device] = None
@@ -151,7 +151,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         name=name,
         devices=tuple(sorted(devices)),
         branches=tuple(_branches(root, is_module(value))),
-        beside=dict(beside),
+        held_for_it=dict(held_for_it),
         made=made.most_common(1)[0][0] if made else None,
         aliases=tuple(aliases),
     )
@@ -185,7 +185,7 @@ def split_steps(path: str) -> list[str]:
 
 def _value(name: str, namespace: Mapping[str, Any]) -> Any:
     if not _NAMED.fullmatch(name):
-        raise GpuError(f"{name} is no name of a variable or of what is in one, as net or data[0]")
+        raise GpuError(f"{name} is neither a variable nor a part of one, such as net or data[0]")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -266,8 +266,8 @@ def html(tree: MemoryTree) -> str:
 
 def _head(tree: MemoryTree) -> str:
     """``"net: 6.4 MiB on cuda:0 · optimizers hold 12.9 MiB more for it · made in …"``."""
-    whos = [who for kind, who in _WHO.items() if kind in tree.beside]
-    left = sum(tree.beside.values())
+    whos = [who for kind, who in _WHO.items() if kind in tree.held_for_it]
+    left = sum(tree.held_for_it.values())
     words = f"{tree.name}: {size(tree.branches[0].total - left)} on {', '.join(tree.devices)}"
     hold = "holds" if whos == ["autograd"] else "hold"
     words += f" · {' and '.join(whos)} {hold} {size(left)} more for it" if whos else ""

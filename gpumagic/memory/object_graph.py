@@ -107,7 +107,7 @@ class Walk:
     def _referents(
         self, numbers: Iterable[int], indirect: list[int] | None
     ) -> Iterator[tuple[int, list[Any]]]:
-        """Yield what objects refer to; if `indirect` is a list, it gets those that come later."""
+        """Yield what objects refer to; if `indirect` is a list, it gets the later ones."""
         objects, rules = self.objects, self.references.rules
         later = self.references.indirect if indirect is not None else ()
         for number in numbers:

@@ -285,8 +285,8 @@ def _more(less: int | None, more: int | None) -> int | None:
     return None if less is None or more is None else max(more - less, 0)
 
 
-def _parsed(text: str, beside: ast.stmt | None) -> list[ast.stmt]:
-    line = getattr(beside, "lineno", 1)
+def _parsed(text: str, near: ast.stmt | None) -> list[ast.stmt]:
+    line = getattr(near, "lineno", 1)
     return [ast.increment_lineno(stmt, line - 1) for stmt in ast.parse(text).body]
 
 

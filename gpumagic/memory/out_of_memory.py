@@ -68,7 +68,7 @@ class OutOfMemory(Shown):
 
 
 _HOLDERS = 5
-# Of what is allocated: less in a traceback is not worth a word.
+# A share of the allocated memory: less in a traceback is not worth a word.
 _LEAST = 0.01
 
 

@@ -132,7 +132,7 @@ class Paths:
         return "buffer" if type(above) is dict and self._is_buffer(parent) else "tensor"
 
     def _kept_by_torch(self, obj: Any, above: Any) -> str:
-        """Return the kind of a gradient, and of what a graph saved; empty for all others."""
+        """Return the kind of a gradient or of a tensor that a graph saved; else empty."""
         tensor, edges = is_tensor(above), self._walk.references.edges(type(above))
         steps = [step for child, step in edges(above) if child is obj] if edges else []
         if tensor:

@@ -51,7 +51,7 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 RING = 100_000
 _ROUNDED = 0.05
-"""Of what is allocated: a real allocator gives more than was asked for, and records what was."""
+"""A share of the allocated bytes: a real allocator rounds up, and records the request."""
 _C: Any = torch._C
 _GRAPHS = (torch.autograd, torch.autograd.graph)
 _RUN = "_engine_run_backward"

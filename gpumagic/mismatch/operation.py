@@ -99,7 +99,7 @@ def _device_of_type(name: str) -> str:
 
 
 def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
-    """Whether every device that a message names is among those that were seen."""
+    """Whether every device that a message names is one that was seen."""
     return all(any(d == s or s.startswith(f"{d}:") for s in seen) for d in named)
 
 
@@ -241,7 +241,7 @@ def _evidence(
         return tuple(located)
     unknown = [part for part in leaves if not part.devices and part.value is None]
     unknown = [part for part in unknown if part.kind in ("unknown", "made", "module")]
-    if any(part.factory for part in unknown):  # beside `nn.MSELoss()`, which has no tensors yet
+    if any(part.factory for part in unknown):  # as with `nn.MSELoss()`, which has no tensors yet
         unknown = [part for part in unknown if part.kind != "module"]
     if len(known) < 1 or len(unknown) != 1 or not direct:
         return ()

@@ -130,8 +130,8 @@ def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
     away = _away(optimizer, parameters, steps)
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
     alone = can_precede(frame, stmt)
-    beside = not steps and isinstance(stmt, ast.Expr)  # `loss.backward(); o.step()`
-    if len(devices) != 1 or len(homes) != 1 or not (alone or beside):
+    followed = not steps and isinstance(stmt, ast.Expr)  # `loss.backward(); o.step()`
+    if len(devices) != 1 or len(homes) != 1 or not (alone or followed):
         return None
     if steps:
         loop = f"for state in {text}.state.values():"

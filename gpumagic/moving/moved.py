@@ -88,7 +88,7 @@ class Origin:
 def keep_origins(
     known: MutableMapping[Any, Origin], origins: Iterable[tuple[Any, Origin]], cell: str
 ) -> None:
-    """Keep origins in `known`: of what several cells moved on, the first one's."""
+    """Keep origins in `known`: the first one of an object that several cells moved."""
     for moved, origin in origins:
         origin = replace(origin, cell=cell, originals={})
         with suppress(TypeError):  # an object that cannot be referred to weakly

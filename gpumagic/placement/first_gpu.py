@@ -108,7 +108,7 @@ def spread(find: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _DeviceType(type):
-    """The type of what replaces `torch.device`, a class that cannot be inherited from."""
+    """Metaclass of the class that replaces `torch.device`, which cannot be inherited from."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
         try:

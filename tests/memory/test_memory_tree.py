@@ -116,8 +116,8 @@ def test_what_is_long_is_folded(gpus):
     [
         ("nothing", "nothing holds nothing on a GPU"),
         ("x.y", "x.y raises AttributeError"),
-        ("print(x)", "is no name of a variable"),
-        ("x[", "is no name of a variable"),
+        ("print(x)", "is neither a variable nor a part of one"),
+        ("x[", "is neither a variable nor a part of one"),
     ],
 )
 def test_what_cannot_be_opened_is_one_line(gpus, name, said):
@@ -147,7 +147,7 @@ def test_of_a_loss_each_operation_has_what_it_saved(gpus):
     saved = of_loss.branches[0].nbytes["saved for backward"]
     assert saved >= 512 * 64 * 4
     assert any("AddmmBackward0" in branch.path for branch in of_loss.branches)
-    assert of_net.beside == {"saved for backward": saved}
+    assert of_net.held_for_it == {"saved for backward": saved}
     assert "autograd holds" in str(of_net)
 
 
@@ -156,9 +156,9 @@ def test_what_the_graph_of_an_output_saved_stands_with_its_layer(ip):
     ip.run("net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()")
     ip.run("Out[2] = net(torch.ones(512, 64, device='cuda'))")
     found = tree("net", ip.ns)
-    assert found.beside == {"saved for backward": 2 * 512 * 64 * 4}
+    assert found.held_for_it == {"saved for backward": 2 * 512 * 64 * 4}
     assert [(b.path, b.alike) for b in found.branches] == [("net", 1), ("net[0]", 2)]
-    assert {kind for b in found.branches for kind in b.nbytes} == {"parameter", *found.beside}
+    assert {kind for b in found.branches for kind in b.nbytes} == {"parameter", *found.held_for_it}
 
 
 def test_two_levels_are_shown_and_a_name_opens_more(gpus):
