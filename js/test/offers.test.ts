@@ -196,7 +196,7 @@ it('writes the settings of the kernel’s profile, where there is a notebook', a
   here();
   shown.buttons[1]?.press();
   await settled();
-  expect(book.ran).toEqual([expect.stringContaining('every_notebook.enable()')]);
+  expect(book.ran).toEqual([expect.stringContaining('loading.enable()')]);
   expect(shown.text).toBe('Written there.');
 });
 

@@ -64,7 +64,7 @@ export class DoctorClient {
 
 const VIRTUAL = ['%load_ext gpumagic', '%gpus --virtual 2'];
 // The kernel knows the IPython profile of its user.
-const ENABLE = ['from gpumagic.magics import every_notebook', 'print(every_notebook.enable())'];
+const ENABLE = ['from gpumagic.magics import loading', 'print(loading.enable())'];
 
 /** Offers virtual GPUs in a notebook, and gpumagic in every notebook. */
 export class Offers {

@@ -130,9 +130,8 @@ export class Doctor {
     if (why) this.#offer.update(offer);
     const first = checks?.find(({ ok }) => ok === false);
     // The offer has buttons for its cures. The cure of the first failed check is the advice.
-    if (!why?.length || (first && isOffered(first.cure))) this.#advise('', '');
-    else if (first) this.#advise(first.found, first.cure);
-    else this.#advise(checks ? '' : (why[0]?.cause ?? ''), '');
+    if (first && why?.length && !isOffered(first.cure)) this.#advise(first.found, first.cure);
+    else this.#advise(why?.[0]?.cause ?? '', '');
     const shown = (checks ?? []).map((check) =>
       why && (check === first || isOffered(check.cure)) ? { ...check, cure: '' } : check,
     );
