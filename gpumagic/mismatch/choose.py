@@ -17,7 +17,7 @@ from gpumagic.mismatch.explanation import total
 from gpumagic.mismatch.operand import NAMED, Part, Reader, flat, is_torch, words
 from gpumagic.mismatch.operation import Conflict, Message, named_in, operation
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import function_of, loops_around, statement, uses
+from gpumagic.usercode.syntax import function_of, loops_around, parents, statement, uses
 from gpumagic.usercode.values import of_function, own
 
 _OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
@@ -232,7 +232,13 @@ def maker(
         return None
     deeper = len(loops_around(node)) > len(loops_around(made[0]))
     adds = written or (deeper and statement(node) in stmts)
-    if frame.at_top and not adds:
+    host = any(_goes_to_numpy(use) for use in uses(scope, part.text))
+    if host or (frame.at_top and not adds):
         return None
     starts = ((call.node, replace(call, devices=part.devices)), (node, part))
     return None if any(meets_others(frame, *start, target) for start in starts) else made[0]
+
+
+def _goes_to_numpy(node: ast.expr) -> bool:
+    names = [n.attr for n in parents(node) if isinstance(n, ast.Attribute)]
+    return "numpy" in names and "cpu" not in names
