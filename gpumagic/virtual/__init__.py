@@ -26,7 +26,13 @@ _GIB = 2**30
 MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
 
 
-def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = False) -> None:
+def enable(
+    devices: int = 2,
+    memory: str | int | None = None,
+    *,
+    force: bool = False,
+    asserts: bool = False,
+) -> None:
     """Give this process `devices` virtual GPUs of `memory` each; ``torch.cuda`` then reports them.
 
     Parameters
@@ -39,6 +45,10 @@ def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = F
         at most 16 GiB.
     force : bool
         Also where there is a real GPU, which this process then cannot use until :func:`disable`.
+    asserts : bool
+        Behave as a real GPU after a bad index: torch's next wait raises "device-side assert
+        triggered", and so does all else until :func:`disable`. It is for trying out what a program
+        then does.
 
     Raises
     ------
@@ -54,7 +64,13 @@ def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = F
     capacity = None if memory is None else _bytes(memory)
     if has_virtual():
         _compare(here(memory=False), number, capacity)
-        return
+    else:
+        _turn_on(number, capacity, force)
+    if asserts and (switch := sys.modules.get(f"{__name__}.switch")):
+        switch.imitate_asserts()
+
+
+def _turn_on(number: int, capacity: int | None, force: bool) -> None:
     if find_spec("torch") is None:
         from gpumagic.virtual import torchless
 

@@ -3,11 +3,9 @@
 PyTorch has two rules: operators built on TensorIterator accept CPU scalars and say "found at least
 two devices"; most others check each argument in a generated wrapper, whose name is in the text.
 Which rule applies is read from torch's ``native_functions.yaml`` at the first such error. Copies
-and waits are reported to listeners: torch's debug mode warns or raises where the host waits.
+and waits are reported to listeners.
 """
 
-import sys
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gpumagic.ledger.copy_kernels import INDEXING, brought
-from gpumagic.usercode.files import stands_in
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
 Listener = Callable[[str, str, torch.device, torch.device, int], None]
@@ -36,31 +33,6 @@ def emit(
     """Call every listener."""
     for listener in listeners:
         listener(kind, operator, source, destination, nbytes)
-
-
-sync_debug_mode = 0
-"""0: none, 1: warn, 2: raise."""
-
-
-def set_sync_debug_mode(mode: int) -> None:
-    """Implement ``torch.cuda.set_sync_debug_mode``."""
-    global sync_debug_mode
-    sync_debug_mode = int(mode)
-    if _debug in listeners:
-        listeners.remove(_debug)
-    if mode:
-        listeners.append(_debug)
-
-
-def _debug(kind: str, operator: str, source: object, to: torch.device, nbytes: int) -> None:
-    __tracebackhide__ = True
-    if kind == "sync" or (kind == "copy" and to.type == "cpu"):
-        if sync_debug_mode == 2:
-            raise RuntimeError("called a synchronizing CUDA operation")
-        depth, frame = 2, sys._getframe(1)
-        while frame.f_back and stands_in(frame.f_code.co_filename):
-            depth, frame = depth + 1, frame.f_back
-        warnings.warn("called a synchronizing CUDA operation", stacklevel=depth)
 
 
 Found = list[tuple[str, Tensor, Tensor]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpumagic.device.caching_allocator import MemoryStat
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import checks, collectives
+from gpumagic.virtual import asserts, collectives
 from gpumagic.virtual.memory_history import MemoryApi
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Generator, Stream
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork
@@ -136,7 +136,6 @@ def install(stack: ExitStack) -> None:
     for kind in (torch.cuda.CUDAGraph, torch.cuda.MemPool):
         patch(stack, kind, __new__=_refused)
     patch(stack, torch, Generator=Generator, Stream=AnyStream, Event=AnyEvent)
-    stack.callback(checks.set_sync_debug_mode, 0)
     collectives.register(stack)
     patch(stack, torch.cuda.nvtx, _nvtx=Nvtx())
     patch(stack, torch.autograd.profiler.profile, __init__=on_the_cpu)
@@ -161,16 +160,19 @@ def install(stack: ExitStack) -> None:
 
 
 _DO_NOTHING = (
-    *("_cuda_init", "_cuda_getArchFlags", "_cuda_synchronize", "_cuda_ipc_collect"),
-    *("_accelerator_synchronizeDevice", "_accelerator_emptyHostCache", "_host_emptyCache"),
+    *("_cuda_init", "_cuda_getArchFlags", "_cuda_ipc_collect"),
+    *("_accelerator_emptyHostCache", "_host_emptyCache"),
 )
+_WAIT = ("_cuda_synchronize", "_accelerator_synchronizeDevice")
 _REFUSED = {f"_cuda_getCurrent{name}Handle": f"cu{name.upper()}" for name in ("Blas", "Solver")}
 _REFUSED["_cuda_cudaCachingAllocator_raw_alloc"] = "caching_allocator_alloc"
+_REFUSED["_cuda_set_sync_debug_mode"] = "set_sync_debug_mode; type %gpuwatch on"
 
 
 def _functions() -> dict[str, Any]:
     return {
         **dict.fromkeys(_DO_NOTHING, _nothing),
+        **dict.fromkeys(_WAIT, _wait),
         **{name: partial(_refused, what) for name, what in _REFUSED.items()},
         "_cuda_isInBadFork": in_bad_fork,
         "_cuda_getDeviceCount": lambda: len(GPUS),
@@ -182,8 +184,7 @@ def _functions() -> dict[str, Any]:
         "_cuda_getCurrentRawStream": lambda index: 0,
         "_cuda_hasPrimaryContext": lambda index: True,
         "_cuda_isCurrentStreamCapturing": _no,
-        "_cuda_set_sync_debug_mode": checks.set_sync_debug_mode,
-        "_cuda_get_sync_debug_mode": lambda: checks.sync_debug_mode,
+        "_cuda_get_sync_debug_mode": lambda: 0,
         "_cuda_memoryStats": _memory_stats,
         "_cuda_resetPeakMemoryStats": _reset("reset_peak"),
         "_cuda_resetAccumulatedMemoryStats": _reset("reset_accumulated"),
@@ -202,6 +203,11 @@ def _functions() -> dict[str, Any]:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
+
+
+def _wait(*args: Any, **kwargs: Any) -> None:
+    __tracebackhide__ = True
+    asserts.wait()
 
 
 def _no(*args: Any, **kwargs: Any) -> bool:

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS, reads
 from gpumagic.usercode.files import leave_out_ours
-from gpumagic.virtual import checks
+from gpumagic.virtual import asserts, checks
 from gpumagic.virtual.checks import Found, mixed, one_gpu
 from gpumagic.virtual.flip import (
     adopt,
     adopt_parts,
-    compute_wider,
     flip,
     flip_parts,
     flip_plain,
@@ -152,6 +151,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True  # CUDA's errors have no such frame, so nobody shall see one
     try:
+        if asserts.dead:
+            asserts.wait()
         # First what most calls are. The kernels between fill the processor's caches, so that an
         # operator costs what it touches: as little as can be, here and in `adopt`.
         usual = plan.usual and not (kwargs and any(isinstance(x, Tensor) for x in kwargs.values()))
@@ -176,10 +177,10 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
             return _adopt_new(result, gpu)
         if plan.in_place and result is low[0] and result.shape == args[0].shape:
             return args[0]
-        if result is None:
-            return None
         return _lift(plan, result, _pairs(plan, args, low), gpu)
     except BaseException as error:
+        if asserts.enabled and asserts.is_assert(error):
+            return asserts.run_on(plan, _run, args, kwargs)
         leave_out_ours(error)
         raise
 
@@ -374,11 +375,13 @@ def _call_again(
     gpu: VirtualGpu,
     error: RuntimeError,
 ) -> Any:
-    """Call again after `error`: in a wider type, or into a larger output."""
+    """Call again into a larger output after `error`; raise any other in plain words."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if lacks_type(error):
-        return compute_wider(plan.op, call, low, low_kwargs, error)
+        raise NotImplementedError(
+            f"virtual GPUs compute as the CPU does, and its {plan.op.name()} says: {error}"
+        ) from None
     if "not resizable" not in str(error):
         # The one text of the CPU's that differs among those which are often met.
         error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)

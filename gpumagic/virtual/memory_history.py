@@ -1,40 +1,33 @@
 """Record where memory of virtual GPUs was allocated, and give it to ``torch.cuda.memory``.
 
 The innermost line of the user's code is always kept, as a code object and an instruction, which is
-made into text when somebody reads it. As on a GPU, whole stacks and a ring of allocations and frees
-are kept only after ``torch.cuda.memory._record_memory_history``. A tensor's death is noticed later,
-so the code that freed it is not known. Snapshots have the layout of C++. The host's allocator puts
-each block of a virtual GPU wherever it likes, so each is a segment of its own, at the address that
-its storage has; the rest of the reserved memory is one more, and inactive.
+made into text when somebody reads it. As on a GPU, a ring of allocations and frees is kept only
+after ``torch.cuda.memory._record_memory_history``; its stacks have that one line. A tensor's death
+is noticed later, so the code that freed it is not known. Snapshots have the layout of C++. The
+host's allocator puts each block of a virtual GPU wherever it likes, so each is a segment of its
+own, at the address that its storage has; the rest of the reserved memory is one more, and inactive.
 """
 
 import gc
-import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from operator import attrgetter
 from time import time_ns
 from types import CodeType, FrameType
 from typing import Any
-
-from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
 from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.lines import in_cell, line_of
 
-Line = tuple[CodeType, int]
-"""Code, and the instruction that runs in it."""
-Stack = Any
-"""All lines that run on a thread, as torch notes them: without a frame of Python's."""
+Line = tuple[CodeType | None, int]
+"""Code, and the instruction that runs in it; None if no code of the user's runs."""
 Observer = Callable[[int, int, int, int], object]
 
-_RECORDED = ("state", "alloc", "all")
 _getframe = sys._getframe
 
 
@@ -59,7 +52,7 @@ class Allocation(weakref.ref[Any]):
 
     __slots__ = ("address", "at", "made", "metadata", "place", "requested")
     requested: int  # bytes
-    made: CodeType | Stack  # the user's code that asked for it, or all that ran; None if nobody's
+    made: CodeType | None  # the user's code that asked for it
     at: int  # the instruction in that code
     metadata: str
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
@@ -87,13 +80,8 @@ class Recording:
 
     enabled: bool = False
     max_entries: int = 0
-    context: str | None = None
+    lines: bool = False
     skip: frozenset[str] = frozenset()
-
-    def keeps(self, context: str) -> bool:
-        """Whether stacks are recorded in this context or a wider one."""
-        asked = self.context if self.enabled else None
-        return asked is not None and _RECORDED.index(asked) >= _RECORDED.index(context)
 
 
 class MemoryHistory:
@@ -135,11 +123,6 @@ def _in_cell(frame: FrameType) -> Line:
     return _timed[1], frame.f_lasti
 
 
-def stack() -> Stack:
-    """All that runs on this thread."""
-    return gather_traceback(True, False, False)
-
-
 # What torch tells of one event, and whether it is about what was asked for or the whole block.
 _TOLD = {
     "alloc": (("segment_alloc", False), ("alloc", True)),
@@ -153,27 +136,25 @@ class Ring:
     def __init__(self, recording: Recording, before: "Ring | None" = None) -> None:
         kept = before._entries if before is not None else ()
         self._most, self._skip = recording.max_entries, recording.skip
-        self.traces_stacks = recording.keeps("alloc")
+        self._lines = recording.lines
         self._entries: deque[tuple[Any, ...]] = deque(kept, recording.max_entries)
 
     def note(
-        self, action: str, address: int, size: int, block: int, stack: Stack = None, text: str = ""
+        self, action: str, address: int, size: int, block: int, line: Line = (None, 0)
     ) -> None:
-        """Add an entry: the size that was asked for, and that of the block. `text` is its metadata,
-        by default this thread's."""
+        """Add an entry: the size that was asked for, and that of the block."""
         # Plain data, as few as can be: this is on the way of every operator.
-        metadata = text or history.thread.metadata
-        self._entries.append((action, address, size, block, time_ns(), metadata, stack))
+        metadata = history.thread.metadata
+        self._entries.append((action, address, size, block, time_ns(), metadata, line))
 
-    def note_taken(self, block: Allocation, action: str = "alloc", text: str = "") -> None:
-        """Add that a block was allocated, or annotated."""
-        recorded = self.traces_stacks and not isinstance(block.made, CodeType)
-        made = block.made if recorded else None
-        self.note(action, block.address, block.requested, block.size, made, text)
+    def note_taken(self, block: Allocation) -> None:
+        """Add that a block was allocated."""
+        line = (block.made, block.at) if self._lines else (None, 0)
+        self.note("alloc", block.address, block.requested, block.size, line)
 
-    def events(self) -> list[tuple[dict[str, Any], Stack]]:
-        """Return the events in torch's format, with the stack instead of frames."""
-        told: list[tuple[dict[str, Any], Stack]] = [
+    def events(self) -> list[tuple[dict[str, Any], Line]]:
+        """Return the events in torch's format, with the line instead of frames."""
+        told: list[tuple[dict[str, Any], Line]] = [
             (
                 {
                     "action": name,
@@ -184,16 +165,15 @@ class Ring:
                     "compile_context": "",
                     "user_metadata": metadata,
                 },
-                stack if name != "segment_alloc" else None,
+                line if name != "segment_alloc" else (None, 0),
             )
-            for action, address, size, block, time, metadata, stack in [*self._entries]
+            for action, address, size, block, time, metadata, line in [*self._entries]
             for name, requested in _TOLD.get(action, ((action, True),))
             if name not in self._skip
         ]
         return told[-self._most :]
 
 
-_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _LARGE_SEGMENT = 2**20
 _NOWHERE = 2**12
 """An address at which no memory lies."""
@@ -211,30 +191,18 @@ _SETTINGS = {
 
 
 class _Frames:
-    """Lines as torch gives them; each is made once for a snapshot, and so are those of a block."""
+    """Lines as torch gives them; each is made once for a snapshot."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        self._stacks: dict[int, list[dict[str, Any]]] = {}
 
-    def learn(self, stacks: Iterable[Stack]) -> None:
-        """Read some stacks, all at once: what they have in common is shared."""
-        new = [each for each in stacks if each is not None and id(each) not in self._stacks]
-        for each, lines in zip(new, symbolize_tracebacks(new), strict=True):
-            others = [line for line in lines if not line["filename"].startswith(_OURS)]
-            self._stacks[id(each)] = others
-
-    def of(self, stack: Stack) -> list[dict[str, Any]]:
-        """Return the frames of a learned stack."""
-        return [] if stack is None else self._stacks[id(stack)]
-
-    def of_block(self, block: Allocation) -> list[dict[str, Any]]:
-        code, at = block.made, block.at
+    def of(self, code: CodeType | None, at: int) -> list[dict[str, Any]]:
+        """Return the frame of a line; empty if it is unknown."""
+        if code is None:
+            return []
         try:
             return self._known[id(code), at]
         except KeyError:
-            if not isinstance(code, CodeType):
-                return self.of(code)
             name, file = code.co_name, code.co_filename
             found = [{"name": name, "filename": file, "line": line_of(code, at)}]
             self._known[id(code), at] = found
@@ -253,13 +221,10 @@ class MemoryApi:
         return {
             "_cuda_memorySnapshot": self._snapshot,
             "_cuda_record_memory_history": self._record,
-            "_cuda_record_memory_history_legacy": self._record_as_before,
             "_cuda_isHistoryEnabled": lambda: history.recording.enabled,
-            "_cuda_allocationTraceback": self._traceback_of,
             "_cuda_memoryMetadataSupported": lambda: True,
             "_cuda_setMemoryMetadata": history.set_metadata,
             "_cuda_getMemoryMetadata": lambda: history.thread.metadata,
-            "_cuda_annotateMemory": self._annotate,
             "_cuda_attach_out_of_memory_observer": lambda o: history.observers.append(o),
             "_cuda_getAllocatorBackend": lambda: "native",
         }
@@ -303,39 +268,21 @@ class MemoryApi:
                 *others, last = map(repr, known)
                 raise RuntimeError(f"expected {what} to be {', '.join(others)}, or {last}")
         entries = max_entries if enabled == "all" else 1
-        recording = Recording(enabled is not None, entries, context, frozenset(skip))
+        recording = Recording(enabled is not None, entries, context is not None, frozenset(skip))
         history.recording = recording
         for gpu in self._gpus:
             if clear:
                 gpu.account.record(Recording())
             gpu.account.record(recording)
 
-    def _record_as_before(
-        self, enabled: bool, state: bool, entries: int, allocs: bool, cpp: bool, *options: Any
-    ) -> None:
-        context = "alloc" if allocs else "state" if state else None
-        self._record("all" if enabled else None, context, "all", entries, *options)
-
-    def _traceback_of(self, address: int) -> list[dict[str, Any]] | None:
-        segments = (segment for gpu in self._gpus for segment in _segments(gpu, _Frames()))
-        found = (s["blocks"][0]["frames"] for s in segments if s["address"] == address)
-        return next(found, None) or None
-
-    def _annotate(self, address: int, metadata: str) -> None:
-        for gpu in self._gpus:
-            ring = gpu.account.ring
-            for block in gpu.account.blocks_now() if ring is not None else ():
-                if block.address == address:
-                    ring.note_taken(block, "annotate", metadata)
-
 
 def _segments(gpu: Any, frames: _Frames) -> list[dict[str, Any]]:
-    blocks, of, device = gpu.account.blocks_now(), frames.of_block, gpu.index
-    if {*map(type, map(attrgetter("made"), blocks))} - {CodeType}:
-        frames.learn(block.made for block in blocks if not isinstance(block.made, CodeType))
+    blocks, of, device = gpu.account.blocks_now(), frames.of, gpu.index
     sizes = [block.place[1] for block in blocks]
     segments = [
-        _segment(device, block.address, size, block.requested, of(block), block.metadata)
+        _segment(
+            device, block.address, size, block.requested, of(block.made, block.at), block.metadata
+        )
         for block, size in zip(blocks, sizes, strict=True)
     ]
     cached = gpu.account.allocator.reserved.current - sum(sizes)
@@ -381,5 +328,4 @@ def _trace(gpu: Any, frames: _Frames) -> list[dict[str, Any]]:
     gpu.account.refresh()
     ring = gpu.account.ring
     events = [] if ring is None else ring.events()
-    frames.learn(stack for _, stack in events)
-    return [each | {"pool_id": _POOL, "frames": frames.of(stack)} for each, stack in events]
+    return [each | {"pool_id": _POOL, "frames": frames.of(*line)} for each, line in events]

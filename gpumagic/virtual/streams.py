@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gpumagic.usercode.files import unseen
+from gpumagic.virtual import asserts
 from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
@@ -60,14 +61,21 @@ class Stream(C.Stream):  # type: ignore[misc]
 
     cuda_stream = property(lambda self: self.stream_id)
 
+    @unseen
     def query(self) -> bool:
         """Whether all work is done."""
+        asserts.wait()
         return True
 
-    def synchronize(self, *other: Any) -> None:
-        """Wait for all work; or let later work wait for another stream or an event."""
+    @unseen
+    def synchronize(self) -> None:
+        """Wait for all work."""
+        asserts.wait()
 
-    wait_event = wait_stream = synchronize
+    def wait_stream(self, other: Any) -> None:
+        """Let later work wait for another stream or an event."""
+
+    wait_event = wait_stream
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event at this point of the stream."""
@@ -98,14 +106,19 @@ class Event:
         """Mark this point of a stream."""
         self._at = time.perf_counter()
 
+    @unseen
     def query(self) -> bool:
         """Whether the work before this point is done."""
+        asserts.wait()
         return True
 
-    def synchronize(self, stream: Any = None) -> None:
-        """Wait for the work before this point; or let a stream's later work wait for it."""
+    @unseen
+    def synchronize(self) -> None:
+        """Wait for the work before this point."""
+        asserts.wait()
 
-    wait = synchronize
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream's later work wait for it."""
 
     @unseen
     def elapsed_time(self, end_event: Event) -> float:

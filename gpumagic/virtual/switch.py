@@ -19,7 +19,7 @@ from torch import nn
 
 from gpumagic.telemetry.state_files import COUNTERS, NAME, Publisher
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import checks, cuda_api, flip, gate, torchless
+from gpumagic.virtual import asserts, checks, cuda_api, flip, gate, torchless
 from gpumagic.virtual.cuda_api import patch, refuse_compiling
 from gpumagic.virtual.flip import writes
 from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
@@ -200,6 +200,13 @@ def _refusal(full: str) -> Kernel:
 
 _on = ExitStack()
 _lock = threading.RLock()
+
+
+def imitate_asserts() -> None:
+    """Let a bad index end the virtual GPUs, as a real one's assert does, until they are off."""
+    with _lock:
+        if not asserts.enabled:
+            asserts.enable(_on)
 
 
 def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:

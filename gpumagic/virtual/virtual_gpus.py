@@ -41,7 +41,6 @@ from gpumagic.virtual.memory_history import (
     history,
     outer_line,
     owner_of,
-    stack,
 )
 
 C: Any = torch._C
@@ -112,7 +111,6 @@ class MemoryAccount:
         self.allocator = CachingAllocator()
         self.ooms = self.retries = 0
         self.ring: Ring | None = None
-        self._keeps_stacks = False
         self._row: Any = row
         self.refusal = ""  # why nothing can be allocated
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
@@ -143,8 +141,8 @@ class MemoryAccount:
             made, at = None, 0
         else:
             made, at = frame.f_code, frame.f_lasti
-            if self._keeps_stacks or owner_of[made.co_filename] != USERS:
-                made, at = (stack(), 0) if self._keeps_stacks else outer_line(frame)
+            if owner_of[made.co_filename] != USERS:
+                made, at = outer_line(frame)
         # From here to its being noted nothing is called that an interrupt could follow.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
@@ -198,7 +196,6 @@ class MemoryAccount:
             for block in self._owned():
                 block.find_address()
             self.ring = Ring(recording, self.ring) if recording.enabled else None
-            self._keeps_stacks = recording.keeps("state")
             self._room = -1
 
     def blocks_now(self) -> list[Allocation]:
@@ -315,8 +312,7 @@ class MemoryAccount:
         for observer in history.observers:
             observer(self.ordinal, size, self.limit, self.free)
         if self.ring is not None:
-            lines = stack() if self.ring.traces_stacks else None
-            self.ring.note("oom", self.free, size, size, lines)
+            self.ring.note("oom", self.free, size, size, outer_line(_getframe(1)))
         held = self.allocator.bytes.current, self.allocator.reserved.current
         text = refusal(size, self.ordinal, self.capacity, self.limit, *held, host=host)
         return torch.OutOfMemoryError(text)
@@ -400,9 +396,15 @@ def refresh() -> None:
         gpu.account.refresh()
 
 
+_FORKED = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
+    "must use the 'spawn' start method"
+)
+
+
 def in_bad_fork() -> bool:
     """Whether this is the child of a fork, in which CUDA cannot be used either."""
-    return any(gpu.account.refusal for gpu in GPUS)
+    return any(gpu.account.refusal == _FORKED for gpu in GPUS)
 
 
 def keep_after_fork() -> None:
@@ -415,10 +417,7 @@ def _leave_to_parent() -> None:
     # The child of a fork has copies of these tensors; what it does with them is not its parent's.
     for gpu in GPUS:
         gpu.account.unpublish()
-        gpu.account.refuse(
-            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
-            "must use the 'spawn' start method"
-        )
+        gpu.account.refuse(_FORKED)
 
 
 if hasattr(os, "register_at_fork"):

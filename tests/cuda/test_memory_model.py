@@ -85,10 +85,6 @@ SHAPES = [
 REDUCTIONS = {
     "sum": lambda x, dim: torch.ops.aten.sum.dim_IntList(x, dim),
     "mean": lambda x, dim: torch.ops.aten.mean.dim(x, dim),
-    "amax": lambda x, dim: torch.amax(x, dim),
-    "var": lambda x, dim: torch.ops.aten.var.correction(x, dim),
-    "any": lambda x, dim: torch.ops.aten.any.dims(x, dim),
-    "argmax": lambda x, dim: torch.argmax(x, dim[0]) if len(dim) == 1 else None,
 }
 
 
@@ -108,8 +104,6 @@ def test_reductions(name, dtype, transposed):
     for shape, dim in SHAPES:
         dims = [dim] if isinstance(dim, int) else list(dim)
         given = x(*shape, dtype=dtype, transposed=transposed)
-        if name == "argmax" and len(dims) > 1:
-            continue
         took, result = taken_beside(REDUCTIONS[name], given, dims)
         predicted = rule_of(name)(card, (given, dims), result)
         assert sum(predicted) == took, (shape, dim)
@@ -127,13 +121,6 @@ OPERATORS = {
     "sort of short rows": ("sort", lambda n: (x(n, 16), 1), torch.sort),
     "sort of integers": ("sort", lambda n: (integers(9, n), -1), torch.sort),
     "argsort": ("argsort", lambda n: (x(n), -1), torch.argsort),
-    "cumsum": ("cumsum", lambda n: (x(n), 0), torch.cumsum),
-    "masked_scatter": (
-        "masked_scatter",
-        lambda n: (x(n), x(n) > 0.5, x(n)),
-        torch.masked_scatter,
-    ),
-    "cumsum of booleans": ("cumsum", lambda n: (x(n, 3) > 0.5, 0), torch.cumsum),
     "softmax": (
         "_softmax_backward_data",
         lambda n: (x(n, 9), x(n, 9), 1, torch.float32),
@@ -144,25 +131,7 @@ OPERATORS = {
         lambda n: (x(n), [integers(4, n)], x(n), True),
         torch.ops.aten.index_put,
     ),
-    "bincount": ("bincount", lambda n: (integers(50, n),), torch.bincount),
     "mse_loss": ("mse_loss", lambda n: (x(n), x(n)), F.mse_loss),
-    "roll": ("roll", lambda n: (x(n, 8), (1, 1), (0, 1)), torch.roll),
-    "group_norm": (
-        "native_group_norm",
-        lambda n: (x(4, 8, n), x(8), x(8), 4, 8, n, 2, 1e-5),
-        torch.native_group_norm,
-    ),
-    "batch_norm": (
-        "native_batch_norm",
-        lambda n: (x(n, 16), x(16), x(16), None, None, True, 0.1, 1e-5),
-        torch.native_batch_norm,
-    ),
-    "layer_norm": (
-        "native_layer_norm_backward",
-        lambda n: (x(n, 64), x(n, 64), [64], x(n, 1), x(n, 1), x(64), x(64), [True] * 3),
-        torch.ops.aten.native_layer_norm_backward,
-    ),
-    "foreach_norm": ("_foreach_norm", lambda n: ([x(n), x(n), x(7)],), torch._foreach_norm),
 }
 
 

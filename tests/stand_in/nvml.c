@@ -7,12 +7,7 @@
  *   gpu.I.FIELD=VALUE         of GPU I, or gpu.*.FIELD of all of which nothing else is said:
  *     name, uuid, total, used, reserved (bytes), util, memutil (percent), temp (Celsius),
  *     power, limit (milliwatts), clock (MHz), fan (percent), throttle (NVML's bits),
- *     energy (millijoules), ecc_corrected, ecc_uncorrected, pcie_gen, pcie_width
- *     pcie_tx, pcie_rx        bytes a second, nvlink_tx, nvlink_rx: KiB a second; their counters
- *                             grow in real time from the start of the program
- *     field.ID, stamp         a field's value, and the microseconds at which it was read, instead
- *     fieldtype               NVML's value type of fields (3, 64 bits, if not said)
- *     gpm, gpm.ID             0: there is no GPM; a metric's value
+ *     ecc_corrected, ecc_uncorrected, pcie_gen, pcie_width
  *     xid=NUMBER:SERIAL       a critical error, told once for each new text
  *     mig                     how many MIG devices
  *     lost                    1: after its handle was given; 2: no handle is given either
@@ -21,7 +16,6 @@
  *   gpu.I.busy=PID:PERCENT:AGE,  what part of the time they work; AGE in seconds may be left out
  *   gpu.I.migK.compute        those of its MIG device in slot K, from 0
  *   fail.FUNCTION=CODE        that function answers CODE; fail.*=CODE: every one but init
- *   fail.field.ID=CODE        that field does
  *   delay.FUNCTION=US         that function takes so many microseconds; delay.* likewise
  *   stall.FUNCTION=SECONDS    it blocks so long, or until the line is taken back with 0; stall.*
  *
@@ -76,34 +70,6 @@ typedef struct {
     u64 used;
     u32 gpu_instance, compute_instance;
 } process_info;
-
-typedef struct {
-    u32 id, scope;
-    long long stamp, latency;
-    u32 type, code;
-    union {
-        double d;
-        u32 u;
-        u64 ull;
-    } value;
-} field_value;
-
-typedef struct {
-    const device *of;
-    double at;
-} gpm_sample;
-
-typedef struct {
-    u32 id, code;
-    double value;
-    const char *names[3];
-} gpm_metric;
-
-typedef struct {
-    u32 version, count;
-    gpm_sample *before, *after;
-    gpm_metric metrics[];
-} gpm_question;
 
 typedef struct {
     const device *of;
@@ -587,87 +553,6 @@ int nvmlDeviceGetTotalEccErrors(device *d, int kind, int counter, u64 *count) {
     return SUCCESS;
 }
 
-int nvmlDeviceGetTotalEnergyConsumption(device *d, u64 *millijoules) {
-    ENTER(d);
-    WHOLE_GPU(d);
-    *millijoules = number_of(d, "energy", 123456789);
-    return SUCCESS;
-}
-
-/* A counter that grows in real time. */
-static u64 grown(const device *d, const char *rate) {
-    static double start = 0;
-    if (start == 0) start = now();
-    return (u64)((now() - start + 1) * number_of(d, rate, 0));
-}
-
-int nvmlDeviceGetFieldValues(device *d, int count, field_value *values) {
-    ENTER(d);
-    WHOLE_GPU(d);
-    for (int i = 0; i < count; i++) {
-        field_value *v = &values[i];
-        const char *rate = v->id == 197   ? "pcie_tx"
-                           : v->id == 198 ? "pcie_rx"
-                           : v->id == 138 ? "nvlink_tx"
-                           : v->id == 139 ? "nvlink_rx"
-                                          : NULL;
-        char key[32];
-        snprintf(key, sizeof key, "field.%u", v->id);
-        v->code = (u32)said_of("fail", key);
-        if (!v->code && !rate) v->code = NOT_SUPPORTED;
-        if (v->code) continue;
-        v->type = (u32)number_of(d, "fieldtype", 3);
-        v->stamp = (long long)number_of(d, "stamp", (u64)(now() * 1e6));
-        v->latency = 0;
-        v->value.ull = text_of(d, key) ? number_of(d, key, 0) : grown(d, rate);
-    }
-    return SUCCESS;
-}
-
-typedef struct {
-    u32 version, supported;
-} gpm_support;
-
-int nvmlGpmQueryDeviceSupport(device *d, gpm_support *support) {
-    ENTER(d);
-    support->supported = d->mig < 0 && number_of(d, "gpm", 1);
-    return SUCCESS;
-}
-
-int nvmlGpmSampleAlloc(gpm_sample **sample) {
-    ENTER(NULL);
-    *sample = calloc(1, sizeof **sample);
-    return SUCCESS;
-}
-
-int nvmlGpmSampleFree(gpm_sample *sample) {
-    ENTER(NULL);
-    free(sample);
-    return SUCCESS;
-}
-
-int nvmlGpmSampleGet(device *d, gpm_sample *sample) {
-    ENTER(d);
-    WHOLE_GPU(d);
-    *sample = (gpm_sample){d, now()};
-    return SUCCESS;
-}
-
-int nvmlGpmMetricsGet(gpm_question *question) {
-    ENTER(NULL);
-    if (question->version != 1 || !question->before->of) return INVALID_ARGUMENT;
-    for (u32 i = 0; i < question->count; i++) {
-        gpm_metric *m = &question->metrics[i];
-        char key[32];
-        const char *given;
-        snprintf(key, sizeof key, "gpm.%u", m->id);
-        given = text_of(question->after->of, key);
-        m->code = (u32)said_of("fail", key);
-        m->value = given ? atof(given) : 10 + m->id;
-    }
-    return SUCCESS;
-}
-
 int nvmlEventSetCreate(event_set **set) {
     ENTER(NULL);
     *set = calloc(1, sizeof **set);
@@ -677,13 +562,6 @@ int nvmlEventSetCreate(event_set **set) {
 int nvmlEventSetFree(event_set *set) {
     ENTER(NULL);
     free(set);
-    return SUCCESS;
-}
-
-int nvmlDeviceGetSupportedEventTypes(device *d, u64 *types) {
-    ENTER(d);
-    WHOLE_GPU(d);
-    *types = 0x8 | 0x2;
     return SUCCESS;
 }
 

@@ -1,0 +1,1 @@
+"""Check values before a GPU uses them: indices, labels, probabilities, and NaN."""
