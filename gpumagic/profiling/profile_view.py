@@ -1,0 +1,214 @@
+"""Show a profile: one sentence, a timeline, and a table by line with the dearest operators."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from itertools import groupby
+
+from gpumagic.display import plot, table
+from gpumagic.display.plot import COLORS, LETTER
+from gpumagic.display.table import Column, block, coded, folded, tag
+from gpumagic.display.units import NOT_KNOWN, duration, tick
+from gpumagic.profiling.cell_profile import (
+    Cause,
+    CellProfile,
+    Moment,
+    ProfiledLine,
+)
+from gpumagic.usercode.lines import UserLine
+
+_LINES, _OPERATORS, _CODE = 12, 5, 50
+_LEAST = 0.1  # a cause with a smaller share of the time is not in the sentence
+_SAID = 2
+_FULL = 0.8  # a share: from it on the device itself is what takes the time
+_WORDS = {
+    "loader": "the loader {takes} {time} at {at}",
+    "python": "Python {takes} {time}, most at {at}",
+    "copy": "copies {take} {time}, most at {at}",
+    "wait": "the host waits at {at}, which {takes} {time}",
+    "launch": "starting {count} {takes} {time}, most at {at}",
+}
+_COUNTED = {"copy": "there are {count} at {at}", "wait": "the host waits {count} at {at}"}
+_VERBS = {True: ("delays it by", "delay it by"), False: ("takes", "take")}
+
+
+def text(profile: CellProfile) -> str:
+    """The sentence, and a row for each line with its dearest operators below."""
+    rows = table.lines(_columns(profile), margin="  ", fold=table.Fold(_LINES))
+    notes = (f"  {note}" for note in _notes(profile))
+    return "\n".join([*table.wrapped(_sentence(profile)), *rows, *notes])
+
+
+def html(profile: CellProfile) -> str:
+    """The same with the timeline; the operators are folded under their line."""
+    rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
+    notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
+    head = f"<div>{coded(_sentence(profile))}</div>"
+    return block(head + _timeline(profile) + rows + notes, "table", "comparison")
+
+
+def _sentence(profile: CellProfile) -> str:
+    whole = duration(profile.seconds)
+    part = NOT_KNOWN if profile.busy is None else _percent(profile.busy, profile.seconds)
+    start = whole if profile.device == "cpu" else f"GPU busy {part} of {whole}"
+    least = _LEAST * profile.seconds
+    said = [c for c in profile.causes if c.seconds is None or c.seconds >= least][:_SAID]
+    if (profile.busy or 0) > _FULL * profile.seconds:
+        most = max(profile.lines, key=lambda line: line.device or 0.0)
+        whose = f"{_at(most.where)} takes {duration(most.device)} of the GPU"
+        return f"{start}: {'; '.join([whose, *(_said(profile, c) for c in said[:1])])}"
+    return f"{start}: {', '.join(_said(profile, c) for c in said)}" if said else start
+
+
+def _said(profile: CellProfile, cause: Cause) -> str:
+    words = _WORDS if cause.seconds is not None else _COUNTED
+    takes, take = _VERBS[profile.busy is not None]
+    time, at, count = duration(cause.seconds), _at(cause.where), _count(profile, cause)
+    return words[cause.kind].format(time=time, at=at, count=count, takes=takes, take=take)
+
+
+def _count(profile: CellProfile, cause: Cause) -> str:
+    here = next((line for line in profile.lines if line.where == cause.where), None)
+    if cause.kind == "copy":
+        return f"{here.copies:,} copies" if here else ""
+    if cause.kind == "wait":
+        return f"{here.waits:,} times" if here else ""
+    launches = [line.launches for line in profile.lines if line.launches is not None]
+    calls = sum(o.calls for line in profile.lines for o in line.operators)
+    return f"{sum(launches):,} kernels" if launches else f"{calls:,} operators"
+
+
+def _at(where: UserLine | None) -> str:
+    if where is None:
+        return "no line"
+    code = table.short(where.source, _CODE).replace("`", "'")
+    return f"{where.place} (`{code}`)" if code else where.place
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else NOT_KNOWN
+
+
+def _columns(profile: CellProfile) -> list[Column]:
+    lines = profile.lines
+    whole = sum(line.host for line in lines)
+    sources = [line.where.source if line.where else "" for line in lines]
+    places = [line.where.place.removeprefix("line ") if line.where else "–" for line in lines]
+    return [
+        Column("line", places, number=True),
+        Column(
+            "source",
+            [table.short(source, _CODE) for source in sources],
+            fit="cut",
+            notes=[_dearest(line) for line in lines],
+            css="gm-code",
+            html=[_unfolding(line, source) for line, source in zip(lines, sources, strict=True)],
+        ),
+        Column("host", [duration(line.host) for line in lines], number=True),
+        Column("device", [duration(line.device) for line in lines], number=True),
+        Column("launches", [_number(line.launches) for line in lines], number=True),
+        Column("copies", [_number(line.copies) for line in lines], number=True),
+        Column("waits", [_number(line.waits) for line in lines], number=True),
+        Column("share", [_percent(line.host, whole) for line in lines], number=True),
+    ]
+
+
+def _number(count: int | None) -> str:
+    return NOT_KNOWN if count is None else f"{count:,}"
+
+
+def _dearest(line: ProfiledLine) -> str:
+    return ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
+
+
+def _unfolding(line: ProfiledLine, source: str) -> str:
+    few = line.operators[:_OPERATORS]
+    if not few:
+        return escape(source)
+    inner = [
+        Column("operator", [o.name for o in few], css="gm-code"),
+        Column("calls", [f"{o.calls:,}" for o in few], number=True),
+        Column("host", [duration(o.host) for o in few], number=True),
+        Column("device", [duration(o.device) for o in few], number=True),
+    ]
+    return folded(source, table.html(inner))
+
+
+def _notes(profile: CellProfile) -> Iterator[str]:
+    if profile.busy is None and profile.device != "cpu":
+        of = "virtual GPUs have no time of their own"
+        why = of if profile.virtual else f"torch's profiler reports no events of {profile.device}"
+        yield f"device time and launches are {NOT_KNOWN}: {why}"
+    yield f"recording took about {duration(profile.added)}, most of it not in these times"
+    if profile.saved:
+        yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
+
+
+_WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
+_COLUMNS = 600
+_OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn)"
+_Block = tuple[str, str, str]  # the color, the words in it if there is room, the tooltip
+
+
+def _timeline(profile: CellProfile) -> str:
+    """Return the lanes of the host, the device and its copies, as SVG."""
+    colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
+    size = max(len(profile.moments) // _COLUMNS, 1)
+    columns = [profile.moments[n : n + size] for n in range(0, len(profile.moments), size)]
+    lanes: dict[str, list[_Block | None]] = {
+        "host": [_host(column, colors) for column in columns],
+        "device": [_device(column) for column in columns],
+        "copies": [_copies(column) for column in columns],
+    }
+    parts = []
+    for row, (name, blocks) in enumerate(lanes.items()):
+        y = row * _STEP
+        parts.append(plot.text(_LEFT - 8, y + 12, name, "end"))
+        if row and profile.busy is None:
+            parts.append(plot.text(_LEFT, y + 12, NOT_KNOWN))
+        else:
+            parts += _lane(blocks, y)
+    scale = plot.Scale(0.0, profile.seconds, _LEFT, _WIDTH - 1, log=False)
+    for seconds in plot.even_ticks(0.0, profile.seconds):
+        x = scale(seconds)
+        parts.append(plot.line(x, _FOOT - 6, x, _FOOT - 2, "gm-axis"))
+        parts.append(plot.text(min(x, _WIDTH - 22), _FOOT + 10, tick(seconds), "middle"))
+    return (
+        f'<svg class="gm-plot" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" width="{_WIDTH:g}" role="img"'
+        f' aria-label="{escape(f"timeline: {_sentence(profile)}")}">{"".join(parts)}</svg>'
+    )
+
+
+def _lane(blocks: list[_Block | None], y: float) -> Iterator[str]:
+    """Yield equal neighbours as one rectangle, with its line's number where there is room."""
+    pixel, at = (_WIDTH - _LEFT) / len(blocks), 0
+    for drawn, run in groupby(blocks):
+        x, wide = _LEFT + at * pixel, len([*run]) * pixel
+        at = round((x + wide - _LEFT) / pixel)
+        if drawn is None:
+            continue
+        color, words, tip = drawn
+        faint = ' opacity=".45"' if color == _IDLE else ""
+        yield (
+            f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16" style="fill:{color}"'
+            f"{faint}><title>{escape(tip)}</title></rect>"
+        )
+        if len(words) * LETTER + 4 < wide:
+            yield plot.text(x + wide / 2, y + 12, words, "middle")
+
+
+def _host(column: Sequence[Moment], colors: Mapping[UserLine | None, str]) -> _Block:
+    line = Counter(moment.line for moment in column).most_common(1)[0][0]
+    return colors.get(line, _OTHERS), str(line.line) if line else "", _at(line)
+
+
+def _device(column: Sequence[Moment]) -> _Block:
+    cause = Counter(moment.cause for moment in column).most_common(1)[0][0]
+    if cause is None:
+        return _BUSY, "", "a kernel runs"
+    number = str(cause.where.line) if cause.where else ""
+    return _IDLE, number, f"idle: {cause.kind} at {_at(cause.where)}"
+
+
+def _copies(column: Sequence[Moment]) -> _Block | None:
+    return (_BUSY, "", "a copy runs") if any(moment.copying for moment in column) else None
