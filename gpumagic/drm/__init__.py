@@ -259,9 +259,7 @@ class Client:
     id: int
     address: str  # of the GPU on the PCI bus
     memory: Mapping[str, int]  # bytes by region: "vram", "gtt", "system0"
-    # By type of engine: work done, possible work (None: work is in nanoseconds), and the number of
-    # engines.
-    engines: Mapping[str, tuple[int, int | None, int]]
+    ran: frozenset[str]  # the types of engines that have worked for it
 
 
 def read_clients(root: Path) -> list[Client]:
@@ -298,7 +296,7 @@ def _client(pid: int, text: str) -> Client | None:
     number, address = whole(told.get("drm-client-id")), told.get("drm-pdev")
     if number is None or not address:
         return None
-    return Client(pid, number, address, _memory(told), _engines(told))
+    return Client(pid, number, address, _memory(told), _ran(told))
 
 
 def _memory(told: Mapping[str, str]) -> dict[str, int]:
@@ -312,18 +310,11 @@ def _memory(told: Mapping[str, str]) -> dict[str, int]:
     return memory
 
 
-def _engines(told: Mapping[str, str]) -> dict[str, tuple[int, int | None, int]]:
-    engines: dict[str, tuple[int, int | None, int]] = {}
-    for key, value in told.items():
-        found, done = _ENGINE.fullmatch(key), whole(value.removesuffix(" ns"))
-        if found is None or done is None:
-            continue
-        kind, name = found.groups()
-        of = whole(told.get(f"drm-total-cycles-{name}")) if kind == "cycles" else None
-        if kind == "engine" or of is not None:
-            capacity = whole(told.get(f"drm-engine-capacity-{name}")) or 1
-            engines[name] = done, of, capacity
-    return engines
+def _ran(told: Mapping[str, str]) -> frozenset[str]:
+    engines = ((_ENGINE.fullmatch(key), value) for key, value in told.items())
+    return frozenset(
+        found[2] for found, value in engines if found and whole(value.removesuffix(" ns"))
+    )
 
 
 _FIRST_NAMESPACE = "pid:[4026531836]"

@@ -9,27 +9,22 @@ stall for seconds: never ask on an event loop.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpumagic.nvml.library import (
-    ALL_LINKS,
     GPU_IS_LOST,
     NOT_FOUND,
     UNSUPPORTED,
     Call,
-    Field,
-    FieldId,
-    Gpm,
     Gpu,
     Library,
     Xids,
     code_of,
-    parse_fields,
 )
 
-__all__ = ["ALL_LINKS", "Call", "DriverFault", "Field", "FieldId", "Gpu", "Nvml", "door"]
+__all__ = ["Call", "DriverFault", "Gpu", "Nvml", "door"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,6 @@ class Nvml:
 
     def __init__(self, library: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._library = Library(library)
-        self._gpm = Gpm(self._library, clock)
         self._xids = Xids(self._library)
         self._clock = clock
         self._lock = threading.RLock()
@@ -145,8 +139,8 @@ class Nvml:
         self._gpus_until = 0.0
         self._pause = _FIRST_PAUSE_S
         self._retry_at: float | None = None
-        # By UUID: unsupported questions and fields.
-        self._unsupported: dict[str, set[Call | FieldId]] = {}
+        # By UUID: unsupported questions.
+        self._unsupported: dict[str, set[Call]] = {}
 
     @property
     def gone(self) -> tuple[Gpu, ...]:
@@ -185,7 +179,7 @@ class Nvml:
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.get(gpu.uuid, ())
-        unsupported: list[Call | FieldId] = []
+        unsupported: list[Call] = []
         failure: Exception | None = None
         for name, call in questions.items():
             if call in known:
@@ -212,24 +206,6 @@ class Nvml:
             self._gpus_until = 0.0
         return answers
 
-    def fields(self, gpu: Gpu, ids: Sequence[FieldId]) -> dict[FieldId, Field]:
-        """Return a GPU's available counters, in one call."""
-        known = self._unsupported.setdefault(gpu.uuid, set())
-        asked = tuple(name for name in ids if name not in known)
-        if not asked:
-            return {}
-        call: Call = ("nvmlDeviceGetFieldValues", asked)
-        answers = self.ask(gpu, {"fields": call}, alive=True)["fields"]
-        if answers is None:
-            return {}
-        found, missing = parse_fields(asked, answers)
-        known.update(missing)
-        return found
-
-    def gpm(self, gpu: Gpu, numbers: Sequence[int]) -> dict[int, float]:
-        """Return GPM metrics by number since the last call; empty if there are none."""
-        return {} if gpu.parent else self._gpm.metrics(gpu.uuid, gpu.handle, numbers)
-
     def busy(self, gpu: Gpu, seconds: float) -> dict[int, float | None] | None:
         """Return percent of a GPU's time by pid, for the last seconds; None if unknown, as in
         MIG."""
@@ -243,9 +219,10 @@ class Nvml:
         recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
         return {pid: used if used <= 100 else None for pid, used in recent.items()}
 
-    def xids(self) -> list[tuple[str, int]]:
-        """Return the UUID and number of each critical Xid error since the last call."""
-        return self._xids.poll({gpu.uuid: gpu.handle for gpu in self._gpus if not gpu.parent})
+    def xids(self) -> list[tuple[Gpu, int]]:
+        """Return the GPU and number of each critical Xid error since the last call."""
+        with self._lock:
+            return self._xids.poll([gpu for gpu in self._gpus if not gpu.parent])
 
     @property
     def memory_call(self) -> Call:
@@ -315,12 +292,10 @@ class Nvml:
             if uuid not in present or uuid in lost or uuid in cut:
                 del self._unsupported[uuid]
         self.silent = {uuid: fault for uuid, fault in self.silent.items() if uuid in present}
-        self._gpm.keep(present - lost - cut)
 
     def _stop(self, error: Exception, now: float) -> None:
         self.fault = unreachable(error, self._library.module)
         if self._started:
-            self._gpm.keep(set())
             self._xids.close()
             # So that the next attempt loads the driver's present state.
             self._library.call("nvmlShutdown")

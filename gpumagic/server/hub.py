@@ -13,10 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from gpumagic import faults
+from gpumagic.server.deaths import Deaths
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.processes import Owner, Owners
@@ -151,20 +154,25 @@ class Hub:
 
     answer_s = 5.0  # seconds that a request waits for the driver
     refresh_s = 1.0  # seconds between two looks at the kernels
+    rest_s = 3.0  # the same without clients, for what must be known when a kernel dies
     linger_s = 60.0  # seconds after the last client has gone, which may be reloading
 
-    def __init__(self, sampler: Sampler, kernels: KernelTable, cells: KernelCells) -> None:
+    def __init__(
+        self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
+    ) -> None:
         self.sampler = sampler
         self.kernels = kernels
         self.cells = cells
+        self.deaths = deaths
         self.doctor: Callable[[], list[Check]] = lambda: Doctor().checks()
         self.clients: dict[Outbox, None] = {}
         self.subscription: Subscription | None = None
         self._checks: asyncio.Future[list[Check]] | None = None
         self._newest: tuple[Snapshot, bytes] | None = None
         self._woken = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._ticked = False
-        self._left_at = 0.0
+        self._left_at = -math.inf
         self._pump: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._asides: set[asyncio.Task[None]] = set()
@@ -187,8 +195,7 @@ class Hub:
         self._follow()
         if self._pump is None:
             self._pump = asyncio.create_task(self._run())
-        if self._watch is None:
-            self._watch = asyncio.create_task(self._look_after())
+        self.watch()
         if self._newest is not None:
             outbox.snapshot(self._newest[1])
         else:
@@ -196,6 +203,12 @@ class Hub:
             young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
             young.add_done_callback(lambda future: self._receive(future.result()))
         return outbox
+
+    def watch(self) -> None:
+        """Look at the kernels now and from now on, while there are kernels or clients."""
+        self._hurry.set()
+        if self._watch is None and not self._closed:
+            self._watch = asyncio.create_task(self._look_after())
 
     def ask(self, outbox: Outbox, want: Want) -> None:
         """Handle a client's request."""
@@ -217,9 +230,9 @@ class Hub:
         await self.kernels.refresh()
         future = asyncio.wrap_future(self.sampler.fresh(processes=processes, max_age_s=max_age_s))
         done, _ = await asyncio.wait((future,), timeout=self.answer_s)
-        if done:
-            return future.result()
-        return self.sampler.latest() or Snapshot(time.time(), problems=(self._silent(),))
+        stalled = Snapshot(time.time(), problems=(self._silent(),))
+        snapshot = future.result() if done else self.sampler.latest() or stalled
+        return await aside(lambda: self.deaths.add_to(snapshot))
 
     async def owner(self, pid: int) -> Owner:
         """Return the present owner of a process; snapshots have it some seconds late."""
@@ -237,7 +250,9 @@ class Hub:
             # GPU by GPU: one long `dumps` would block the event loop.
             gpus = ",".join(f"{_json(uuid)}:{_json(held)}" for uuid, held in past["gpus"].items())
             history = f'{{"time":{_json(past["time"])},"gpus":{{{gpus}}}}}'
-            return f'{{"type":"history","history":{history},"cells":{_json(cells)}}}'.encode()
+            events = _json([asdict(event) for event in self.deaths.events])
+            both = f'"cells":{_json(cells)},"events":{events}'
+            return f'{{"type":"history","history":{history},{both}}}'.encode()
 
         return await aside(encoded)
 
@@ -263,7 +278,7 @@ class Hub:
             if future is not None:
                 future.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.cells.stop()
+        self._stop_following()
         # It waits for its thread, which may be in the driver.
         await aside(self.sampler.close)
 
@@ -294,6 +309,7 @@ class Hub:
 
     def _receive(self, snapshot: Snapshot) -> None:
         """Take a snapshot over, on the sampler's thread."""
+        snapshot = self.deaths.add_to(snapshot)
         message = b'{"type":"snapshot","snapshot":' + snapshot.to_json().encode() + b"}"
         try:
             self._loop.call_soon_threadsafe(self._take, (snapshot, message))
@@ -323,15 +339,29 @@ class Hub:
         self._pump = None
 
     async def _look_after(self) -> None:
-        """Follow the kernels and their cells while there are clients, and a while longer."""
-        while self.clients or time.monotonic() - self._left_at < self.linger_s:
+        """Follow the kernels while there are some or clients, and a while longer."""
+        while (
+            self.clients
+            or self.kernels.managers()
+            or time.monotonic() - self._left_at < self.linger_s
+        ):
             # A kernel manager may be somebody else's class.
             with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()
-                self.cells.follow(self.kernels.managers())
-            await asyncio.sleep(self.refresh_s)
-        self.cells.stop()
+                managers = self.kernels.managers()
+                self.cells.follow(managers)
+                self.deaths.follow(managers)
+                await aside(partial(self.deaths.look, measure=not self.clients))
+            with suppress(asyncio.TimeoutError):
+                pause = self.refresh_s if self.clients else self.rest_s
+                await asyncio.wait_for(self._hurry.wait(), pause)
+            self._hurry.clear()
+        self._stop_following()
         self._watch = None
+
+    def _stop_following(self) -> None:
+        self.cells.stop()
+        self.deaths.follow({})
 
     async def _send_past(self, outbox: Outbox, since: float | None) -> None:
         outbox.history(await self.past(since))

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -130,6 +130,8 @@ KEPT_S = 600.0
 """For how long a run is kept, in seconds after its end."""
 
 MOST_RUNS = 2000
+# Characters of a cell's source, which are enough to find the cell.
+_SOURCE = 200
 # This many seconds after a run, a list of processes may be the first since its end.
 _SETTLED_S = 4.0
 # ZeroMQ selects by prefix, and ipykernel's topics are "kernel.<id>.status". Output and widgets,
@@ -215,12 +217,14 @@ class KernelCells(CellRuns):
         super().__init__(MOST_RUNS)
         # The last message for clients, with its first and last revision.
         self._news = (-1, -1, b"")
-        self._notebook = notebook
+        self.notebook_of = notebook
         self._clock = clock
         self._open: dict[tuple[str, str], str] = {}
         # The channels of recorded kernels.
         self.followed: dict[str, Iopub] = {}
         self._pids: dict[str, int] = {}
+        # The beginning of the source of each kernel's last cell.
+        self._sources: dict[str, str] = {}
         # The processes of each kernel, as last seen.
         self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
 
@@ -240,6 +244,10 @@ class KernelCells(CellRuns):
                 # It was restarted: nothing will report the end of earlier cells.
                 self._abandon(kernel, started(pid) or self._clock())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
+        for run in self.since():
+            # A new kernel may run a cell before its session has a name.
+            if run.notebook is None and (name := self.notebook_of(run.kernel or "")):
+                self.keep(replace(run, notebook=name))
 
     def stop(self) -> None:
         """Stop recording."""
@@ -260,6 +268,7 @@ class KernelCells(CellRuns):
                 # The id of the kernel's message; a client's may occur twice.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
+                self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
                 self._begin(run, kernel, content.get("execution_count"), when)
             elif kind == "status" and content["execution_state"] == "idle":
                 self.end(self._open.pop((kernel, asked), ""), when)
@@ -282,6 +291,11 @@ class KernelCells(CellRuns):
         self._forget()
         return [run for run in self.since() if since is None or run.end is None or run.end > since]
 
+    def running(self, kernel: str) -> tuple[CellRun | None, str | None]:
+        """Return the cell that a kernel runs, and the beginning of its source; None if unknown."""
+        open_runs = [run for run in self.since() if run.kernel == kernel and run.end is None]
+        return (open_runs[-1], self._sources.get(kernel)) if open_runs else (None, None)
+
     def news(self, revision: int) -> bytes:
         """Return the message with the runs that changed after a revision."""
         if self._news[:2] != (revision, self.revision):
@@ -293,7 +307,7 @@ class KernelCells(CellRuns):
     def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:
         number = count if isinstance(count, int) else None
         self.start(run, self._held[kernel])
-        self.keep(CellRun(run, kernel, self._notebook(kernel), number, when))
+        self.keep(CellRun(run, kernel, self.notebook_of(kernel), number, when))
         self._forget()
 
     def _abandon(self, kernel: str, when: float) -> None:

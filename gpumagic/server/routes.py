@@ -13,10 +13,12 @@ import math
 import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 from jupyter_core.utils import ensure_async
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
@@ -28,10 +30,15 @@ from prometheus_client.metrics_core import Metric
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
+from gpumagic import faults
+from gpumagic.demo import example
+from gpumagic.errors import GpuError
 from gpumagic.server import kernels
+from gpumagic.server.deaths import Deaths
 from gpumagic.server.hub import LONGEST_MESSAGE, Hub, Outbox, aside, parse_want
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.collect import Collector
+from gpumagic.telemetry.kernel_loads import KernelLoads
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import GpuSample, Snapshot
@@ -54,19 +61,10 @@ _GAUGES = (
     ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock", 1e6),
     ("memory_clock_hertz", "Clock of the memory.", "memory_clock", 1e6),
     ("fan_ratio", "Fan speed.", "fan", 0.01),
-    ("pcie_received_bytes_per_second", "Received over PCIe.", "pcie_received", 1),
-    ("pcie_sent_bytes_per_second", "Sent over PCIe.", "pcie_sent", 1),
-    ("nvlink_received_bytes_per_second", "Received over NVLink.", "nvlink_received", 1),
-    ("nvlink_sent_bytes_per_second", "Sent over NVLink.", "nvlink_sent", 1),
-    ("sm_activity_ratio", "Part of the multiprocessors at work.", "sm_activity", 0.01),
-    ("sm_occupancy_ratio", "Part of the warps in use.", "sm_occupancy", 0.01),
-    ("tensor_activity_ratio", "Part of the tensor cores at work.", "tensor_activity", 0.01),
-    ("dram_activity_ratio", "Part of the memory bandwidth in use.", "dram_activity", 0.01),
     ("lost", "1 where the GPU has fallen off the bus.", "lost", 1),
     ("age_seconds", "How old the readings are.", "age", 1),
 )
 _COUNTERS = (
-    ("energy_joules", "Energy used since the driver was loaded.", "energy", 1),
     ("ecc_corrected_errors", "Memory errors that were corrected.", "ecc_corrected", 1),
     ("ecc_uncorrected_errors", "Memory errors that were not.", "ecc_uncorrected", 1),
 )
@@ -143,9 +141,11 @@ def routes() -> list[tuple[Any, ...]]:
         "snapshot": _snapshot,
         "history": _history,
         "doctor": _doctor,
+        "deaths": _deaths,
         "metrics": _metrics,
         "export.csv": _export,
         "monitor.js": _renderer,
+        "tour": _tour,
     }
     return [
         *((f"/gpumagic/api/{n}", GetRoute, {"answer": answer}) for n, answer in answers.items()),
@@ -223,6 +223,12 @@ async def _doctor(route: GetRoute) -> None:
     route.finish(json.dumps(await route.hub.checks(), ensure_ascii=False))
 
 
+async def _deaths(route: GetRoute) -> None:
+    """Answer with the last deaths of this server's kernels, the oldest first."""
+    deaths = [asdict(event) for event in route.hub.deaths.events]
+    route.finish(json.dumps(deaths, ensure_ascii=False))
+
+
 async def _metrics(route: GetRoute) -> None:
     """Answer with a snapshot in Prometheus's text format."""
     text = prometheus_text(await route.hub.fresh())
@@ -250,6 +256,18 @@ async def _renderer(route: GetRoute) -> None:
         raise web.HTTPError(404, "the front end is not built: pip install gpumagic") from None
     route.set_header("Cache-Control", "no-cache")
     route.finish(code, set_content_type="text/javascript; charset=utf-8")
+
+
+async def _tour(route: GetRoute) -> None:
+    """Answer with the notebook of Help → GPU Tour, as if it had never run."""
+    try:
+        book = nbformat.read(example("tour"), as_version=4)
+    except GpuError as error:
+        raise web.HTTPError(404, str(error)) from None
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    route.finish(nbformat.writes(book))
 
 
 class TerminateRoute(Guard, APIHandler):
@@ -351,6 +369,9 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 
 
+_KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
+
+
 class Extension(ExtensionApp):
     """The server extension of gpumagic."""
 
@@ -366,8 +387,18 @@ class Extension(ExtensionApp):
         kernels = KernelTable(server.kernel_manager, server.session_manager)
         owners = Owners(kernels.kernels, root=Path(server.root_dir))
         sampler = Sampler(Collector(owners=owners, usable=False))
-        self.hub = Hub(sampler, kernels, KernelCells(kernels.notebook))
+        cells = KernelCells(kernels.notebook)
+        deaths = Deaths(cells, KernelLoads(kernels.kernels), sampler.latest)
+        self.hub = Hub(sampler, kernels, cells, deaths)
         self.settings[HUB] = self.hub
+        # Without a page, a kernel that starts is followed too.
+        with faults.kept("listening to the starts of kernels"):
+            logger: Any = server.event_logger
+            logger.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_action)
+
+    async def _on_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        """Called when a kernel is started, restarted or shut down."""
+        self.hub.watch()
 
     def initialize_handlers(self) -> None:
         """Add the routes; the server prefixes its base_url."""

@@ -24,6 +24,7 @@ from gpumagic.device import torch_build
 from gpumagic.errors import as_typed
 from gpumagic.telemetry import state_files
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
+from gpumagic.telemetry.memory_group import MemoryGroup
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
@@ -129,62 +130,6 @@ def _none_visible(vendors: set[str | None]) -> Problem:
     return Problem("none-visible", cause, cure)
 
 
-# JAX takes 75 % of a GPU by default.
-_MOST = 0.65
-# JAX loads this library when it starts on a GPU, not on import.
-_PLUGIN = b"/jax_plugins/"
-ALL, SHARE = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-_OFF = ("false", "0")
-CURE = f"set {ALL}=false, or {SHARE}=.5, in its environment before JAX starts there"
-
-
-def preallocated(
-    gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], proc: Path = Path("/proc")
-) -> list[Problem]:
-    """Return problems for GPUs that JAX preallocated and another process or torch uses."""
-    found = []
-    held = list(processes)
-    for gpu in gpus:
-        here = [each for each in held if each.uuid == gpu.uuid and not gpu.virtual]
-        for each in here:
-            most = (each.memory or 0) >= _MOST * (gpu.memory_total or float("inf"))
-            if most and _is_wanted(here, each) and _took_all(each, proc):
-                found.append(Problem("jax-preallocated", _cause(gpu, each), CURE, gpu.uuid))
-    return found
-
-
-def _is_wanted(here: Sequence[ProcessSample], holder: ProcessSample) -> bool:
-    others = ("torch",) if holder.mine else ("torch", "jax")
-    return len(here) > 1 or any(name in sys.modules for name in others)
-
-
-def _took_all(holder: ProcessSample, proc: Path) -> bool:
-    """Whether JAX has started in a process with preallocation."""
-    try:
-        if _PLUGIN not in (proc / str(holder.pid) / "maps").read_bytes():
-            return False
-        if holder.mine:
-            return not preallocation_changed(os.environ)
-        words = (proc / str(holder.pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # another user's, or ended
-        return False
-    return not preallocation_changed(dict(os.fsdecode(word).partition("=")[::2] for word in words))
-
-
-def preallocation_changed(env: Mapping[str, str]) -> bool:
-    return env.get(ALL, "").lower() in _OFF or bool(env.get(SHARE))
-
-
-def _cause(gpu: GpuSample, holder: ProcessSample) -> str:
-    who = "this notebook" if holder.mine else holder.notebook or holder.name or f"pid {holder.pid}"
-    where = f"cuda:{gpu.ordinal}" if gpu.ordinal is not None else f"GPU {gpu.index}"
-    share = (holder.memory or 0) / (gpu.memory_total or 1)
-    return (
-        f"JAX in {who} holds {share:.0%} of {where}: it takes 75 % of each GPU when it starts, "
-        "needed or not"
-    )
-
-
 T = TypeVar("T")
 # Seconds between two look-ups of owners.
 _OWNERS_S = 2.9
@@ -248,8 +193,6 @@ class Collector:
             with faults.kept("looking for kernels whose CUDA is dead"):
                 problems += state_files.dead_cuda()
             owned = self._with_owners(holders, max_age) if processes else []
-            with faults.kept("looking for GPUs that JAX took for itself"):
-                problems += preallocated(gpus, owned)
             names = [source.name for source in told] + ["virtual"] * bool(states)
             return Snapshot(
                 time=self._clock(),
@@ -345,6 +288,7 @@ def read_host() -> Host:
     meaningless = not getattr(_asked, "before", False)  # psutil's first value
     _asked.before = True
     memory = psutil.virtual_memory()
+    limit = MemoryGroup().limit()
     return Host(
         name=host_name(),
         boot=_boot(),
@@ -352,6 +296,8 @@ def read_host() -> Host:
         cpu_utilization=None if meaningless else utilization,
         memory_total=memory.total,
         memory_used=memory.total - memory.available,
+        memory_limit=limit,
+        limit_used=None if limit is None else MemoryGroup().ram()[0],
     )
 
 

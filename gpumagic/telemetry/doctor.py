@@ -24,8 +24,7 @@ from gpumagic.device import (
     visible,
 )
 from gpumagic.errors import as_typed
-from gpumagic.telemetry.collect import ALL, BUILDS_URL, SHARE, chosen, preallocation_changed
-from gpumagic.telemetry.drm_source import DrmSource
+from gpumagic.telemetry.collect import BUILDS_URL
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.source import AppleSource
 from gpumagic.telemetry.state_files import state_folder
@@ -54,17 +53,6 @@ def first_cause(checks: Iterable[Check]) -> list[Check]:
         follows = check.ok is False and any(one.ok is False for one in found)
         found.append(replace(check, ok=None, cure="") if follows else check)
     return found
-
-
-def check_jax(env: Mapping[str, str]) -> list[Check]:
-    """Return the doctor's check of preallocation if JAX is imported."""
-    if "jax" not in sys.modules:
-        return []
-    if preallocation_changed(env):
-        said = [f"{name}={env[name]}" for name in (ALL, SHARE) if env.get(name)]
-        return [Check("JAX", True, " ".join(said))]
-    cure = f"{ALL}=false or {SHARE}=.5 before it starts changes that"
-    return [Check("JAX", None, f"takes 75 % of each GPU when it starts; {cure}")]
 
 
 _Found = tuple[bool | None, str, str]
@@ -107,7 +95,6 @@ class Doctor:
         }
         rest: dict[str, Callable[[], _Found | None]] = {
             "torch": lambda: self._torch(None if has_nvidias else linux.wanted_build),
-            "GPUMAGIC_SOURCES": self._sources,
             "runs in": self._surroundings,
             "state files": self._state_files,
         }
@@ -119,7 +106,7 @@ class Doctor:
         if has_nvidias:
             found = first_cause(map(self._unless_answered, _looked(nvidias)))
             found += _looked({"CUDA_VISIBLE_DEVICES": self._visible})
-        found += [*others, *_looked(rest), *check_jax(self._env)]
+        found += [*others, *_looked(rest)]
         found += [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
         version = f"{platform.python_version()} at {sys.executable}"
         return [*found, Check("Python", None, version)]
@@ -195,18 +182,6 @@ class Doctor:
             return False, f"{version}, a build without CUDA", f"install a CUDA build: {BUILDS_URL}"
         return True, version, ""
 
-    def _sources(self) -> _Found | None:
-        if not self._env.get("GPUMAGIC_SOURCES"):
-            return None
-        sources, problems = chosen(self._env)
-        for problem in problems:
-            return False, problem.cause, problem.cure
-        for root in (one.root for one in sources if isinstance(one, DrmSource)):
-            if root != Path("/") and not drm.Folder(root / "sys/class/drm").names():
-                cure = f"start the container with the host's / there: -v /:{root}:ro"
-                return False, f"there is nothing in {root}/sys/class/drm", cure
-        return True, ", ".join(source.name for source in sources), ""
-
     def _surroundings(self) -> _Found | None:
         marks = (("a container", self._container()), ("WSL", self._wsl()))
         found = [name for name, there in marks if there]
@@ -273,7 +248,6 @@ class LinuxChecks:
                 self._driver("amdgpu", ("amdgpu",), self._amd),
                 self._open("/dev/kfd", ["dev/kfd"]),
                 self._open("/dev/dri", self._render_nodes()),
-                self._rocm(),
                 *self._visible(("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), amd_gpus),
             ]
         xpu: list[Check] = []
@@ -337,18 +311,6 @@ class LinuxChecks:
             return Check(name, False, found, cure)
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         return Check(name, True, f"/{there[0]}{more}")
-
-    def _rocm(self) -> Check:
-        version = drm.Folder(self._root).text("opt/rocm/.info/version")
-        system = (version or "").partition("-")[0]
-        included = ".".join((self._build.hip or "").split(".")[:2])
-        parts = [
-            f"{system} in /opt/rocm" if system else "none in /opt/rocm",
-            f"torch includes {included}" if included else "",
-        ]
-        if system and included and system.split(".")[0] != included.split(".")[0]:
-            parts.append("compile code for torch with the same version")
-        return Check("ROCm", True if system or included else None, "; ".join(filter(None, parts)))
 
     def _level_zero(self) -> Check:
         cure = "install it: sudo apt install libze1 libze-intel-gpu1 (on others: level-zero)"

@@ -8,11 +8,11 @@ AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driv
 (product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
 sleeps a second, and ``gpu_metrics``, whose layout changes. amdsmi reads the same files.
 
-Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comments "Xe
-GT Idle" and "Xe GT Throttle" of the driver. Utilization is the part of the time in which the GT did
-not sleep (C6), since performance counters need rights. Only older drivers give the size of the
-memory, none its use. An integrated GPU is listed only where torch is built for XPU: otherwise half
-of all laptops would show a GPU that cannot be used.
+Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comment "Xe GT
+Idle" of the driver. Utilization is the part of the time in which the GT did not sleep (C6), since
+performance counters need rights. Only older drivers give the size of the memory, none its use. An
+integrated GPU is listed only where torch is built for XPU: otherwise half of all laptops would show
+a GPU that cannot be used.
 """
 
 import re
@@ -24,45 +24,10 @@ from typing import Any, ClassVar
 
 from gpumagic import drm
 from gpumagic.device import torch_build
-from gpumagic.nvml import Field
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
-from gpumagic.telemetry.source import LONGEST_S, CachedReadings, Rates, Source
-
-
-class EngineShares:
-    """The utilization by process, from each client's counters, which may count nanoseconds."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._looked = float("-inf")
-        # By client and engine: the work done, and the work that was possible.
-        self._before: dict[tuple[str, int, str], tuple[int, int | None]] = {}
-
-    def look(self, clients: Iterable[drm.Client]) -> dict[tuple[int, str], float]:
-        """Return percent by pid and PCI address, of the engine that a process used most since the
-        last call. New clients have none, nor has anyone if that call was long ago."""
-        now, before, self._before = self._monotonic(), self._before, {}
-        passed_s, self._looked = now - self._looked, now
-        shares: dict[tuple[int, str, str], float] = {}
-        for client in clients:
-            for engine, (done, of, capacity) in client.engines.items():
-                key = (client.address, client.id, engine)
-                was, was_of = before.get(key, (done, None))
-                # A counter may decrease for a while; the larger value counts.
-                self._before[key] = max(done, was), of
-                possible = passed_s * 1e9 if of is None else of - (was_of or of)
-                if key in before and 0 < passed_s <= LONGEST_S and possible > 0:
-                    its = (client.pid, client.address, engine)
-                    share = 100.0 * (max(done, was) - was) / possible / capacity
-                    shares[its] = shares.get(its, 0.0) + share
-        busy: dict[tuple[int, str], float] = {}
-        for (pid, address, _), share in shares.items():
-            busy[pid, address] = max(busy.get((pid, address), 0.0), min(share, 100.0))
-        return busy
-
+from gpumagic.telemetry.source import CachedReadings, Rates, Source
 
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
-_GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
 
 
@@ -76,7 +41,6 @@ class DrmSource(Source):
     ) -> None:
         self.root = root
         self._kept = CachedReadings(monotonic)
-        self._shares = EngineShares(monotonic)
         self._known: dict[tuple[str, str], drm.GraphicsCard] = {}
         self._cards: list[drm.GraphicsCard] = []
         self._seen: dict[str, GpuSample] = {}
@@ -172,18 +136,16 @@ class DrmSource(Source):
             where, card = (client.pid, client.address), cards[client.address]
             held = [size for name, size in client.memory.items() if self._is_held(card, name)]
             memory[where] += sum(held)
-            ran[where] |= {name for name, (done, _, _) in client.engines.items() if done}
+            ran[where] |= client.ran
         told = {at: n for at, n in self._held_elsewhere().items() if at[1] in cards}
         for where, size in told.items():
             memory[where] = max(memory[where], size)
-        busy = self._shares.look(clients)
         return [
             ProcessSample(
                 uuid=cards[where[1]].uuid,
                 pid=where[0],
                 memory=size,
                 kind=_kind(ran[where], computes=where in told),
-                utilization=busy.get(where),
             )
             for where, size in sorted(memory.items())
             # A process without memory counts if an engine has run for it.
@@ -199,18 +161,6 @@ def _kind(ran: set[str], *, computes: bool) -> str | None:
     kinds = ["compute"] if computes or ran & set(_COMPUTES) else []
     kinds += ["graphics"] if ran & set(_DRAWS) else []
     return "+".join(kinds) or None
-
-
-def pcie_link(files: drm.Folder) -> dict[str, int | None]:
-    """Return the present and the best link of a PCI device: ``"16.0 GT/s PCIe"``."""
-    found: dict[str, int | None] = {}
-    for field, prefix in (("", "current"), ("_limit", "max")):
-        speed = (files.text(f"{prefix}_link_speed") or "").partition(" ")[0]
-        width = files.number(f"{prefix}_link_width")
-        found[f"pcie_generation{field}"] = _GENERATIONS.get(speed)
-        # The kernel writes 0 and 255 for unknown.
-        found[f"pcie_width{field}"] = width if width and width <= 32 else None
-    return found
 
 
 def temperatures(sensors: drm.Folder, channels: Iterable[int]) -> Mapping[str, float | None]:
@@ -253,7 +203,6 @@ class AmdSource(DrmSource):
             "memory_clock_limit": _highest(files.text("pp_dpm_mclk")),
             "ecc_corrected": corrected,
             "ecc_uncorrected": uncorrected,
-            **pcie_link(files),
         }
         return {**found, **_sensors(card.sensors)} if card.sensors else found
 
@@ -299,19 +248,8 @@ def _ecc(counts: str) -> tuple[int | None, int | None]:
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
-_REASON = ("device/tile0/gt0/freq0/throttle/reason_", "gt/gt0/throttle_reason_")
 # The greatest increase of a counter in a second: milliseconds, and joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
-_REASONS = {
-    "pl1": "power cap",
-    "pl2": "power cap",
-    "pl4": "current limit",
-    "thermal": "hardware thermal slowdown",
-    "prochot": "processor too hot",
-    "ratl": "hardware thermal slowdown",
-    "vr_thermalert": "voltage regulator too hot",
-    "vr_tdc": "voltage regulator's limit",
-}
 
 
 class IntelSource(DrmSource):
@@ -353,8 +291,6 @@ class IntelSource(DrmSource):
         found: dict[str, Any] = {
             "sm_clock": _either(card, _CLOCK),
             "sm_clock_limit": _either(card, _CLOCK_LIMIT),
-            "throttle": _throttle(card),
-            **pcie_link(card.device),
         }
         sensors = card.sensors
         if sensors is None:
@@ -366,7 +302,6 @@ class IntelSource(DrmSource):
         return {
             **found,
             **temperatures(sensors, (2, 1)),
-            "energy": joules,
             "power": self._per_second(card, "energy", joules),
             "power_limit": limit or None,  # 0 means no limit
         }
@@ -382,8 +317,7 @@ class IntelSource(DrmSource):
     def _per_second(
         self, card: drm.GraphicsCard, counter: str, value: float | None
     ) -> float | None:
-        field = None if value is None else Field(value, None, narrow=False)
-        return self._rates.per_second((card.uuid, counter), field, _MOST[counter])
+        return self._rates.per_second((card.uuid, counter), value, _MOST[counter])
 
 
 def _either(card: drm.GraphicsCard, names: tuple[str, str]) -> int | None:
@@ -396,12 +330,3 @@ def _tiles(card: drm.GraphicsCard) -> int | None:
     tiles = (name for name in card.device.names() if name.startswith("tile"))
     found = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
     return sum(filter(None, found)) or drm.Folder(card.path).number("lmem_total_bytes")
-
-
-def _throttle(card: drm.GraphicsCard) -> tuple[str, ...] | None:
-    files = drm.Folder(card.path)
-    for prefix in _REASON:
-        states = {name: files.number(f"{prefix}{name}") for name in _REASONS}
-        if any(state is not None for state in states.values()):
-            return tuple(dict.fromkeys(_REASONS[name] for name, on in states.items() if on))
-    return None

@@ -1,31 +1,24 @@
 """Sample NVIDIA's GPUs through NVML, each reading as often as its kind needs.
 
-Values are in the units of a sample. A rate is a counter's difference over the counter's own time,
-never negative, and None above what is possible. ``nvmlDeviceGetPcieThroughput`` is not used: it
-sleeps 20 ms per direction.
+Values are in the units of a sample. ``nvmlDeviceGetPcieThroughput`` is not used: it sleeps 20 ms
+per direction.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpumagic import nvml
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
-from gpumagic.telemetry.source import CachedReadings, Rates
+from gpumagic.telemetry.source import CachedReadings
 
 # Values of NVML's enumerations; fixed by its binary interface.
 _SENSOR_GPU = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _THRESHOLD_SLOWDOWN = 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
-_PCIE_SENT, _PCIE_RECEIVED = 197, 198
-# In KiB, over all links.
-_NVLINK_SENT, _NVLINK_RECEIVED = (138, nvml.ALL_LINKS), (139, nvml.ALL_LINKS)
-# Metrics of GPM: percent, and MiB a second.
-_GPM_PERCENT = {"sm_activity": 2, "sm_occupancy": 3, "tensor_activity": 5, "dram_activity": 10}
-_GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
-_GPM = (*_GPM_PERCENT.values(), *_GPM_RATES.values())
+
 
 # Throttling reasons; being idle and a requested clock are none.
 _THROTTLE = {
@@ -36,8 +29,6 @@ _THROTTLE = {
     0x040: "hardware thermal slowdown",
     0x080: "power brake",
 }
-# Bytes per second above any existing link.
-_MOST_PCIE, _MOST_NVLINK = 250e9, 5e12
 _MOST_FAN = 200
 
 
@@ -68,8 +59,6 @@ SLOW = Tier(
         "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
     },
 )
-# Can take the driver 3 ms.
-RARE = Tier("rare", 10.0, {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)})
 # Constant values; a single snapshot reads them again.
 STILL = Tier(
     "still",
@@ -83,7 +72,7 @@ STILL = Tier(
         "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
     },
 )
-TIERS = (STILL, SLOW, RARE)
+TIERS = (STILL, SLOW)
 # The most expensive: the driver walks all its clients. An empty list of graphics or MPS clients
 # mostly stays empty.
 LISTS = (
@@ -114,7 +103,7 @@ def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
     }, alive
 
 
-def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates) -> dict[str, Any]:
+def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> dict[str, Any]:
     """Return a tier's readings of a GPU that has just answered."""
     answers = door.ask(gpu, tier.questions, alive=True)
     if tier is SLOW and answers["throttle"] is None:
@@ -122,7 +111,7 @@ def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates) -> dict[str, 
     for name, convert in _CONVERT.items():
         if answers.get(name) is not None:
             answers[name] = convert(answers[name])
-    return answers | (_activity(door, gpu, rates) if tier is SLOW else {})
+    return answers
 
 
 def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
@@ -154,29 +143,6 @@ def merge(
     ]
 
 
-def _activity(door: nvml.Nvml, gpu: nvml.Gpu, rates: Rates) -> dict[str, float | None]:
-    """Return the activity from GPM, whose counters are wide, or else from fields."""
-    metrics = door.gpm(gpu, _GPM)
-    found: dict[str, float | None] = {
-        name: _percent(metrics.get(number)) for name, number in _GPM_PERCENT.items()
-    }
-    for name, number in _GPM_RATES.items():
-        value = metrics.get(number)
-        found[name] = None if value is None or value < 0 else value * 2**20
-    counters: tuple[tuple[str, nvml.FieldId, nvml.FieldId, int, float], ...] = (
-        ("pcie", _PCIE_SENT, _PCIE_RECEIVED, 1, _MOST_PCIE),
-        ("nvlink", _NVLINK_SENT, _NVLINK_RECEIVED, 1024, _MOST_NVLINK),
-    )
-    for kind, sent, received, unit, most in counters:
-        if found[f"{kind}_sent"] is not None or gpu.parent:
-            continue
-        fields = door.fields(gpu, (sent, received))
-        for name, field in ((f"{kind}_sent", sent), (f"{kind}_received", received)):
-            rate = rates.per_second((gpu.uuid, name), fields.get(field), most / unit)
-            found[name] = None if rate is None else rate * unit
-    return found
-
-
 def _integer(structure: Any, name: str) -> int | None:
     value = getattr(structure, name, None)
     return None if value is None else int(value)
@@ -194,22 +160,17 @@ def _thousandth(value: int) -> float:
 _CONVERT: dict[str, Callable[[int], Any]] = {
     "power": _thousandth,
     "power_limit": _thousandth,
-    "energy": _thousandth,
     "fan": lambda percent: float(percent) if percent <= _MOST_FAN else None,
     "throttle": lambda bits: tuple(why for bit, why in _THROTTLE.items() if bits & bit),
 }
-# Seconds for which an Xid error is a problem.
-_XID_TOLD_S = 600.0
 
+# Seconds for which an Xid error is a problem.
+_XID_S = 600.0
 # Meanings and cures after NVIDIA's "XID Errors", https://docs.nvidia.com/deploy/xid-errors/.
-_PROGRAM = "find the fault in the program: run it under compute-sanitizer, or with " + (
-    "CUDA_LAUNCH_BLOCKING=1"
-)
+_PROGRAM = "run the program under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1"
 _RESET = "stop what runs on it and reset it (sudo nvidia-smi --gpu-reset -i {index})"
 _REPLACE = f"{_RESET}; if it comes again, the GPU has to be replaced"
-_GSP = f"{_RESET}, or restart the machine; if it comes again, update the driver"
-
-_MEANINGS = {
+_XIDS = {
     13: ("a program made an illegal memory access or instruction", _PROGRAM),
     31: ("a program read or wrote memory that is not its own (page fault)", _PROGRAM),
     43: ("a program's work on the GPU was stopped after an error in it", _PROGRAM),
@@ -219,11 +180,9 @@ _MEANINGS = {
     64: ("a faulty row of memory could not be replaced by a spare one", _REPLACE),
     74: ("an error on an NVLink", f"{_RESET}; if it comes again, check bridge and cables"),
     79: ("the GPU has fallen off the bus", "restart the machine; check power, heat and seating"),
-    92: ("very many ECC errors that were corrected", _REPLACE),
     94: ("an ECC error that struck only the program that used that memory", "restart the program"),
     95: ("an ECC error that may have struck every program on the GPU", _RESET),
-    119: ("the GPU's own processor (GSP) did not answer the driver in time", _GSP),
-    120: ("the GPU's own processor (GSP) reported an error", _GSP),
+    119: ("the GPU's own processor (GSP) did not answer the driver in time", _RESET),
 }
 _UNKNOWN = ("a critical error of the driver", "look the number up in NVIDIA's list of Xid errors")
 
@@ -241,12 +200,12 @@ class NvmlSource:
     ) -> None:
         self._door = door
         self._clock = clock
-        self._rates = Rates(monotonic)
-        self._xids = XidLog()
+        # By UUID and number; and the last one's fields of a sample, by UUID.
+        self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
+        self._last_xid: dict[str, dict[str, Any]] = {}
         self._software: dict[str, str] = {}
         self._kept = CachedReadings(monotonic)  # by UUID and tier
         self._present: set[str] = set()
-        self._samples: list[GpuSample] = []
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
@@ -264,16 +223,17 @@ class NvmlSource:
         gpus = door.gpus()
         if not gpus:
             self._software = {}
-        if max_age:
-            self._xids.add(door.xids(), self._clock())
+        for gpu, number in door.xids() if max_age else ():
+            now = self._clock()
+            self._xids[gpu.uuid, number] = (now, _xid_problem(gpu, number))
+            self._last_xid[gpu.uuid] = {"xid": number, "xid_time": now}
         self._present = set()
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
-        samples += [_lost(gpu) for gpu in door.gone if gpu.uuid not in known]
+        samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
         self._kept.keep_only(lambda key: key[0] in known)
         # A stable sort: MIG devices stay behind their parent.
-        self._samples = sorted(samples, key=lambda sample: sample.index or 0)
-        return self._samples
+        return sorted(samples, key=lambda sample: sample.index or 0)
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory, in some ms per GPU; `max_age` as above."""
@@ -289,8 +249,10 @@ class NvmlSource:
         """Return problems: an unreachable driver, lost or silent GPUs, recent Xid errors."""
         door = self._door()
         found = [] if door.fault is None else [_problem(door.fault)]
-        found += [_problem(fault, uuid) for uuid, fault in (door.silent | door.lost).items()]
-        return found + self._xids.problems(self._samples, self._clock())
+        found += [_problem(f, uuid) for uuid, f in (door.silent | door.lost).items()]
+        now = self._clock()
+        # If the clock was set back, they must still expire.
+        return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, the most overdue first, for at most `seconds`."""
@@ -302,7 +264,7 @@ class NvmlSource:
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values, alive = fast(door, gpu)
         if gpu.uuid in door.lost:
-            return _lost(gpu)
+            return self._lost(gpu)
         if alive:
             self._present.add(gpu.uuid)
             for tier in TIERS:
@@ -310,9 +272,12 @@ class NvmlSource:
         unified = gpu.parent is None and door.shares_memory(gpu)
         if unified:
             values.update(memory_total=host.memory_total, memory_used=host.memory_used)
-        values["xid"], values["xid_time"] = self._xids.last(gpu.uuid)
         values |= {"index": gpu.index, "mig": gpu.parent, "unified": unified}
-        return GpuSample(gpu.uuid, gpu.name, **values)
+        return GpuSample(gpu.uuid, gpu.name, **values, **self._last_xid.get(gpu.uuid, {}))
+
+    def _lost(self, gpu: nvml.Gpu) -> GpuSample:
+        xid = self._last_xid.get(gpu.uuid, {})
+        return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True, **xid)
 
     def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, max_age: float) -> Any:
         """Return a tier's readings of a GPU, read again if they are too old."""
@@ -322,47 +287,14 @@ class NvmlSource:
                 return door.busy(gpu, 2 * tier.every_s)
             if tier in LISTS:
                 return read_list(door, gpu, tier)
-            return read(door, gpu, tier, self._rates)
+            return read(door, gpu, tier)
 
         return self._kept.get((gpu.uuid, tier), tier.every_s, max_age, look, tier.empty_s)
 
 
-class XidLog:
-    """Xid errors with the Unix time at which they were seen."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], float] = {}  # by UUID and number, the newest last
-
-    def add(self, found: Iterable[tuple[str, int]], time: float) -> None:
-        """Add the UUID and number of each new error."""
-        for error in found:
-            self._seen.pop(error, None)
-            self._seen[error] = time
-
-    def last(self, uuid: str) -> tuple[int | None, float | None]:
-        """Return the last error of a GPU and its time."""
-        found = ((n, at) for (whose, n), at in reversed(self._seen.items()) if whose == uuid)
-        return next(found, (None, None))
-
-    def problems(self, gpus: Iterable[GpuSample], time: float) -> list[Problem]:
-        """Return a problem for each error of the last ten minutes."""
-        known = {gpu.uuid: gpu for gpu in gpus}
-        return [
-            _xid_problem(known[uuid], number)
-            for (uuid, number), at in self._seen.items()
-            # If the clock was set back, they must still expire.
-            if uuid in known and 0 <= time - at <= _XID_TOLD_S
-        ]
-
-
-def _lost(gpu: nvml.Gpu) -> GpuSample:
-    return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True)
-
-
-def _xid_problem(gpu: GpuSample, number: int) -> Problem:
-    meaning, cure = _MEANINGS.get(number, _UNKNOWN)
-    who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
-    cause = f"{who} reported Xid {number}: {meaning}"
+def _xid_problem(gpu: nvml.Gpu, number: int) -> Problem:
+    meaning, cure = _XIDS.get(number, _UNKNOWN)
+    cause = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: {meaning}"
     return Problem("xid", cause, cure.format(index=gpu.index), gpu.uuid)
 
 

@@ -12,8 +12,8 @@ hosts' snapshots.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -27,6 +27,15 @@ class Host:
     memory_total: int | None = None
     memory_used: int | None = None
     boot: str | None = None  # Linux's id of this boot, unique to the machine
+    memory_limit: int | None = None  # of this container; None if it has none
+    limit_used: int | None = None  # what counts against the limit
+
+    @property
+    def ram(self) -> tuple[int | None, int | None]:
+        """Return the used bytes and all bytes: of the container if it has a limit."""
+        if self.memory_limit is None:
+            return self.memory_used, self.memory_total
+        return self.limit_used, self.memory_limit
 
 
 @dataclass(frozen=True)
@@ -60,21 +69,12 @@ class GpuSample:
     pcie_width: int | None = None  # lanes
     pcie_generation_limit: int | None = None
     pcie_width_limit: int | None = None
-    pcie_received: float | None = None  # bytes per second into the GPU, and out of it
-    pcie_sent: float | None = None
-    nvlink_received: float | None = None  # bytes per second over all NVLinks
-    nvlink_sent: float | None = None
-    sm_activity: float | None = None  # percent; from here on Hopper and newer: busy multiprocessors
-    sm_occupancy: float | None = None  # resident warps of the possible ones
-    tensor_activity: float | None = None  # busy tensor cores
-    dram_activity: float | None = None  # DRAM bandwidth in use
     ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None
+    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's in its process
     xid: int | None = None  # the last critical Xid error since sampling began, and its time
     xid_time: float | None = None
-    energy: float | None = None  # joules since the driver was loaded
-    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's in its process
-    lost: bool = False  # it no longer answers; only name, UUID and index are known
+    lost: bool = False  # it no longer answers; only name, UUID, index and Xid are known
     age: float = 0.0  # seconds since the values were read: 0 unless the driver stalls
     vendor: str | None = "nvidia"  # or "amd", "intel", "apple"
 
@@ -125,6 +125,36 @@ class ProcessSample:
 
 
 @dataclass(frozen=True)
+class KernelSample:
+    """A kernel of the Jupyter server, with or without a GPU; its child processes included."""
+
+    kernel: str  # its id
+    pid: int
+    notebook: str | None = None
+    idle_since: float | None = None  # Unix time since when it is idle; None while it is busy
+    cpu: float | None = None  # percent of one core
+    host_memory: int | None = None  # bytes of RAM
+    growth: float | None = None  # bytes of RAM per second, over the last seconds
+
+
+@dataclass(frozen=True)
+class KernelDeath:
+    """A kernel that ended, and nobody asked it to."""
+
+    id: str
+    time: float
+    kernel: str
+    notebook: str | None
+    count: int | None  # the number of the cell that ran
+    code: str | None  # the beginning of its source
+    cause: str  # "out-of-memory", "perhaps-out-of-memory", "killed", "crashed" or "exited"
+    exit_code: int  # negative: a signal
+    title: str  # one line: who died, of what, while which cell ran
+    details: tuple[str, ...] = ()  # what else is known, and what was lost
+    advice: str = ""  # what the user can do
+
+
+@dataclass(frozen=True)
 class Problem:
     """A problem with its cause and cure; ``uuid`` if it concerns one GPU."""
 
@@ -147,6 +177,8 @@ class Snapshot:
     problems: tuple[Problem, ...] = ()
     cuda: str | None = None  # the newest that the driver can run, "13.0"
     software: tuple[str, ...] = ()  # of other vendors' GPUs: "ROCm 6.2.4", "amdgpu"
+    kernels: tuple[KernelSample, ...] = ()  # only those of the server that took the snapshot
+    events: tuple[KernelDeath, ...] = ()  # of that server, the oldest first
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, tuples, numbers, strings and None."""
@@ -175,49 +207,16 @@ class Snapshot:
         return cls.from_dict(json.loads(text))
 
 
-_RECORDS: dict[str, Any] = {"gpus": GpuSample, "processes": ProcessSample, "problems": Problem}
+_RECORDS: dict[str, Any] = {
+    "gpus": GpuSample,
+    "processes": ProcessSample,
+    "problems": Problem,
+    "kernels": KernelSample,
+    "events": KernelDeath,
+}
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that this version knows, with tuples for JSON's lists."""
     known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
     return {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
-
-
-def same_host(a: Host, b: Host) -> bool:
-    """Whether two hosts are the same machine or container."""
-    return (a.name, a.boot) == (b.name, b.boot)
-
-
-def other_hosts(own: Snapshot, told: Iterable[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots of other hosts than ``own``'s, in the given order.
-
-    Parameters
-    ----------
-    own : Snapshot
-        Taken here.
-    told : iterable of Snapshot
-        Taken by other processes, on any host.
-
-    Returns
-    -------
-    list of Snapshot
-        With GPUs not in earlier snapshots, and their processes; ``mine`` is False for all.
-    """
-    # A container may have another host name and the same GPUs.
-    seen = {gpu.uuid for gpu in own.gpus}
-    others = []
-    for snapshot in told:
-        if same_host(snapshot.host, own.host):
-            continue
-        gpus = tuple(gpu for gpu in snapshot.gpus if gpu.uuid not in seen)
-        if snapshot.gpus and not gpus:
-            continue
-        processes = tuple(
-            replace(process, mine=False)
-            for process in snapshot.processes
-            if process.uuid not in seen
-        )
-        seen |= {gpu.uuid for gpu in gpus}
-        others.append(replace(snapshot, gpus=gpus, processes=processes))
-    return others

@@ -15,7 +15,6 @@ from platform import mac_ver
 from typing import Any, Protocol, TypeVar
 from xml.parsers.expat import ExpatError
 
-from gpumagic import nvml
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 T = TypeVar("T")
@@ -75,32 +74,26 @@ class CachedReadings:
 
 
 class Rates:
-    """The last value of each counter; the clock is for counters without a timestamp."""
+    """The last value and time of each counter."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # The value, its time, and its rate.
-        self._before: dict[Hashable, tuple[float, float, float | None]] = {}
+        self._before: dict[Hashable, tuple[float, float]] = {}
 
-    def per_second(self, key: Hashable, field: nvml.Field | None, most: float) -> float | None:
+    def per_second(self, key: Hashable, value: float | None, most: float) -> float | None:
         """Return the rate of a counter; ``most`` is the greatest possible rate.
 
-        None at first, and if the counter wrapped, was reset, or may have wrapped unseen.
+        None at first, and if the counter was reset.
         """
-        if field is None:
+        if value is None:
             self._before.pop(key, None)
             return None
-        at_s = self._clock() if field.at_us is None else field.at_us / 1e6
-        value, before_s, rate = self._before.get(key, (math.inf, -math.inf, None))
-        passed, grown = at_s - before_s, field.value - value
-        if passed == 0:
-            return rate
-        # A fast link fills 32 bits in a tenth of a second.
-        wraps = field.narrow and most * passed >= 2**32
+        now = self._clock()
+        before, at = self._before.get(key, (math.inf, -math.inf))
+        self._before[key] = value, now
+        passed, grown = now - at, value - before
         plausible = 0 < passed <= LONGEST_S and 0 <= grown <= most * passed
-        rate = grown / passed if plausible and not wraps else None
-        self._before[key] = (field.value, at_s, rate)
-        return rate
+        return grown / passed if plausible else None
 
 
 class Source(Protocol):

@@ -245,6 +245,11 @@ def publish_death(death: cuda_state.Death) -> None:
     write_file(state_folder() / f"{pid}.dead", json.dumps(told).encode())
 
 
+def unpublish_death() -> None:
+    """Say no longer that CUDA here is dead: it was a virtual one."""
+    (state_folder() / f"{os.getpid()}.dead").unlink(missing_ok=True)
+
+
 def dead_cuda() -> list[Problem]:
     """Return a problem for each live process whose CUDA is dead, this one first."""
     death, found = cuda_state.death(), []  # a thread of the sampler's must not ask CUDA

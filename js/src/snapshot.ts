@@ -8,6 +8,9 @@ export interface Host {
   memory_used: number | null;
   /** Unique to this boot of this machine. */
   boot: string | null;
+  /** Of its container, and what counts against the limit. */
+  memory_limit: number | null;
+  limit_used: number | null;
 }
 
 export interface GpuSample {
@@ -38,20 +41,11 @@ export interface GpuSample {
   pcie_width: number | null;
   pcie_generation_limit: number | null;
   pcie_width_limit: number | null;
-  pcie_received: number | null;
-  pcie_sent: number | null;
-  nvlink_received: number | null;
-  nvlink_sent: number | null;
-  sm_activity: number | null;
-  sm_occupancy: number | null;
-  tensor_activity: number | null;
-  dram_activity: number | null;
   ecc_corrected: number | null;
   ecc_uncorrected: number | null;
+  virtual_ordinal: number | null;
   xid: number | null;
   xid_time: number | null;
-  energy: number | null;
-  virtual_ordinal: number | null;
   lost: boolean;
   age: number;
   /** "nvidia", "amd", "intel" or "apple". */
@@ -82,6 +76,37 @@ export interface ProcessSample {
   elsewhere?: boolean;
 }
 
+/** A kernel of the server, with its child processes. */
+export interface KernelSample {
+  kernel: string;
+  pid: number;
+  notebook: string | null;
+  idle_since: number | null;
+  /** Percent of one core. */
+  cpu: number | null;
+  host_memory: number | null;
+  /** Bytes of RAM per second. */
+  growth: number | null;
+}
+
+/** A cell of a notebook; `code` is the beginning of its source. */
+export interface Place {
+  kernel: string | null;
+  notebook: string | null;
+  count: number | null;
+  code?: string | null;
+}
+
+/** A kernel that ended, and nobody asked it to. */
+export interface KernelDeath extends Place {
+  id: string;
+  time: number;
+  code: string | null;
+  title: string;
+  details: string[];
+  advice: string;
+}
+
 export interface Problem {
   code: string;
   cause: string;
@@ -101,6 +126,10 @@ export interface Snapshot {
   gpus: GpuSample[];
   processes: ProcessSample[];
   problems: Problem[];
+  /** Of the server that took the snapshot. */
+  kernels: KernelSample[];
+  /** The oldest first. */
+  events: KernelDeath[];
 }
 
 /** A host other than the server's, as reported by a kernel. */
@@ -124,20 +153,14 @@ export interface Past {
   utilization: (number | null)[];
   memory_used: (number | null)[];
   power: (number | null)[];
-  pcie: (number | null)[];
-  nvlink: (number | null)[];
   /** Bytes by holder: "mine", "left", "others", or a kernel's id. */
   held: Record<string, (number | null)[]>;
 }
 
 /** A cell that ran, or is running (end is null). */
-export interface CellRun {
+export interface CellRun extends Place {
   /** The same for each message about the same run. */
   id: string;
-  kernel: string | null;
-  notebook: string | null;
-  /** The number in brackets before the cell. */
-  count: number | null;
   start: number;
   end: number | null;
   /** UUIDs of the GPUs on which its kernel held memory. */

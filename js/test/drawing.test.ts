@@ -102,7 +102,7 @@ describe('marks', () => {
         [uuid]: {
           utilization: seconds.map((t) => (inside(t) ? 87 : 3)),
           memory_used: seconds.map((t) => (inside(t) ? 34.2 * GIB : GIB)),
-          ...{ power: [], pcie: [], nvlink: [], held: {} },
+          ...{ power: [], held: {} },
         },
       },
     });

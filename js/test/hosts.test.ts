@@ -39,10 +39,6 @@ class FakeKernel {
   asked: string[] = [];
   loaded = true;
   mute = false;
-  /** Of which of them it was asked for its own host. */
-  own: boolean[] = [];
-  /** What it has heard of the hosts of its ranks; null: it has none elsewhere. */
-  ranks: { pids: number[]; snapshot: Snapshot }[] | null = null;
   pid = 70;
 
   constructor(
@@ -50,22 +46,16 @@ class FakeKernel {
     public says: Snapshot,
   ) {}
 
-  sendControlMessage(message: {
-    channel: string;
-    header: { msg_type: string };
-    content: { own?: boolean };
-  }) {
+  sendControlMessage(message: { channel: string; header: { msg_type: string } }) {
     const type = message.header.msg_type;
-    const own = message.content.own ?? true;
     this.asked.push(type);
-    if (type === 'gpumagic_request') this.own.push(own);
     expect(message.channel).toBe('control');
     let dispose = () => {};
     const listed = this.loaded ? { c1: { target_name: 'gpumagic' } } : {};
     const content =
       type === 'comm_info_request'
         ? { status: 'ok', comms: listed }
-        : { status: 'ok', pid: this.pid, snapshot: own ? this.says : null, hosts: this.ranks };
+        : { status: 'ok', pid: this.pid, snapshot: this.says };
     const done = this.mute
       ? new Promise((_, reject) => {
           dispose = () => reject(new Error('canceled'));
@@ -275,55 +265,6 @@ describe('kernels are asked', () => {
       [73, null, 'else.ipynb', false],
     ]);
     expect(seen.every(({ elsewhere }) => elsewhere)).toBe(true);
-  });
-
-  test('hosts where only ranks run are told by the kernel that has them', async () => {
-    const kernel = start('k1', own);
-    names = new Map([['k1', 'many.ipynb']]);
-    await look(3);
-    // It is on the server's host, and has no ranks elsewhere: it is asked nothing more.
-    expect(kernel.own).toEqual([true]);
-    const hears = (time: number) => {
-      const snapshot = { ...told('node', 'GPU-9', { pid: 81 }), time };
-      kernel.ranks = [{ pids: [81], snapshot }];
-    };
-    hears(900);
-    kernel.run();
-    await look();
-    expect(uuids()).toEqual([['GPU-9']]);
-    const [held] = at(shown, 0).snapshot.processes;
-    expect([held?.notebook, held?.kernel, held?.mine]).toEqual(['many.ipynb', 'k1', false]);
-    hears(901);
-    await look();
-    expect(kernel.own).toEqual([true, false, false]);
-    expect(at(shown, 0).silent).toBe(0);
-    // It has heard nothing new: so the host is silent, then gone, until there is news.
-    await look(6);
-    expect(at(shown, 0).silent).toBeGreaterThan(3);
-    await look(30);
-    expect(shown).toEqual([]);
-    hears(940);
-    await look();
-    expect(uuids()).toEqual([['GPU-9']]);
-    // The cluster has ended.
-    kernel.ranks = null;
-    await look(2);
-    expect(shown).toEqual([]);
-  });
-
-  test('a host with a kernel of its own is told by that, and ranks there have their notebook', async () => {
-    const far = start('k1', told('node', 'GPU-9', { pid: 81 }));
-    const leader = start('k2', own);
-    leader.ranks = [
-      { pids: [81], snapshot: { ...told('node', 'GPU-8'), time: 999 } },
-      { pids: [82], snapshot: { ...own, time: 999 } },
-    ];
-    names = new Map([['k2', 'many.ipynb']]);
-    await look(3);
-    expect(uuids()).toEqual([['GPU-9']]);
-    expect(at(shown, 0).snapshot.processes[0]?.notebook).toBe('many.ipynb');
-    expect(far.own).toEqual([true, true, true]);
-    expect(leader.own).toEqual([true, false, false]);
   });
 
   test('a notebook that was closed is asked no more', async () => {

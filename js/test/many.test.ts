@@ -43,7 +43,7 @@ describe('lines', () => {
     const snapshot = crowd(8);
     const monitor = mount(snapshot);
     one(monitor, '.gpu .open').click();
-    const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_activity: 12.34 }));
+    const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, memory_utilization: 12.34 }));
     monitor.update({ ...snapshot, gpus, time: snapshot.time + 1 });
     monitor.draw();
     one(monitor, '.gpu .axis > .more').click();
@@ -139,7 +139,7 @@ describe('words', () => {
         process('u', { ...nobody, pid: 3, memory: GIB }),
       ],
     });
-    const who = text(monitor, '.process .who');
+    const who = text(monitor, 'li.process .who');
     expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'system']);
   });
 
@@ -150,8 +150,8 @@ describe('words', () => {
       gpus: [busy({ memory_used: 10 * GIB })],
       processes: [server],
     });
-    expect(text(monitor, '.process')).toEqual([
-      'vllm (you)started by train.ipynb, still running · PID 710.0 GiB',
+    expect(text(monitor, 'li.process')).toEqual([
+      'vllm (you)10.0 GiBcuda:0 · started by train.ipynb, still running · PID 7',
     ]);
   });
 
@@ -161,10 +161,10 @@ describe('words', () => {
     const monitor = mount(snapshot);
     monitor.mark([{ ...run, start: snapshot.time - 130 }]);
     monitor.draw();
-    expect(text(monitor, '.note:not([hidden])')).toEqual(['In [7] · 2 min']);
+    expect(text(monitor, '.note:not([hidden])')).toEqual(['cuda:0 · In [7] · 2 min']);
     monitor.mark([{ ...run, start: snapshot.time - 130, end: snapshot.time }]);
     monitor.draw();
-    expect(text(monitor, '.note:not([hidden])')).toEqual(['idle 3 min']);
+    expect(text(monitor, '.note:not([hidden])')).toEqual(['cuda:0 · idle 3 min']);
   });
 
   test('memory that is nearly full is told in the color of trouble', () => {

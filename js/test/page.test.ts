@@ -10,8 +10,7 @@ function page(count: number): Monitor {
   const monitor = create({}, true);
   document.body.append(monitor.node);
   const snapshot = crowd(count);
-  for (const gpu of snapshot.gpus)
-    [gpu.ordinal, gpu.nvlink_sent, gpu.nvlink_received] = [gpu.index, null, null];
+  for (const gpu of snapshot.gpus) gpu.ordinal = gpu.index;
   monitor.update({ ...snapshot, time: snapshot.time - 1 });
   monitor.update(snapshot);
   monitor.draw();
@@ -24,12 +23,7 @@ const tip = (monitor: Monitor): string[] => text(monitor, '.tip:not([hidden]) > 
 
 test('all GPUs are in one chart for each thing that is known', () => {
   const monitor = page(3);
-  expect(text(monitor, '.over:not([hidden]) h2')).toEqual([
-    'Utilization',
-    'Memory',
-    'Power',
-    'PCIe',
-  ]);
+  expect(text(monitor, '.over:not([hidden]) h2')).toEqual(['Utilization', 'Memory', 'Power']);
   expect(text(monitor, '.keys li')).toEqual(['cuda:0', 'cuda:1', 'cuda:2']);
   expect(all(mount(crowd(3)), '.over')).toEqual([]);
 });

@@ -1,26 +1,17 @@
 import { expect, test } from 'vitest';
 import { gap, Runs, Series } from '../src/monitor/series.js';
-import { age, energy, lasted, reading, size, watts } from '../src/monitor/units.js';
+import { age, lasted, reading, size, watts } from '../src/monitor/units.js';
 import type { Past, Snapshot } from '../src/snapshot.js';
 
-const blank = {
-  ...{
-    power: null,
-    pcie_received: null,
-    pcie_sent: null,
-    nvlink_received: null,
-    nvlink_sent: null,
-  },
-};
 const at = (time: number, utilization: number | null, more: object = {}): Snapshot =>
   ({
     time,
-    gpus: [{ ...blank, uuid: 'a', utilization, memory_used: 1, age: 0, ...more }],
+    gpus: [{ uuid: 'a', utilization, memory_used: 1, power: null, age: 0, ...more }],
     processes: [],
   }) as never;
 
 const past = (columns: Partial<Past>): Past => ({
-  ...{ utilization: [], memory_used: [], power: [], pcie: [], nvlink: [], held: {} },
+  ...{ utilization: [], memory_used: [], power: [], held: {} },
   ...columns,
 });
 
@@ -140,7 +131,6 @@ test('units are those of the table', () => {
   expect([3, 490, 7500, 399600].map(age)).toEqual(['3 s', '8 min', '2 h 5 min', '4 d 15 h']);
   expect([0.21, 12.4, 125, 7500].map(lasted)).toEqual(['0.2 s', '12 s', '2 min', '2 h 5 min']);
   expect([reading(null, '%'), watts(12.3, null), watts(null, 5)]).toEqual(['N/A', '12 W', 'N/A']);
-  expect([812345.6, 3.6e6 * 2].map(energy)).toEqual(['226 Wh', '2.0 kWh']);
 });
 
 test('who holds memory is known until nobody has asked for a while', () => {

@@ -8,11 +8,11 @@ import { create } from '../src/panel.js';
 import type { GpuSample, Snapshot } from '../src/snapshot.js';
 
 export const GIB = 2 ** 30;
-const whole = (): Snapshot => structuredClone(data);
+export const whole = (): Snapshot => structuredClone(data);
 /** Three GPUs, of which one has a MIG device. */
 export const fixture = (): Snapshot => {
   const gpus = whole().gpus.filter((gpu) => !gpu.virtual);
-  return { ...whole(), gpus };
+  return { ...whole(), gpus, kernels: [], events: [] };
 };
 export const virtualGpu = (): GpuSample => at(whole().gpus, -1);
 export const at = <T>(list: readonly T[], n: number): T => {

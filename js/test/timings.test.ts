@@ -137,6 +137,8 @@ test('a result that a notebook shows is known by its type', () => {
   expect(resultOf(message('a @ a'))).toMatchObject({ title: 'a @ a', text: 'text', bars: BARS });
   expect(resultOf(message('a @ a', 'stream'))).toBeNull();
   expect(resultOf(message('a @ a', 'display_data', { [JSON_TYPE]: undefined }))).toBeNull();
+  const report = { record: 'Report', seconds: 1 };
+  expect(resultOf(message('a @ a', 'display_data', { [JSON_TYPE]: report }))).toBeNull();
 });
 
 test('the timings are those of the current notebook', () => {

@@ -121,6 +121,8 @@ export function snapshot(time: number, changes: Partial<Snapshot> = {}): Snapsho
     memory_total: 2 ** 36,
     memory_used: 2 ** 30,
     boot: null,
+    memory_limit: null,
+    limit_used: null,
   };
   return {
     time,
@@ -132,6 +134,8 @@ export function snapshot(time: number, changes: Partial<Snapshot> = {}): Snapsho
     gpus: [],
     processes: [],
     problems: [],
+    kernels: [],
+    events: [],
     ...changes,
   };
 }

@@ -34,7 +34,8 @@ def driver(tmp_path_factory):
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory, driver):
     """A JupyterLab that runs. Its machine has two GPUs."""
-    made = Lab(tmp_path_factory.mktemp("lab"), driver)
+    soon = "--AsyncIOLoopKernelRestarter.time_to_dead=0.5"
+    made = Lab(tmp_path_factory.mktemp("lab"), driver, soon)
     made.start()
     yield made
     made.stop()

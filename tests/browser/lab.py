@@ -47,6 +47,8 @@ class Server:
     def __init__(self, folder: Path, library: Path, host: str = "") -> None:
         self.token = secrets.token_hex(16)
         self.log = folder / "log"
+        self.group = folder / "group"
+        self.group.mkdir()
         self._machine = folder / "machine"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,6 +64,8 @@ class Server:
             "LD_LIBRARY_PATH": str(library.parent),
             "STAND_IN_NVML": str(self._machine),
             "GPUMAGIC_HOST": host,
+            # Empty, until a test gives the machine a limit.
+            "GPUMAGIC_CGROUP": str(self.group),
         }
         self.machine()
 

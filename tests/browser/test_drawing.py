@@ -89,8 +89,6 @@ def history(snapshot, seconds=600):
         "utilization": [n % 100 for n in range(seconds)],
         "memory_used": [n * 2**26 for n in range(seconds)],
         "power": [],
-        "pcie": [],
-        "nvlink": [],
         "held": {},
     }
     return {"time": times, "gpus": {gpu.uuid: column for gpu in snapshot.gpus}}
@@ -191,8 +189,10 @@ def test_a_gpu_with_two_holders_is_low(opened):
     held = sum(process.memory for process in two)
     well = {"xid": None, "throttle": (), "temperature": 60}
     one = replace(BUSY, memory_used=held, memory_reserved=None, **well)
-    page = opened(replace(SNAPSHOT, gpus=(one,), processes=tuple(two), problems=()), 300)
-    assert page.evaluate("root.querySelectorAll('.process').length") == 2
+    page = opened(
+        replace(SNAPSHOT, gpus=(one,), processes=tuple(two), problems=(), kernels=()), 300
+    )
+    assert page.evaluate("root.querySelectorAll('li.process').length") == 2
     assert page.evaluate("root.querySelector('.gpu').offsetHeight") <= 142
 
 
@@ -229,7 +229,7 @@ def test_the_keyboard_opens_a_gpu(opened):
     page.evaluate("root.querySelector('.axis > .more').focus()")
     page.keyboard.press("Enter")
     page.evaluate("draw()")
-    assert page.evaluate("root.querySelector('.facts').textContent").startswith("SM activity")
+    assert page.evaluate("root.querySelector('.facts').textContent").startswith("Memory activity")
 
 
 def test_a_hidden_monitor_draws_nothing(opened):

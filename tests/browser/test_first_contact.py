@@ -61,6 +61,18 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     expect(page.locator("[data-mime-type='application/vnd.jupyter.stderr']")).to_have_count(0)
 
 
+def test_the_tour_is_a_notebook_beside_the_panel(view):
+    for _ in range(2):  # then the same one again
+        view.page.get_by_role("menuitem", name="Help", exact=True).click()
+        view.page.get_by_role("menuitem", name="GPU Tour").click()
+        tour = view.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+        expect(tour).to_have_count(1)
+        expect(tour.get_by_role("heading", name="GPU tour")).to_be_visible()
+        expect(tour.locator(".jp-OutputArea-output")).to_have_count(0)
+        expect(view.panel).to_be_visible()
+    assert view.lab.request("api/contents/gpu-tour.ipynb?content=0")
+
+
 def test_show_gpus_has_the_focus_whoever_gives_it_back(view):
     """The command palette activates the current document as soon as its command returns."""
     view.page.evaluate(

@@ -1,4 +1,4 @@
-"""Other hosts, of a kernel or only of its ranks: their GPUs are in the panel, below their names."""
+"""Other hosts of kernels: their GPUs are in the panel, below their names."""
 
 from __future__ import annotations
 
@@ -65,34 +65,3 @@ def test_a_kernel_behind_a_gateway_brings_its_host(gateway, lab, new_view, tmp_p
     assert view.page.evaluate(STATUS) == "busy"
     view.close_documents()
     view.hides("L40S")
-
-
-_STARTS = """%load_ext gpumagic
-import os
-there = {there!r}
-here = {{name: os.environ[name] for name in there}}
-os.environ.update(there)
-%gpucluster start 1
-os.environ.update(here)"""
-
-
-def test_ranks_on_another_host_bring_it_also_while_they_run_a_cell(lab, new_view, tmp_path):
-    view, machine = new_view, tmp_path / "machine"
-    machine.write_text("".join(f"{key}={value}\n" for key, value in GPU.items()))
-    there = {"GPUMAGIC_HOST": HOST, "GPUMAGIC_RUNTIME_DIR": str(tmp_path / "state")}
-    there["STAND_IN_NVML"] = str(machine)
-    cells = [_STARTS.format(there=there), "%%ongpu @all\nwhile True: pass", "%gpucluster stop"]
-    lab.write("many.ipynb", cells)
-    view.load()
-    view.open_panel()
-    view.open_notebook("many.ipynb")
-    view.run_cell(0)
-    view.run_cell(1)
-    view.shows(HOST)
-    view.wait_until(lambda: view.page.evaluate(STATUS) == "busy")
-    there = view.panel.get_by_label(f"GPUs of {HOST}")
-    expect(there).to_contain_text("many.ipynb")  # the rank's process is this notebook's
-    view.page.evaluate("window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
-    view.wait_until(lambda: view.page.evaluate(STATUS) == "idle")
-    view.run_cell(2)
-    view.hides(HOST)

@@ -102,6 +102,7 @@ class View:
             "for (const key of Object.keys((await registry.load(id)).user))"
             " await registry.remove(id, key);"
         )
+        self.panel.locator(".death .close").evaluate_all("all => all.forEach(one => one.click())")
         self.page.evaluate("localStorage.clear()")
         self.lab.forget()
         self.lab.machine()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumagic.nvml import Field, Nvml
+from gpumagic.nvml import Nvml
 
 
 class NVMLError(Exception):
@@ -238,36 +238,6 @@ def test_a_lost_gpu_is_known_as_it_was(door: Nvml, library: Library, clock: Cloc
     assert door.gpus() == ()
     (gone,) = door.gone
     assert (gone.uuid, gone.name, gone.index) == ("GPU-1", "H100", 0)
-
-
-def field(number: int, value: int, code: int = 0, kind: int = 3, stamp: int = 7) -> Any:
-    union = SimpleNamespace(ullVal=value, uiVal=value)
-    return SimpleNamespace(
-        fieldId=number, nvmlReturn=code, valueType=kind, timestamp=stamp, value=union
-    )
-
-
-def test_fields_have_their_own_codes_types_and_times(door: Nvml, library: Library) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def values(handle: str, ids: tuple[Any, ...]) -> list[Any]:
-        asked.append(ids)
-        made = {
-            197: field(197, 5),
-            198: field(198, 6, kind=1, stamp=0),
-            138: field(138, 7, code=3),
-            139: field(139, 8, code=999),
-        }
-        return [made[number] for number in ids]
-
-    library.answers["nvmlDeviceGetFieldValues"] = values
-    (gpu,) = door.gpus()
-    for _ in range(2):
-        assert door.fields(gpu, (197, 198, 138, 139)) == {
-            197: Field(5, 7, narrow=False),
-            198: Field(6, None, narrow=True),
-        }
-    assert asked == [(197, 198, 138, 139), (197, 198, 139)]
 
 
 def test_xids_without_pynvmls_events_are_none(door: Nvml, library: Library) -> None:

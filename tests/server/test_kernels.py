@@ -130,12 +130,17 @@ async def test_a_cell_that_runs_ends_with_its_kernel(hub, start, execute, connec
     await becomes(lambda: len(hub.cells.runs()) == 2 and hub.cells.runs()[1].end)
 
 
-async def test_listening_ends_some_time_after_the_last_client(hub, start, connect):
-    hub.linger_s, hub.refresh_s = 0.0, 0.01
+async def test_listening_ends_with_the_last_client_and_kernel(hub, start, connect, jp_fetch):
+    hub.linger_s, hub.refresh_s, hub.rest_s = 0.0, 0.01, 0.01
     kernel = await start()
     client = await connect()
     await becomes(lambda: kernel in hub.cells.followed)
     client.close()
+    await becomes(lambda: not hub.clients)
+    # When a kernel dies, its cell must be known, whether somebody watches or not.
+    assert kernel in hub.cells.followed
+    assert hub.subscription is None
+    await jp_fetch("api", "kernels", kernel, method="DELETE")
     await becomes(lambda: not hub.cells.followed and not hub.tasks)
 
 

@@ -153,7 +153,7 @@ async def test_a_moment_that_is_none_is_said_to_be_none(machine, fetch):
 
 async def test_the_metrics_are_prometheus_text(machine, fetch):
     machine.gpus = (
-        GpuSample('GPU-"0"', "H100\\x", 0, memory_used=GIB, utilization=50.0, energy=12.5),
+        GpuSample('GPU-"0"', "H100\\x", 0, memory_used=GIB, utilization=50.0),
         GpuSample("GPU-1", None, None, sm_clock=1980),
     )
     machine.processes = (
@@ -172,7 +172,6 @@ async def test_the_metrics_are_prometheus_text(machine, fetch):
     assert used.value == GIB
     assert used.labels == {"uuid": 'GPU-"0"', "name": "H100\\x", "index": "0"}
     assert samples["gpumagic_gpu_utilization_ratio", 'GPU-"0"'].value == 0.5
-    assert samples["gpumagic_gpu_energy_joules_total", 'GPU-"0"'].value == 12.5
     assert samples["gpumagic_gpu_sm_clock_hertz", "GPU-1"].value == 1.98e9
     held = samples["gpumagic_notebook_memory_bytes", "GPU-1"]
     assert (held.labels["notebook"], held.value) == ("a.ipynb", 11)

@@ -20,7 +20,7 @@ VERSIONS = {
     "nvmlDeviceGetHandleByIndex": ("_v2",),
 }
 # No answers: they free or start something.
-OTHERS = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlEventSetFree", "nvmlGpmSampleFree"}
+OTHERS = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlEventSetFree"}
 CODES = (*range(1, 29), 999)
 
 # Fails two functions at once: an older driver refuses one, and the other has an error.
@@ -87,7 +87,7 @@ def functions() -> list[str]:
         for room in ("nvml", "telemetry")
         for path in sorted((SOURCES / room).rglob("*.py"))
     )
-    found = set(re.findall(r'"(nvml(?:Device|System|Gpm|Event)\w+)"', text)) - OTHERS
+    found = set(re.findall(r'"(nvml(?:Device|System|Event)\w+)"', text)) - OTHERS
     return [name + version for name in sorted(found) for version in VERSIONS.get(name, ("",))]
 
 
@@ -102,8 +102,6 @@ def test_a_failed_call_is_unknown_and_no_other_figure(stand_in: Any, name: str) 
     pairs = [(name,)] + [(name, other) for other in functions() if other != name and older in other]
     failures = [(names, code) for names in pairs for code in CODES]
     machine = {"gpus": 2, "gpu.*.compute": "77:5000", "gpu.*.busy": "77:40", "gpu.1.mig": 1}
-    # Counters are another measurement of what GPM measures.
-    machine |= {f"fail.field.{number}": 3 for number in (138, 139, 197, 198)}
     assert (
         stand_in.watch(f"FAILURES = {failures!r}\nDOCUMENTED = {DOCUMENTED!r}\n{PROGRAM}", machine)
         == []

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, Snapshot
+from gpumagic.telemetry.snapshot import KernelDeath, KernelSample
 
 SAMPLE = Path(__file__).parents[1] / "data" / "snapshot.json"
 
@@ -84,6 +85,8 @@ def test_the_sample_that_other_languages_read_has_every_field() -> None:
         (snapshot.gpus, GpuSample),
         (snapshot.processes, ProcessSample),
         (snapshot.problems, Problem),
+        (snapshot.kernels, KernelSample),
+        (snapshot.events, KernelDeath),
         ((snapshot.host,), Host),
     ):
         for field in dataclasses.fields(kind):

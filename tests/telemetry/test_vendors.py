@@ -80,10 +80,6 @@ def test_eight_mi300x(tmp_path: Path) -> None:
         "sm_clock_limit": 2100,
         "memory_clock": 900,
         "memory_clock_limit": 1300,
-        "pcie_generation": 5,
-        "pcie_width": 16,
-        "pcie_generation_limit": 5,
-        "pcie_width_limit": 16,
         "ecc_corrected": 2,
         "ecc_uncorrected": 0,
     }
@@ -118,10 +114,6 @@ def test_a_radeon_beside_an_apu(tmp_path: Path) -> None:
         "sm_clock_limit": 2526,
         "memory_clock": 1249,
         "memory_clock_limit": 1249,
-        "pcie_generation": 4,
-        "pcie_width": 16,
-        "pcie_generation_limit": 4,
-        "pcie_width_limit": 16,
     }
     # It has no id of its own; its address is one of this machine.
     assert small.uuid == "PCI-0000:11:00.0-5f0c8a52"
@@ -139,10 +131,9 @@ def test_a_radeon_beside_an_apu(tmp_path: Path) -> None:
     }
 
 
-def test_who_holds_a_radeon_and_how_busy_it_keeps_it(tmp_path: Path) -> None:
+def test_who_holds_a_radeon(tmp_path: Path) -> None:
     radeon_and_apu(tmp_path)
-    clock = Clock()
-    source = AmdSource(tmp_path, clock)
+    source = AmdSource(tmp_path)
 
     def tick(gfx: int, compute: int) -> dict[tuple[str, int], ProcessSample]:
         lines = {"drm_memory_vram": "2048 KiB", "drm_memory_gtt": "9 MiB"}
@@ -162,18 +153,8 @@ def test_who_holds_a_radeon_and_how_busy_it_keeps_it(tmp_path: Path) -> None:
         ("GPU-35a", 41): 2 * MIB,
         ("PCI-000", 41): 2 * MIB,
     }
-    assert {p.utilization for p in first.values()} == {None}, "nothing to compare with yet"
-    clock.now += 4
     held = tick(2 * 10**9, 3 * 10**9)[("GPU-35a", 41)]
-    assert held.utilization == 75.0, "of four seconds: that of the engine that it kept busiest"
     assert held.kind == "compute+graphics"
-    clock.now += 4
-    assert tick(10**9, 3 * 10**9)[("GPU-35a", 41)].utilization == 0.0
-    clock.now += 4
-    caught_up = tick(2 * 10**9, 3 * 10**9)[("GPU-35a", 41)]
-    assert caught_up.utilization == 0.0, "a counter may fall for a while"
-    clock.now += 3600
-    assert tick(9 * 10**9, 0)[("GPU-35a", 41)].utilization is None, "an hour's mean is not now"
 
 
 def test_an_arc_with_xe(tmp_path: Path) -> None:
@@ -196,14 +177,8 @@ def test_an_arc_with_xe(tmp_path: Path) -> None:
         "temperature": 61.0,
         "power": 135.0,
         "power_limit": 190.0,
-        "energy": 360.0,
         "sm_clock": 2400,
         "sm_clock_limit": 2850,
-        "throttle": ("power cap", "processor too hot"),
-        "pcie_generation": 4,
-        "pcie_width": 8,
-        "pcie_generation_limit": 4,
-        "pcie_width_limit": 16,
     }
 
 
@@ -221,16 +196,11 @@ def test_an_arc_that_slept_was_not_busy_meanwhile(tmp_path: Path) -> None:
 
 def test_who_computes_on_an_arc(tmp_path: Path) -> None:
     arc(tmp_path)
-    clock = Clock()
-    source = IntelSource(tmp_path, clock, integrated=False)
-    for done, total in ((10_000, 50_000), (40_000, 110_000)):
-        cycles = {"drm_cycles_ccs": done, "drm_total_cycles_ccs": total}
-        size = {"drm_total_vram0": "40 MiB", "drm_resident_vram0": "24 MiB"}
-        opened(tmp_path, 7, 5, "0000:03:00.0", 3, drm_resident_gtt="1 MiB", **size, **cycles)
-        (process,) = take(source).processes
-        clock.now += 1.0
+    cycles = {"drm_cycles_ccs": 10_000, "drm_total_cycles_ccs": 50_000}
+    size = {"drm_total_vram0": "40 MiB", "drm_resident_vram0": "24 MiB"}
+    opened(tmp_path, 7, 5, "0000:03:00.0", 3, drm_resident_gtt="1 MiB", **size, **cycles)
+    (process,) = take(IntelSource(tmp_path, integrated=False)).processes
     assert (process.memory, process.kind) == (24 * MIB, "compute")
-    assert process.utilization == 50.0
 
 
 def test_the_gpu_in_a_processor_is_listed_where_torch_can_use_it(tmp_path: Path) -> None:

@@ -72,10 +72,8 @@ print(json.dumps(told(sampler.latest())))
 """
     assert stand_in.watch(program, {"gpus": 2}) == [[], ["driver-not-loaded"]]
     assert stand_in.calls("nvmlInitWithFlags") == stand_in.calls("nvmlShutdown") > 1
-    made, freed = (stand_in.calls(f"nvmlGpmSample{what}") for what in ("Alloc", "Free"))
-    assert made == freed
-    assert made >= 4
-    assert stand_in.calls("nvmlEventSetCreate") == stand_in.calls("nvmlEventSetFree")
+    made, freed = (stand_in.calls(f"nvmlEventSet{what}") for what in ("Create", "Free"))
+    assert made == freed > 2
 
 
 def test_all_fields_failing_is_a_problem_and_goes(stand_in: Any) -> None:

@@ -2,8 +2,8 @@
 
 import { fullLabel, hot } from '../monitor/names.js';
 import type { Translate } from '../monitor/shared.js';
-import { size } from '../monitor/units.js';
-import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
+import { isFull, size } from '../monitor/units.js';
+import type { GpuSample, KernelSample, Place, ProcessSample, Snapshot } from '../snapshot.js';
 import type { Stream, Subscription, World } from './stream.js';
 
 export interface Limits {
@@ -16,6 +16,7 @@ export interface Limits {
   idleMinutes: number;
   idleBytes: number;
   faultAlert: boolean;
+  ramInterrupt: boolean;
 }
 
 export interface Alert {
@@ -27,6 +28,8 @@ export interface Alert {
   uuid: string | null;
   /** The kernel of an idle notebook. */
   process?: ProcessSample;
+  /** The cell that ran when a kernel died. */
+  place?: Place;
 }
 
 /** A condition that holds or is over; if neither, it keeps its state. */
@@ -51,6 +54,11 @@ const REARM_S = 60;
 const GAP_S = 150;
 /** Seconds between snapshots if nobody wants more. */
 const PERIOD_S = 5;
+/** The same while a cell may have to be interrupted, and the share of the RAM at which it is. */
+const SOON_S = 0.5;
+const FILLED = 0.97;
+/** The time of the last death that this browser's user was told. */
+const TOLD = 'gpumagic:told';
 /** How often processes are requested if nobody wants them. */
 const PROCESSES_MS = 60_000;
 
@@ -158,6 +166,20 @@ function idle(snapshot: Snapshot, limits: Limits, trans: Translate): Finding[] {
   });
 }
 
+/** Return the deaths that no page of this browser has told, also those before it was opened. */
+function deaths({ events }: Snapshot, before: number): Alert[] {
+  const told = Math.max(before, Number(localStorage.getItem(TOLD)));
+  const news = (events ?? []).filter(({ time }) => time > told);
+  for (const { time } of news) localStorage.setItem(TOLD, String(time));
+  return news.map((place) => ({
+    key: place.id,
+    kind: 'fault',
+    text: place.title,
+    uuid: null,
+    place,
+  }));
+}
+
 /** Times are seconds of the snapshots' clock. */
 interface Event {
   since: number | null;
@@ -172,6 +194,8 @@ export class Alerts {
   #last = 0;
   /** The GPUs that hold memory of my notebooks: not every snapshot has processes. */
   #mine = new Set<string>();
+  /** The time of the last death. */
+  #told = 0;
   /** There was a driver. */
   #driven = false;
   /** The keys of the conditions that are over, as of the last update. */
@@ -193,7 +217,8 @@ export class Alerts {
     const found = findings(snapshot, this.limits, this.#trans);
     if (this.#driven && this.limits.faultAlert) found.push(noDriver(snapshot, this.#trans));
     this.over = found.filter(({ over }) => over).map(({ key }) => key);
-    const due: Alert[] = [];
+    const due = this.limits.faultAlert ? deaths(snapshot, this.#told) : [];
+    this.#told = Math.max(this.#told, ...(snapshot.events ?? []).map(({ time }) => time));
     for (const { hold, holds, over, ...alert } of found) {
       const known = this.#events.get(alert.key);
       const event = known ?? { since: null, alerted: false, over: null };
@@ -233,19 +258,32 @@ export class AlertPoll {
   #stream: Stream;
   #world: Pick<World, 'get' | 'hidden' | 'after'>;
   #subscription: Subscription;
+  #interrupted = false;
 
-  /** `notify` gets each alert, and `dismiss` the keys of the conditions that are over. */
+  /**
+   * `notify` gets each alert, `dismiss` the keys of the conditions that are over, and `interrupt`
+   * the kernel that fills the RAM.
+   */
   constructor(
     alerts: Alerts,
     stream: Stream,
     world: Pick<World, 'get' | 'hidden' | 'after'>,
     notify: (alert: Alert) => void,
     dismiss: (key: string) => void = () => {},
+    interrupt: (kernel: KernelSample) => void = () => {},
   ) {
     [this.#alerts, this.#stream, this.#world] = [alerts, stream, world];
     const snapshot = (latest: Snapshot) => {
       alerts.update(latest).forEach(notify);
       alerts.over.forEach(dismiss);
+      const { host, kernels } = latest;
+      if (!isFull(host)) this.#interrupted = false;
+      if (!alerts.limits.ramInterrupt || this.#interrupted || !isFull(host, FILLED)) return;
+      const busy = kernels.filter(({ idle_since }) => idle_since === null);
+      const [most] = busy.sort((a, b) => (b.growth ?? 0) - (a.growth ?? 0));
+      if (!most || (most.growth ?? 0) <= 0) return;
+      this.#interrupted = true;
+      interrupt(most);
     };
     this.#subscription = stream.subscribe({ snapshot }, null);
     this.#again();
@@ -253,8 +291,11 @@ export class AlertPoll {
 
   setLimits(limits: Limits): void {
     this.#alerts.limits = limits;
-    const any = limits.memoryAlert || limits.heatAlert || limits.idleAlert || limits.faultAlert;
-    this.#subscription.change(any ? { period: PERIOD_S } : null);
+    const { ramInterrupt, ...rest } = limits;
+    const period = ramInterrupt ? SOON_S : PERIOD_S;
+    this.#subscription.change(
+      Object.values(rest).includes(true) || ramInterrupt ? { period } : null,
+    );
   }
 
   /** Request the processes unless they are known, or the page is hidden. */

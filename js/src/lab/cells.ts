@@ -91,11 +91,16 @@ export class Cells {
     );
   }
 
-  /** Select the cell of an open notebook that has this number; return whether there is one. */
-  async show(context: ISessionContext, count: number | null): Promise<boolean> {
+  /**
+   * Select the cell of an open notebook that has this number, or whose source begins with `code`:
+   * a cell whose kernel died has no number. Return whether there is one.
+   */
+  async show(context: ISessionContext, count: number | null, code?: string | null) {
     const content = this.#panelOf(context)?.content;
-    const numbers = content?.widgets.map(({ model }) => model.executionCount) ?? [];
-    const index = count === null ? -1 : numbers.lastIndexOf(count);
+    const found = content?.widgets.map(({ model: { executionCount, sharedModel } }) =>
+      code ? sharedModel.source.startsWith(code) : count !== null && executionCount === count,
+    );
+    const index = found?.lastIndexOf(true) ?? -1;
     if (!content || index < 0) return false;
     content.activeCellIndex = index;
     await content.scrollToItem?.(index, 'center');

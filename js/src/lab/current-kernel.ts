@@ -66,11 +66,10 @@ export function notebookNames({ serviceManager }: JupyterFrontEnd): Map<string, 
   return found;
 }
 
-/** A kernel's answer: its own host, and the hosts of its ranks (null if there are none). */
+/** A kernel's answer. */
 export interface Answer {
   pid?: number;
   snapshot?: Snapshot | null;
-  hosts?: { pids: number[]; snapshot: Snapshot }[] | null;
   comms?: Record<string, unknown>;
 }
 

@@ -1,5 +1,5 @@
 /**
- * Ask kernels on other hosts for the GPUs there, and for those of their cluster's ranks.
+ * Ask kernels on other hosts for the GPUs there.
  *
  * Such kernels run behind a gateway, a provisioner or SSH. A kernel is asked over the connection of
  * its notebook or console in this page. A connection of our own would keep an idle kernel from
@@ -8,7 +8,7 @@
 
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { Host, OtherHost, Snapshot } from '../snapshot.js';
-import type { Answer, ask } from './current-kernel.js';
+import type { ask } from './current-kernel.js';
 import type { World } from './stream.js';
 
 /** After so many seconds without an answer a host is shown as silent, and then it is removed. */
@@ -29,10 +29,6 @@ interface Known {
   failed: boolean;
   pid: number | null;
   host: string;
-  /** It may have a cluster with ranks on other hosts. */
-  leads: boolean;
-  /** The processes of its ranks by host, and the time of the last message from there. */
-  ranks: Map<string, { pids: number[]; time: number }>;
 }
 
 /** State of one host. */
@@ -43,10 +39,7 @@ interface Seen {
   silent: number;
 }
 
-const unknown = (): Known => {
-  const none = { asking: false, failed: false, pid: null, host: '' };
-  return { is: 'new', ...none, leads: true, ranks: new Map() };
-};
+const unknown = (): Known => ({ is: 'new', asking: false, failed: false, pid: null, host: '' });
 
 const keyOf = ({ name, boot }: Host): string => `${name} ${boot ?? ''}`;
 
@@ -92,23 +85,20 @@ export class Hosts {
     for (const [kernel, known] of this.#known) {
       if (known.is === 'without' || !canAsk(kernel, known)) continue;
       if (known.is === 'new') void this.#probe(kernel, known);
-      else if (reporters.has(known)) void this.#ask(kernel, known, true);
-      else if (known.leads) void this.#ask(kernel, known, false);
+      else if (reporters.has(known)) void this.#ask(kernel, known);
     }
     this.#update();
   }
 
-  /** Remove hosts that have been silent for long, or have no kernel and no rank any more. */
+  /** Remove hosts that have been silent for long, or have no kernel any more. */
   #expire(): void {
     const now = this.#world.now() / 1000;
     const gap = Math.min(now - this.#lookedAt, LONGEST_S);
     this.#lookedAt = now;
     for (const [key, host] of this.#hosts) {
-      const every = [...this.#known.values()];
-      const there = every.filter((known) => known.host === key);
-      const used = there.length > 0 || every.some((known) => known.ranks.has(key));
+      const there = [...this.#known.values()].filter((known) => known.host === key);
       if (host.asked) host.silent += gap;
-      if (used && host.silent < GONE_S) continue;
+      if (there.length && host.silent < GONE_S) continue;
       this.#hosts.delete(key);
       for (const known of there) known.is = 'without';
     }
@@ -143,14 +133,13 @@ export class Hosts {
     if (known?.is === 'without' && status === 'connected') known.is = 'new';
   };
 
-  /** A cell may load gpumagic or start a cluster, when it starts or when it ends. */
+  /** A cell may load gpumagic, when it starts or when it ends. */
   #onMessage = (kernel: Kernel.IKernelConnection, message: KernelMessage.IIOPubMessage): void => {
     const known = this.#known.get(kernel);
     const { header, parent_header: parent } = message;
     const ran = 'msg_type' in parent && parent.msg_type === 'execute_request';
-    if (!known || !ran || !['execute_input', 'status'].includes(header.msg_type)) return;
-    known.leads = true;
-    if (known.is === 'without') known.is = 'new';
+    if (!ran || !['execute_input', 'status'].includes(header.msg_type)) return;
+    if (known?.is === 'without') known.is = 'new';
   };
 
   /** Return the kernel to ask about a host: the current notebook's, or any that answers. */
@@ -171,66 +160,40 @@ export class Hosts {
     const answer = python && (await this.#send(kernel, 'comm_info_request', content, this.#world));
     known.asking = false;
     known.is = answer && Object.keys(answer.comms ?? {}).length > 0 ? 'far' : 'without';
-    if (known.is === 'far') await this.#ask(kernel, known, true);
+    if (known.is === 'far') await this.#ask(kernel, known);
   }
 
-  /** Ask about the ranks, and about its `own` host if no other kernel reports that. */
-  async #ask(kernel: Kernel.IKernelConnection, known: Known, own: boolean): Promise<void> {
+  /** Ask a kernel about its host. */
+  async #ask(kernel: Kernel.IKernelConnection, known: Known): Promise<void> {
     known.asking = true;
-    const answer = await this.#send(kernel, REQUEST, own ? {} : { own }, this.#world);
+    const answer = await this.#send(kernel, REQUEST, {}, this.#world);
     known.asking = false;
-    const current = this.#known.get(kernel) === known;
-    if (own) {
-      const snapshot = answer?.snapshot;
-      known.failed = !snapshot;
-      if (!snapshot || !current) {
-        if (!known.host) known.is = 'without';
-        return;
-      }
-      const key = keyOf(snapshot.host);
-      if (this.#isOwn(key)) known.is = 'near';
-      else {
-        known.host = key;
-        known.pid = answer?.pid ?? null;
-        this.#set(key, snapshot);
-      }
+    const snapshot = answer?.snapshot;
+    known.failed = !snapshot;
+    if (!snapshot || this.#known.get(kernel) !== known) {
+      if (!known.host) known.is = 'without';
+      return;
     }
-    if (answer && current) this.#takeRanks(known, answer.hosts ?? null);
+    const key = keyOf(snapshot.host);
+    if (this.#isOwn(key)) known.is = 'near';
+    else {
+      known.host = key;
+      known.pid = answer?.pid ?? null;
+      this.#hosts.set(key, { snapshot: this.#named(snapshot, key), asked: false, silent: 0 });
+    }
     this.#update();
-  }
-
-  #takeRanks(known: Known, hosts: NonNullable<Answer['hosts']> | null): void {
-    const before = known.ranks;
-    known.leads = hosts !== null;
-    known.ranks = new Map();
-    const kernels = new Set([...this.#known.values()].map(({ host }) => host));
-    const news: [string, Snapshot][] = [];
-    for (const { pids, snapshot } of hosts ?? []) {
-      const key = keyOf(snapshot.host);
-      known.ranks.set(key, { pids, time: snapshot.time });
-      const isNew = before.get(key)?.time !== snapshot.time;
-      if (!this.#isOwn(key) && !kernels.has(key) && isNew) news.push([key, snapshot]);
-    }
-    // The names of processes need all ranks.
-    for (const [key, snapshot] of news) this.#set(key, snapshot);
   }
 
   #isOwn(key: string): boolean {
     return this.#own !== null && key === keyOf(this.#own.host);
   }
 
-  #set(key: string, snapshot: Snapshot): void {
-    this.#hosts.set(key, { snapshot: this.#named(snapshot, key), asked: false, silent: 0 });
-  }
-
   /** Add this server's notebooks, which the other host may not know. */
   #named(snapshot: Snapshot, host: string): Snapshot {
     const names = this.#names();
     const pids = new Map<number, string>();
-    for (const [kernel, known] of this.#known) {
+    for (const [kernel, known] of this.#known)
       if (known.host === host && known.pid !== null) pids.set(known.pid, kernel.id);
-      for (const pid of known.ranks.get(host)?.pids ?? []) pids.set(pid, kernel.id);
-    }
     // The other host may use its own ids for the kernels, and for their workers.
     const ids = new Map([...names.keys()].map((id) => [id, id]));
     for (const { pid, kernel } of snapshot.processes) {

@@ -115,7 +115,7 @@ export class VariablesClient {
   }
 }
 
-/** gpumagic/timing displays its results with this type too. */
+/** All records are displayed with this type too; those with bars are measurements. */
 const TYPE = 'application/vnd.gpumagic+json';
 const SHOWN = ['display_data', 'execute_result'];
 const MOST = 50;
@@ -128,7 +128,7 @@ export function resultOf({
   if (!SHOWN.includes(header.msg_type)) return null;
   const data = (content as { data?: Record<string, unknown> }).data;
   const result = data?.[TYPE] as Pick<Result, 'title' | 'bars'> | undefined;
-  if (!result) return null;
+  if (!result?.bars) return null;
   const time = Date.parse(header.date) / 1000 || Date.now() / 1000;
   return { ...result, id: header.msg_id, time, text: String(data?.['text/plain'] ?? '') };
 }

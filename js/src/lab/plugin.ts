@@ -30,6 +30,7 @@ const ID = 'gpumagic:plugin';
 const SHOW = 'gpumagic:show';
 const PAGE = 'gpumagic:page';
 const DOCTOR = 'gpumagic:doctor';
+const TOUR = 'gpumagic:tour';
 const VIRTUAL = 'gpumagic:virtual';
 const ENABLE = 'gpumagic:enable';
 const RANK = 600;
@@ -135,6 +136,7 @@ async function activate(
     world,
     (alert) => processes.notify(alert, show),
     processes.dismiss,
+    processes.stopFilling,
   );
 
   await follow(registry, ID, (next) => {
@@ -201,6 +203,21 @@ async function activate(
           failed,
         ),
   });
-  for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL, ENABLE])
+  commands.addCommand(TOUR, {
+    label: trans.__('GPU Tour'),
+    icon,
+    execute: async () => {
+      const { contents } = app.serviceManager;
+      const path = 'gpu-tour.ipynb';
+      const there = await contents.get(path, { content: false }).catch(() => null);
+      if (!there) {
+        const content = await api.get('tour');
+        await contents.save(path, { type: 'notebook', format: 'json', content });
+      }
+      await show();
+      return commands.execute('docmanager:open', { path });
+    },
+  });
+  for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL, ENABLE, TOUR])
     palette?.addItem({ command, category: trans.__('GPUs') });
 }

@@ -5,7 +5,7 @@ import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { KernelAPI } from '@jupyterlab/services';
 import type { Translate } from '../monitor/shared.js';
 import { size } from '../monitor/units.js';
-import type { CellRun, ProcessSample, Snapshot } from '../snapshot.js';
+import type { KernelSample, Place, ProcessSample, Snapshot } from '../snapshot.js';
 import type { Alert } from './alerts.js';
 import type { Cells } from './cells.js';
 import type { WithSession } from './current-kernel.js';
@@ -47,12 +47,12 @@ export class ProcessActions {
   goTo = (process: ProcessSample): Promise<void> => this.#try(() => this.#open(process));
 
   /** Open the notebook of a cell that ran, and select the cell. */
-  goToCell = ({ kernel, notebook, count }: CellRun): Promise<void> =>
+  goToCell = ({ kernel, notebook, count, code }: Place): Promise<void> =>
     this.#try(async () => {
       const opened = await this.#open({ kernel, notebook, server: null });
       await opened?.sessionContext?.ready;
       const shown =
-        opened?.sessionContext && (await this.#cells.show(opened.sessionContext, count));
+        opened?.sessionContext && (await this.#cells.show(opened.sessionContext, count, code));
       if (!shown) Notification.info(this.#trans.__('In [%1] is no longer there.', count ?? ' '));
     });
 
@@ -65,6 +65,14 @@ export class ProcessActions {
       const sure = () => confirm(trans.__('Interrupt the kernel?'), text, trans.__('Interrupt'));
       if (kernel === this.#state().here || (await sure()))
         await KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
+    });
+
+  /** Interrupt the cell that fills the RAM, as the settings say, and tell the user. */
+  stopFilling = ({ kernel, notebook }: KernelSample): Promise<void> =>
+    this.#try(async () => {
+      await KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
+      const text = 'RAM was 97 % full: the cell of %1 was interrupted.';
+      Notification.warning(this.#trans.__(text, notebook ?? kernel), { autoClose: false });
     });
 
   shutDown = (process: ProcessSample): Promise<void> =>
@@ -104,7 +112,7 @@ export class ProcessActions {
     });
 
   /** Show an alert; notifications take no focus. */
-  notify({ key, kind, text, process }: Alert, show: () => void): void {
+  notify({ key, kind, text, process, place }: Alert, show: () => void): void {
     const trans = this.#trans;
     const actions: Notification.IAction[] = [];
     if (process) {
@@ -115,7 +123,12 @@ export class ProcessActions {
           label: trans.__('Shut down…'),
           callback: () => void this.shutDown(process),
         });
-    } else actions.push({ label: trans.__('Show the GPUs'), callback: show });
+    } else if (place?.code)
+      actions.push({
+        label: trans.__('Go to In [%1]', place.count ?? ' '),
+        callback: () => void this.goToCell(place),
+      });
+    actions.push(...(process ? [] : [{ label: trans.__('Show the GPUs'), callback: show }]));
     const fault = kind === 'fault';
     const autoClose = fault ? false : SHOWN_MS;
     const id = Notification.emit(text, fault ? 'error' : 'warning', { autoClose, actions });

@@ -18,7 +18,7 @@ const DEFAULTS = {
   ...{ memoryAlert: true, memoryPercent: 95, memorySeconds: 10 },
   ...{ heatAlert: true, heatSeconds: 30 },
   ...{ idleAlert: true, idleMinutes: 30, idleGiB: 1 },
-  faultAlert: true,
+  ...{ faultAlert: true, ramInterrupt: false },
 };
 type Values = Partial<typeof DEFAULTS>;
 

@@ -4,7 +4,7 @@ import type { Host, TimingBar } from '../snapshot.js';
 import { Field, h, show } from './dom.js';
 import { OWNERS, type Owner, type Parts } from './owners.js';
 import type { Shared } from './shared.js';
-import { reading, share, size } from './units.js';
+import { isFull, ram, reading, share, size } from './units.js';
 
 /** The name of each owner. */
 const ownerNames = ({ trans }: Shared): Record<Owner, string> => ({
@@ -125,12 +125,15 @@ export class Load {
   #ram = new Meter('RAM');
   readonly node = h('div', 'load', this.#cpu.node, this.#ram.node);
 
-  update({ cpu_count, cpu_utilization: cpu, memory_used: used, memory_total: total }: Host): void {
+  update(host: Host): void {
+    const { cpu_count, cpu_utilization: cpu } = host;
+    const [used, total] = ram(host);
     const count = cpu_count ? `${cpu_count} CPU${cpu_count > 1 ? 's' : ''}` : '';
     this.#cpu.update(cpu, cpu === null ? null : reading(cpu, '%'), count);
     this.#ram.update(
       (100 * (used ?? 0)) / (total || 1),
       total === null ? null : share(used, total),
     );
+    this.#ram.node.classList.toggle('warn', isFull(host));
   }
 }

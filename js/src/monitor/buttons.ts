@@ -6,7 +6,7 @@ import { button, h, icon, show } from './dom.js';
 import type { Shared } from './shared.js';
 
 export const BUTTONS_CSS = `\
-.acts{background:var(--paper);border-radius:3px;box-shadow:-4px 0 4px var(--paper);display:flex;flex:none;opacity:0;position:absolute;right:60px;top:0}\
+.acts{background:var(--paper);border-radius:3px;box-shadow:-4px 0 4px var(--paper);display:flex;flex:none;opacity:0;position:absolute;right:0;bottom:0}\
 .acts button{padding:1px 2px}.acts button:hover,.tool:hover{background:var(--track)}.about{margin:-2px 0 0 auto;position:relative}.help{background:var(--paper);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);padding:6px 9px;position:absolute;right:0;top:20px;width:170px;z-index:9}.tool{border-radius:3px;list-style:none;margin:-2px -4px 0 0;opacity:.6;padding:3px 5px}.tool:hover{opacity:1}\
 .process:hover .acts,.acts:focus-within{opacity:1}.trouble .acts{box-shadow:none;margin:0 -4px;opacity:1;position:static}\
 @media(hover:none){.acts{box-shadow:none;margin:0 -4px;opacity:1;position:static}}\

@@ -1,4 +1,4 @@
-/** Show an open GPU: faults, charts, processes, variables, and on request all readings. */
+/** Show an open GPU: faults, charts, variables, and on request all readings. */
 
 import type { GpuSample } from '../snapshot.js';
 import { MemoryBar } from './bars.js';
@@ -6,9 +6,8 @@ import { Chart } from './chart.js';
 import { button, expand, Field, h, Rows, show } from './dom.js';
 import { alias, aliasHint, clock, full, labelOf, torchName } from './names.js';
 import type { View } from './owners.js';
-import { Processes } from './processes.js';
 import type { Shared, Translate } from './shared.js';
-import { age, energy, filled, NOT_KNOWN, reading, share, size, watts } from './units.js';
+import { age, filled, NOT_KNOWN, reading, share, watts } from './units.js';
 import { Variables } from './variables.js';
 
 type Fact = readonly [name: string, value: string];
@@ -20,19 +19,10 @@ const known = (value: number | null, format: (value: number) => string): string 
 /** Return the name and value of each known reading. */
 function facts(gpu: GpuSample, now: number, trans: Translate): Fact[] {
   const percent = (value: number): string => reading(value, '%');
-  const rates = (into: number | null, out: number | null): string =>
-    both(
-      known(into, (rate) => `↓ ${size(rate)}/s`),
-      known(out, (rate) => `↑ ${size(rate)}/s`),
-    );
-  const occupancy = known(gpu.sm_occupancy, (value) => trans.__('occupancy %1', percent(value)));
   const xidAge = known(gpu.xid_time, (at) => trans.__('%1 ago', age(now - at)));
   const rows: [string, string | null][] = [
-    [trans.__('SM activity'), both(known(gpu.sm_activity, percent), occupancy)],
-    [trans.__('Tensor cores'), known(gpu.tensor_activity, percent)],
-    [trans.__('DRAM activity'), known(gpu.dram_activity ?? gpu.memory_utilization, percent)],
-    ['PCIe', both(link(gpu, trans), rates(gpu.pcie_received, gpu.pcie_sent))],
-    ['NVLink', rates(gpu.nvlink_received, gpu.nvlink_sent)],
+    [trans.__('Memory activity'), known(gpu.memory_utilization, percent)],
+    ['PCIe', link(gpu, trans)],
     [
       'ECC',
       both(
@@ -43,10 +33,6 @@ function facts(gpu: GpuSample, now: number, trans: Translate): Fact[] {
     [trans.__('Last Xid'), known(gpu.xid, (xid) => both(String(xid), xidAge))],
     [trans.__('Throttles at'), known(gpu.temperature_limit, (limit) => reading(limit, '°C'))],
     [trans.__('Fan'), known(gpu.fan, percent)],
-    [
-      trans.__('Energy'),
-      known(gpu.energy, (joules) => trans.__('%1 since the driver was loaded', energy(joules))),
-    ],
     [trans.__('Memory'), gpu.unified ? trans.__('shared with the host') : null],
     [
       trans.__('Device here'),
@@ -98,25 +84,21 @@ class Slice {
   #name = new Field('b');
   #memory = new Field('span', 'number');
   #bar: MemoryBar;
-  #processes: Processes;
   #shared: Shared;
 
   constructor(shared: Shared) {
     this.#shared = shared;
     this.#bar = new MemoryBar(shared);
-    this.#processes = new Processes(shared, shared.trans.__('Processes'));
-    const line = h('div', 'slice', this.#name.node, this.#bar.node, this.#memory.node);
-    this.node = h('li', '', line, this.#processes.node);
+    this.node = h('li', 'slice', this.#name.node, this.#bar.node, this.#memory.node);
   }
 
   update(view: View): void {
-    const { gpu, parts, processes, system } = view;
+    const { gpu, parts } = view;
     this.#name.text(labelOf(view, this.#shared.here)).title(gpu.uuid);
     this.#bar.update(parts, gpu.memory_total);
     this.#memory
       .text(filled(gpu.memory_used, gpu.memory_total) ?? NOT_KNOWN)
       .className(full(gpu) ? 'number warn' : 'number');
-    this.#processes.update(processes, system, true);
   }
 }
 
@@ -128,7 +110,6 @@ export class GpuDetails {
   #memory: Chart;
   #span = new Field();
   #slices: Rows<View, Slice>;
-  #processes: Processes;
   #variables: Variables | null = null;
   #facts = new Rows(h('dl', 'facts'), (fact: Fact) => new FactRow(fact));
   #more: HTMLButtonElement;
@@ -142,10 +123,6 @@ export class GpuDetails {
     this.#busy = new Chart('utilization', trans.__('Utilization'), uuid, shared);
     this.#memory = new Chart('memory', trans.__('Memory'), uuid, shared);
     this.#slices = new Rows(h('ul', 'slices'), () => new Slice(shared));
-    this.#processes = new Processes(
-      shared,
-      trans.__('Processes on %1', labelOf(view, shared.here)),
-    );
     if (shared.actions.variables) this.#variables = new Variables(uuid, shared);
     this.#more = button('more', () => this.#toggle(), trans.__('Details'));
     const axis = h('div', 'axis dim', this.#more, this.#span.node, h('span', '', trans.__('now')));
@@ -156,7 +133,6 @@ export class GpuDetails {
       h('div', 'charts', this.#busy.node, this.#memory.node, axis),
       this.#facts.node,
       this.#slices.node,
-      this.#processes.node,
       ...(this.#variables ? [this.#variables.node] : []),
     );
   }
@@ -166,7 +142,7 @@ export class GpuDetails {
   }
 
   update(view: View): void {
-    const { gpu, migs, processes, system } = view;
+    const { gpu, migs } = view;
     const { trans, window, now, open } = this.#shared;
     this.#gpu = gpu;
     this.#vitals
@@ -181,7 +157,6 @@ export class GpuDetails {
     this.#memory.update(gpu);
     this.#slices.update(migs, (mig) => mig.gpu.uuid);
     show(this.#slices.node, migs.length > 0);
-    this.#processes.update(processes, system, false);
     this.#variables?.update(view);
     const details = open.get(this.#key) ?? false;
     expand(this.#more, details);

@@ -1,13 +1,13 @@
 /** List the GPUs of one host: a line each, this notebook's first. */
 
-import type { ProcessSample, Snapshot } from '../snapshot.js';
+import type { Snapshot } from '../snapshot.js';
 import type { Visibility } from './browser.js';
-import { Field, h, Rows, show } from './dom.js';
+import { Field, h, Rows } from './dom.js';
 import { GpuRow, type Item } from './gpu-row.js';
 import { gpuCount, labelOf } from './names.js';
+import { Notebooks } from './notebooks.js';
 import type { Overview } from './overview.js';
 import { type View, views } from './owners.js';
-import { Processes } from './processes.js';
 import type { Shared } from './shared.js';
 
 /** Up to so many GPUs stand open. */
@@ -52,11 +52,10 @@ function summarize(views: readonly View[], { trans, here }: Shared): string {
 
 export class Gpus {
   readonly node = h('div');
+  readonly notebooks: Notebooks;
   #shared: Shared;
   #summary = new Field('div', 'summary');
   #rows: Rows<Item, GpuRow>;
-  #processes: Processes;
-  #holders: HTMLElement;
   #overview: Overview | null;
 
   constructor(shared: Shared, visibility: Visibility) {
@@ -64,14 +63,8 @@ export class Gpus {
     this.#shared = shared;
     this.#rows = new Rows(h('ul', 'gpus'), (item) => new GpuRow(item, shared, visibility));
     this.#rows.node.ariaLabel = trans.__('GPUs');
-    this.#processes = new Processes(shared, trans.__('Memory holders'));
-    this.#holders = h(
-      'section',
-      'held',
-      h('h2', '', trans.__('Memory holders')),
-      this.#processes.node,
-    );
-    this.node.append(this.#summary.node, this.#rows.node, this.#holders);
+    this.notebooks = new Notebooks(shared);
+    this.node.append(this.#summary.node, this.#rows.node);
     this.#overview = shared.extras?.overview?.(shared) ?? null;
     if (this.#overview) this.node.prepend(this.#overview.node);
   }
@@ -92,7 +85,7 @@ export class Gpus {
     if (!few) items.sort((a, b) => rank(b) - rank(a));
     this.#rows.update(items, ({ view }) => view.gpu.uuid, true);
     this.#rows.node.classList.toggle('few', few);
-    this.#hold(few ? [] : all);
+    this.notebooks.update(snapshot, all);
   }
 
   draw(): void {
@@ -103,16 +96,5 @@ export class Gpus {
   dispose(): void {
     this.#overview?.dispose();
     this.#rows.update([], () => '');
-  }
-
-  /** List the memory holders of all GPUs, which closed lines do not show. */
-  #hold(all: readonly View[]): void {
-    const processes: ProcessSample[] = all.flatMap(({ processes, migs }) => [
-      ...migs.flatMap((mig) => mig.processes),
-      ...processes,
-    ]);
-    const system = all.reduce((sum, view) => sum + view.system, 0);
-    this.#processes.update(processes, system, true);
-    show(this.#holders, processes.length > 0 || system > 0);
   }
 }

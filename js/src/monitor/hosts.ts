@@ -62,7 +62,8 @@ class HostSection {
     this.#head = new HostHead(shared);
     this.gpus = new Gpus(shared, visibility);
     this.#none = h('p', 'dim', shared.trans.__('No GPU is visible there.'));
-    const nodes = [this.#head.node, this.#problems.node, this.#none, this.gpus.node];
+    const { node, notebooks } = this.gpus;
+    const nodes = [this.#head.node, this.#problems.node, notebooks.node, this.#none, node];
     this.node = h('section', 'host-section', ...nodes);
   }
 

@@ -4,6 +4,7 @@ import type { CellRun, History, Snapshot } from '../snapshot.js';
 import { Load } from './bars.js';
 import { inks, onTheme, probe, remember, remembered, type Visibility, Watch } from './browser.js';
 import { Tip } from './chart.js';
+import type { Deaths } from './deaths.js';
 import { type Doctor, Problems } from './doctor.js';
 import { Field, h, show } from './dom.js';
 import { Gpus } from './gpus.js';
@@ -61,6 +62,7 @@ export class Monitor {
   #toolbar: Toolbar;
   #doctor: Doctor | null;
   #problems = new Problems();
+  #deaths: Deaths | null;
   #gpus: Gpus;
   #others: OtherHosts | null;
   #own = h('div');
@@ -102,12 +104,15 @@ export class Monitor {
     this.#gpus = new Gpus(this.#shared, this.#visibility);
     this.#doctor = extras?.doctor(this.#shared) ?? null;
     this.#others = extras?.hosts(this.#shared, this.#visibility) ?? null;
-    this.#own.append(this.#problems.node, this.#none, this.#loading, this.#gpus.node);
+    this.#deaths = extras?.deaths(this.#shared) ?? null;
+    const { node, notebooks } = this.#gpus;
+    this.#own.append(this.#problems.node, notebooks.node, this.#none, this.#loading, node);
+    if (this.#deaths) this.#own.prepend(this.#deaths.node);
     if (this.#others) this.#own.prepend(this.#others.head);
     if (this.#others) this.#hosts.append(this.#others.node);
     if (this.#doctor) this.#none.replaceWith(this.#doctor.node);
     this.#none.append(trans.__('No GPU is visible here.'));
-    for (const node of [this.#none, this.#gpus.node]) show(node, false);
+    for (const hidden of [this.#none, node, notebooks.node]) show(hidden, false);
     this.#timings = new Results(trans.__('Timings'));
     this.#results = new Results(trans.__('Results'));
     this.#loading.append(trans.__('Looking for GPUs…'));
@@ -187,6 +192,7 @@ export class Monitor {
     // The doctor shows the problems that only explain why there is no GPU.
     this.#problems.update(this.#doctor ? wrong : snapshot.problems);
     this.#doctor?.update(none ? snapshot.problems.filter((one) => !wrong.includes(one)) : null);
+    this.#deaths?.update(snapshot.events);
     this.#gpus.update(snapshot, total);
     this.#others?.update(snapshot, total);
     this.#toolbar.update(snapshot, this.#others?.summarize(total) ?? '');

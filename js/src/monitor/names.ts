@@ -99,12 +99,6 @@ export const drivers = ({ driver, cuda, software }: Snapshot, trans: Translate):
 export const clock = (now: number | null, limit: number | null): string | null =>
   now === null ? null : `${now}${limit === null ? '' : ` / ${limit}`} MHz`;
 
-/** The rest about a machine, for the tooltip. */
-export function machineDetails({ driver, host }: Snapshot, trans: Translate): string {
-  const cores = host.cpu_count ? `${host.cpu_count} CPU${host.cpu_count > 1 ? 's' : ''}` : '';
-  return [driver && trans.__('driver %1', driver), cores].filter(Boolean).join(' · ');
-}
-
 export function hot({ temperature, temperature_limit: limit }: GpuSample): boolean {
   return temperature !== null && limit !== null && temperature >= limit;
 }

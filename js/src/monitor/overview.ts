@@ -242,14 +242,11 @@ export class Overview {
 
   constructor(shared: Shared) {
     const { trans } = shared;
-    const rate = (value: number): string => `${size(value)}/s`;
     this.#shared = shared;
     this.#charts = [
       new Overlay('utilization', trans.__('Utilization'), (value) => reading(value, '%'), shared),
       new Overlay('memory', trans.__('Memory'), size, shared),
       new Overlay('power', trans.__('Power'), (value) => reading(value, 'W'), shared),
-      new Overlay('pcie', 'PCIe', rate, shared),
-      new Overlay('nvlink', 'NVLink', rate, shared),
     ];
     this.#scale = h('p', 'dim scale', this.#rows.node, h('i'), trans.__('most'));
     const charts = h('div', 'overs', ...this.#charts.map(({ node }) => node));

@@ -154,6 +154,7 @@ export function groups(processes: ProcessSample[], here: string | null): Group[]
     (a, b) =>
       Number(b.owner === 'own') - Number(a.owner === 'own') ||
       (b.memory ?? 0) - (a.memory ?? 0) ||
+      (b.main.host_memory ?? 0) - (a.main.host_memory ?? 0) ||
       (a.key < b.key ? -1 : 1),
   );
 }

@@ -14,15 +14,10 @@ const LASTING_S = 10;
 /** Prefix of the columns with the bytes of a holder. */
 const HELD = '@';
 
-const sum = (a: number | null, b: number | null): number | null =>
-  a === null && b === null ? null : (a ?? 0) + (b ?? 0);
-
 /** The metrics of the charts. */
 const READ = {
   utilization: (gpu: GpuSample) => gpu.utilization,
   memory: (gpu: GpuSample) => gpu.memory_used,
-  pcie: (gpu: GpuSample) => sum(gpu.pcie_received, gpu.pcie_sent),
-  nvlink: (gpu: GpuSample) => sum(gpu.nvlink_received, gpu.nvlink_sent),
   power: (gpu: GpuSample) => gpu.power,
 };
 export type Metric = keyof typeof READ;

@@ -1,16 +1,19 @@
 /** Declare what a host gives to a monitor, and what the parts of one monitor share. */
 
 import type {
-  CellRun,
   Check,
+  KernelSample,
   OtherHost,
+  Place,
   ProcessSample,
   Result,
+  Snapshot,
   Timing,
   Variables,
 } from '../snapshot.js';
 import type { Visibility } from './browser.js';
 import type { ProcessButtons } from './buttons.js';
+import type { Deaths } from './deaths.js';
 import type { Doctor } from './doctor.js';
 import type { OtherHosts } from './hosts.js';
 import type { Overview } from './overview.js';
@@ -20,7 +23,7 @@ import type { Inks, Spark } from './spark.js';
 /** Actions of a host; an absent one has no button. */
 export interface Actions {
   goTo?(process: ProcessSample): void;
-  goToCell?(run: CellRun): void;
+  goToCell?(place: Place): void;
   interrupt?(process: ProcessSample): void;
   /** Asks for confirmation. */
   shutDown?(process: ProcessSample): void;
@@ -93,6 +96,10 @@ export interface Extras {
   /** Create the charts of all GPUs; only a page has them. */
   overview?(shared: Shared): Overview;
   doctor(shared: Shared): Doctor;
+  /** Create the cards of dead kernels. */
+  deaths(shared: Shared): Deaths;
+  /** Return which kernel fills the RAM, and how fast. */
+  filling(snapshot: Snapshot, shared: Shared): Map<KernelSample, string>;
   /** Create the buttons of the toolbar. */
   tools(shared: Shared): HTMLElement[];
   /** Create the buttons of a process. */

@@ -20,7 +20,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .bad,.warn,.good{color:color-mix(in srgb,var(--tone) 72%,var(--text))}\
 .top{align-items:flex-start;display:flex;flex-wrap:wrap;font-size:11px;gap:2px 10px;padding:0 0 6px}\
 .top:not(:has(>:not(:empty,[hidden]))){display:none}\
-.host{flex:1 1 auto;max-width:calc(100% - 64px)}.load{display:flex;flex:1 0 100%;gap:12px}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}\
+.host{flex:1 1 auto;max-width:calc(100% - 64px)}.load{display:flex;flex:1 0 100%;gap:12px}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}.meter.warn .busy{color:var(--warn)}\
 .summary{padding:0 0 5px}\
 .state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
 [data-kind=lost] .state::before{background:var(--bad)}\
@@ -42,7 +42,6 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .gpu:not(.opened) b:not(.here){font-weight:400}\
 .here{color:color-mix(in srgb,var(--own) 80%,var(--text))}\
 .model,.whose,.who,.note,.title,.verdict,.part,.badge{max-width:100%;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
-.limit{display:none}\
 .badges{display:flex;flex-wrap:wrap;gap:4px;min-width:0}\
 .badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;line-height:15px;padding:0 4px}\
 .badge.bad,.badge.warn{background:color-mix(in srgb,var(--tone) 12%,transparent);border-color:color-mix(in srgb,var(--tone) 70%,transparent);color:inherit}\
@@ -55,14 +54,14 @@ canvas{border-radius:2px;display:block;height:22px;width:100%}\
 .bar{background:var(--track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}\
 .bar i,.dot{background:currentColor}.bar .orphan,.dot.orphan,.bar .system,.dot.system{background:repeating-linear-gradient(135deg,currentColor 0 1.5px,transparent 1.5px 3.5px)}\
 i.own,i.mark{color:var(--own)}i.ownOther,i.orphan{color:var(--ownOther)}i.other{color:var(--other)}i.system{color:var(--system)}i.busy{color:var(--good)}i.rule{color:rgba(128,128,128,.5)}\
-.processes,.variables{padding-top:3px}\
-.process{align-items:flex-start;display:flex;gap:6px;line-height:17px;min-width:0;position:relative}\
-.dot{border-radius:2px;flex:none;height:9px;width:9px}.process .dot{margin-top:4px}\
-.text{column-gap:8px;display:flex;flex:1 1 0;flex-wrap:wrap;min-width:0}\
+.variables{padding-top:3px}\
+.notebooks{display:grid;grid-template-columns:auto minmax(0,1fr) repeat(3,auto);max-width:640px;padding-bottom:7px}.notebooks ul{display:contents}\
+.process{display:grid;grid-column:1/-1;grid-template-columns:subgrid;line-height:17px;position:relative}.process .note,.notebooks .more{grid-column:2/-1}\
+.dot{border-radius:2px;flex:none;height:9px;width:9px}.process .dot{margin:4px 6px 0 0}.process .size:not(:empty){padding-left:10px}.titles{font-size:11px}.titles h2{grid-column:1/3;margin:0}.bare .cost{display:none}\
 .who.own{font-weight:600}\
 .note,.more,.variables .open{font-size:11px}\
 .size,.number{flex:none;text-align:right;white-space:nowrap}\
-.more{text-align:left}.more:hover,.note .more{text-decoration:underline}.processes+.more{padding-left:15px}\
+.more{text-align:left}.more:hover,.note .more{text-decoration:underline}\
 .variables .open{margin-left:-4px;max-width:100%}.holdings{padding:1px 0 2px 12px}.variables>div>.note{padding-left:12px}\
 .holding{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.holding .title{line-height:18px}.holding .note,.holding .bar{grid-column:1/-1}.holding .bar{height:3px}\
 .slices{padding-top:6px}\
@@ -75,7 +74,7 @@ dd{margin:0;min-width:0;overflow-wrap:anywhere}\
 .problem{border-left:3px solid var(--warn);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}\
 code{background:var(--track);border-radius:3px;display:inline-block;font:11px var(--mono);max-width:100%;padding:0 3px}\
 .spoken{clip-path:inset(50%);height:1px;overflow:hidden;position:absolute;width:1px}\
-.held,.results{padding-top:10px}\
+.results{padding-top:10px}\
 .results li{border-top:1px solid var(--line);padding:3px 0}\
 summary{cursor:pointer}summary>span{margin-right:8px}.title{font-family:var(--mono);font-size:11.5px}.verdict{display:block;padding-left:14px}[open] .verdict{display:none}\
 .result{overflow:auto;padding:4px 0 6px}.result pre{padding-top:4px}\
@@ -85,8 +84,6 @@ pre{font:11.5px/1.4 var(--mono)}\
 .part{display:inline-block;vertical-align:bottom}\
 @container(min-width:300px){.meter .bar{width:40px}}\
 @container(max-width:290px){.kind{font-size:0;line-height:0}.head .model{max-width:46px}}\
-@container(min-width:460px){.note{flex:none}.limit{display:inline}}\
-@container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}\
 @media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--system:GrayText}\
 .bar,.dot,.probe,.state::before{forced-color-adjust:none}.bar{outline:1px solid CanvasText}.dim{opacity:1}}\
 .probe{height:0;position:absolute;visibility:hidden;width:0}\

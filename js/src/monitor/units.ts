@@ -1,8 +1,21 @@
 /** Format bytes, seconds, watts and percent, as gpumagic/display/units.py does. */
 
+import type { Host } from '../snapshot.js';
+
 export const NOT_KNOWN = 'N/A';
 const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
 const GIB = 2 ** 30;
+/** From this share on, RAM is nearly full. */
+const NEARLY = 0.9;
+
+/** Used and all bytes of RAM: of the container if it has a limit. */
+export const ram = (host: Host): [number | null, number | null] =>
+  host.memory_limit ? [host.limit_used, host.memory_limit] : [host.memory_used, host.memory_total];
+
+export function isFull(host: Host, share = NEARLY): boolean {
+  const [used, total] = ram(host);
+  return (used ?? 0) >= share * (total ?? Number.POSITIVE_INFINITY);
+}
 
 /** Bytes with at most three digits: "1.2 GiB", "512 MiB". */
 export function size(count: number | null): string {
@@ -53,11 +66,3 @@ export const watts = (power: number | null, limit: number | null): string =>
   power === null || limit === null
     ? reading(power, 'W')
     : `${Math.round(power)} / ${reading(limit, 'W')}`;
-
-/** Joules in the unit of an electricity meter. */
-export function energy(joules: number): string {
-  const hours = joules / 3600;
-  return hours < 1000
-    ? `${hours.toFixed(hours < 10 ? 1 : 0)} Wh`
-    : `${(hours / 1000).toFixed(1)} kWh`;
-}

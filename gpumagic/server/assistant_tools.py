@@ -1,0 +1,152 @@
+"""Answer assistants' questions about the GPUs: tools for jupyter-server-mcp.
+
+Every local process can call them, since that server's port has no token. They only read: nothing is
+executed, freed, moved or killed, and no other user's notebook or process is named. A kernel is
+asked on its control channel, so that a running cell goes on.
+"""
+
+import asyncio
+from pathlib import PurePosixPath
+from typing import Any
+
+from jupyter_client.session import Session
+from jupyter_server.serverapp import ServerApp
+
+from gpumagic.display.units import share
+from gpumagic.errors import GpuError
+from gpumagic.server.hub import Hub
+from gpumagic.server.routes import HUB
+from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
+
+TOOLS = [
+    f"{__name__}:{name}"
+    for name in ("gpu_status", "gpu_memory", "gpu_last_report", "gpu_last_error")
+]
+"""What the entry point in the group ``jupyter_server_mcp.tools`` names."""
+
+ANSWER_S = 5.0
+"""How long a kernel has to answer, in seconds."""
+
+
+async def gpu_status() -> dict[str, Any]:
+    """List the GPUs of this machine: memory, load, temperature, and this server's notebooks on
+    them. Read-only."""
+    hub = _hub()
+    snapshot = await hub.fresh()
+    gpus = [_gpu(gpu, snapshot.processes, hub) for gpu in snapshot.gpus]
+    problems = [problem.cause for problem in snapshot.problems]
+    text = "; ".join([*map(_line, snapshot.gpus), *problems]) or "this machine has no GPU"
+    return {"gpus": gpus, "problems": problems, "text": text}
+
+
+async def gpu_memory(notebook: str = "") -> dict[str, Any]:
+    """List what holds GPU memory in a notebook, by variable, in bytes, the largest first.
+
+    `notebook` is its path or name, such as "train.ipynb"; empty if only one is open. While a cell
+    runs there is no list. Read-only.
+    """
+    return await _ask(notebook, "memory")
+
+
+async def gpu_last_report(notebook: str = "") -> dict[str, Any]:
+    """Tell what the last %%ongpu cell of a notebook did: its device, seconds, peak of memory,
+    copies and waits by line. `notebook` is as for gpu_memory. Read-only."""
+    return await _ask(notebook, "report")
+
+
+async def gpu_last_error(notebook: str = "") -> dict[str, Any]:
+    """Explain the last GPU error of a notebook: tensors on different devices, or out of memory,
+    with a fix. `notebook` is as for gpu_memory. Read-only."""
+    return await _ask(notebook, "error")
+
+
+def _hub() -> Hub:
+    app = ServerApp.instance() if ServerApp.initialized() else None
+    hub: Hub | None = app.web_app.settings.get(HUB) if app else None
+    if hub is None:
+        raise GpuError(
+            "gpumagic is off in this server; type jupyter server extension enable gpumagic"
+        )
+    return hub
+
+
+def _gpu(gpu: GpuSample, processes: tuple[ProcessSample, ...], hub: Hub) -> dict[str, Any]:
+    mine: dict[str, int] = {}
+    others: list[int] = []
+    for process in processes:
+        name = hub.kernels.notebook(process.kernel or "")
+        if process.uuid == gpu.uuid and process.memory is not None:
+            if name:
+                mine[name] = mine.get(name, 0) + process.memory
+            else:
+                others.append(process.memory)
+    return {
+        "index": gpu.virtual_ordinal if gpu.virtual else gpu.index,
+        "name": gpu.name,
+        "virtual": gpu.virtual,
+        "memory_used_bytes": gpu.memory_used,
+        "memory_total_bytes": gpu.memory_total,
+        "utilization_percent": gpu.utilization,
+        "temperature_celsius": gpu.temperature,
+        "power_watts": gpu.power,
+        "notebooks": [{"notebook": name, "memory_bytes": held} for name, held in mine.items()],
+        "others_memory_bytes": sum(others),
+    }
+
+
+def _line(gpu: GpuSample) -> str:
+    load = "" if gpu.utilization is None else f", {gpu.utilization:.0f} %"
+    return f"{gpu.name}: {share(gpu.memory_used, gpu.memory_total)}{load}"
+
+
+async def _ask(notebook: str, about: str) -> dict[str, Any]:
+    """Ask a notebook's kernel on its control channel."""
+    hub = _hub()
+    await hub.kernels.refresh()
+    managers = hub.kernels.managers()
+    names = {kernel: hub.kernels.notebook(kernel) or kernel for kernel in managers}
+    found = [k for k, n in names.items() if notebook in ("", n, PurePosixPath(n).name)]
+    if len(found) != 1:
+        there = ", ".join(names.values()) or "none"
+        raise GpuError(f"{len(found)} notebooks are {notebook!r}; with a kernel here: {there}")
+    name, request = names[found[0]], KernelRequest(managers[found[0]])
+    try:
+        # A kernel without gpumagic would log an error for a request that it does not know.
+        loaded = await request.answer("comm_info_request", {"target_name": "gpumagic"})
+        if not loaded["comms"]:
+            raise GpuError(f"{name} has not loaded gpumagic; type there %load_ext gpumagic")
+        return {"notebook": name, **await request.answer("gpumagic_request", {"about": about})}
+    except asyncio.TimeoutError:
+        raise GpuError(f"{name} did not answer within {ANSWER_S:.0f} s; ask again") from None
+    finally:
+        request.close()
+
+
+class KernelRequest:
+    """A connection to a kernel's control channel, on the event loop."""
+
+    def __init__(self, manager: Any) -> None:
+        # A session of its own, since a session refuses repeated messages.
+        self._session = Session(config=manager.session.config, key=manager.session.key)
+        self._replies: asyncio.Queue[list[Any]] = asyncio.Queue()
+        self._stream = manager.connect_control()
+        self._stream.on_recv(self._replies.put_nowait)
+
+    async def answer(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the content of its reply; else asyncio.TimeoutError."""
+        message = self._session.msg(kind, content)
+        self._session.send(self._stream, message)
+        return await asyncio.wait_for(self._reply(message["header"]["msg_id"]), ANSWER_S)
+
+    async def _reply(self, asked: str) -> dict[str, Any]:
+        while True:
+            _, parts = self._session.feed_identities(await self._replies.get())
+            message = self._session.deserialize(parts)
+            if message["parent_header"].get("msg_id") == asked:
+                content: dict[str, Any] = message["content"]
+                return content
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.on_recv(None)
+        self._stream.close(linger=0)

@@ -1,0 +1,175 @@
+"""Find out why a kernel died: from its exit code, the system's counters and the last samples.
+
+Only what is certain is stated as a fact. A kernel that ends by itself with exit code 0, and one
+that a user restarts or shuts down, is no death.
+"""
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpumagic import faults
+from gpumagic.display.units import size
+from gpumagic.server.kernels import KernelCells
+from gpumagic.telemetry.crash_file import frames_of_crash
+from gpumagic.telemetry.kernel_loads import KernelLoads, Trail
+from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
+
+_MOST = 20
+# jupyter_client looks every 3 s whether a kernel lives: what was counted up to so long before a
+# death may belong to it.
+_RECENT_S = 10.0
+# A kernel that dies again and again while it starts is one death.
+_AGAIN_S = 15.0
+_FULL = 0.95
+_TREND_S = 8.0
+_OLD_S = 30.0
+_XID_S = 60.0
+_LOST = "variables are lost; the kernel was restarted"
+_LOST_FOR_GOOD = "variables are lost; the restart failed: restart the kernel yourself"
+_KILL = 9
+_CRASHES = {
+    getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+}
+_LESS = "Load less at a time (chunks, a smaller dtype), del large variables, or ask for more RAM."
+_ADVICE = {
+    "out-of-memory": _LESS,
+    "perhaps-out-of-memory": f"{_LESS} dmesg says whether it was the out-of-memory killer.",
+    "killed": "A person, a scheduler or the out-of-memory killer can do that: dmesg may say which.",
+    "crashed": "A compiled library crashed: run the lines one by one to find the call; update it.",
+    "exited": "Something ended the process: look for os._exit, and into the server's log.",
+}
+
+
+class Deaths:
+    """The deaths of this server's kernels, on the event loop unless a method says otherwise."""
+
+    def __init__(
+        self,
+        cells: KernelCells,
+        loads: KernelLoads,
+        latest: Callable[[], Snapshot | None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cells = cells
+        self._loads = loads
+        self._latest = latest
+        self._group = MemoryGroup()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kills: int | None = None
+        # When an out-of-memory kill was noticed; each explains one death.
+        self._killed: list[float] = []
+        self._filled: deque[tuple[float, float]] = deque(maxlen=30)
+        self._followed: dict[str, Any] = {}
+        self.events: tuple[KernelDeath, ...] = ()  # the oldest first
+
+    def add_to(self, snapshot: Snapshot) -> Snapshot:
+        """Return a snapshot with this server's kernels and deaths; any thread, may take 0.1 s."""
+        return replace(snapshot, kernels=self._loads.samples(), events=self.events)
+
+    def follow(self, managers: Mapping[str, Any]) -> None:
+        """Be told when one of these kernels dies, and of no other."""
+        for kernel, manager in managers.items():
+            if self._followed.get(kernel) is not manager:
+                manager.add_restart_callback(partial(self._died, kernel, manager), "restart")
+                manager.add_restart_callback(partial(self._gave_up, kernel), "dead")
+        self._followed = dict(managers)
+
+    def look(self, measure: bool = False) -> None:
+        """Read the counters of RAM; with ``measure``, also the RAM of each kernel; any thread."""
+        if measure:
+            self._loads.samples()
+        now, kills, (used, total) = self._clock(), self._group.kills(), self._group.ram()
+        with self._lock:
+            self._killed = [at for at in self._killed if now - at <= _RECENT_S]
+            if kills is not None:
+                new = 0 if self._kills is None else kills - self._kills
+                self._killed += [now] * min(new, _MOST)
+                self._kills = kills
+            if used is not None and total:
+                self._filled.append((now, used / total))
+
+    def _died(self, kernel: str, manager: Any) -> None:
+        """Called by jupyter_client before it restarts a kernel that it did not end itself."""
+        with faults.kept("finding out why a kernel died"):
+            code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
+            now, last = self._clock(), self.events[-1:]
+            again = any(one.kernel == kernel and now - one.time < _AGAIN_S for one in last)
+            if code and not again and self._followed.get(kernel) is manager:
+                self.look()
+                self.events = (*self.events, self._explain(kernel, manager, code, now))[-_MOST:]
+
+    def _gave_up(self, kernel: str) -> None:
+        """Called when all restarts have failed."""
+        for one in self.events[-1:]:
+            if one.kernel == kernel:
+                failed = replace(one, details=(*one.details[:-1], _LOST_FOR_GOOD))
+                self.events = (*self.events[:-1], failed)
+
+    def _explain(self, kernel: str, manager: Any, code: int, now: float) -> KernelDeath:
+        pid, notebook = manager.provisioner.pid, self._cells.notebook_of(kernel)
+        run, source = self._cells.running(kernel)
+        cause, what = self._cause(code, now)
+        name = (notebook or "a notebook").rpartition("/")[2]
+        during = f" while In [{run.count or ' '}] ran" if run else ""
+        frames = frames_of_crash(manager.connection_file) if cause == "crashed" else ()
+        trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < _OLD_S]
+        return KernelDeath(
+            id=f"{kernel} {pid}",
+            time=now,
+            kernel=kernel,
+            notebook=notebook,
+            count=run.count if run else None,
+            code=source,
+            cause=cause,
+            exit_code=code,
+            title=f"{name}'s kernel {what}{during}",
+            details=(*self._ram(trail), *frames, *self._xids(kernel, now), _LOST),
+            advice=_ADVICE[cause],
+        )
+
+    def _cause(self, code: int, now: float) -> tuple[str, str]:
+        """Return the cause, and what happened as the end of "its kernel …"."""
+        if code > 0:
+            return "exited", f"ended with exit code {code}"
+        if -code in _CRASHES:
+            words = (signal.strsignal(-code) or "").lower()
+            return "crashed", f"crashed ({words}, signal {-code})"
+        killed = f"was killed (signal {-code})"
+        if -code == _KILL:
+            with self._lock:
+                if self._killed:
+                    self._killed.pop()
+                    return "out-of-memory", "was killed by the out-of-memory killer"
+                full = any(part >= _FULL for at, part in self._filled if now - at <= _RECENT_S)
+            if full:
+                return "perhaps-out-of-memory", f"{killed}, probably for lack of RAM,"
+        return "killed", killed
+
+    def _ram(self, trail: Trail) -> list[str]:
+        """Return how much RAM it had when it was last measured, and how it grew."""
+        if not trail:
+            return []
+        whose = "this machine's" if self._group.limit() is None else "the container's"
+        at, memory = trail[-1]
+        before, earlier = next(one for one in trail if at - one[0] <= _TREND_S)
+        grew = memory - earlier
+        trend = f", +{size(grew)} in the last {at - before:.0f} s" if grew > memory / 20 else ""
+        return [f"it had {size(memory)} of {whose} {size(self._group.ram()[1])} of RAM{trend}"]
+
+    def _xids(self, kernel: str, now: float) -> list[str]:
+        """Return the critical errors at that time of the GPUs that it used."""
+        snapshot = self._latest() or Snapshot(now)
+        used = {process.uuid for process in snapshot.processes if process.kernel == kernel}
+        return [
+            f"{gpu.name or 'its GPU'} had a critical error, Xid {gpu.xid}: see dmesg"
+            for gpu in snapshot.gpus
+            if gpu.uuid in used and gpu.xid is not None and now - (gpu.xid_time or 0) < _XID_S
+        ]

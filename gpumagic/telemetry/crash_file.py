@@ -1,0 +1,69 @@
+"""Have Python write the frames of a crash next to the kernel's connection file, for the server."""
+
+import atexit
+import faulthandler
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+_LONGEST = 65536
+_MOST_FRAMES = 6
+_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input")
+# Below this frame there are only IPython's and ipykernel's.
+_SHELL = "interactiveshell.py"
+
+
+class CrashFile:
+    """Turns faulthandler on in this kernel, into its own file, unless it is on already."""
+
+    _file: IO[bytes] | None = None
+
+    def install(self) -> None:
+        """Turn it on; nothing happens where no file can be written."""
+        from ipykernel.connect import get_connection_file
+
+        self._pid = os.getpid()
+        with suppress(OSError, RuntimeError):  # this process has no connection file
+            if not faulthandler.is_enabled():
+                self._path = _path(get_connection_file())
+                self._file = self._path.open("wb", buffering=0)
+                faulthandler.enable(file=self._file, all_threads=False)
+                atexit.register(self.uninstall)
+
+    def uninstall(self) -> None:
+        """Undo `install`."""
+        file, self._file = self._file, None
+        # A forked child must leave its parent's file.
+        if file is not None and os.getpid() == self._pid:
+            faulthandler.disable()
+            atexit.unregister(self.uninstall)
+            file.close()
+            self._path.unlink(missing_ok=True)
+
+
+def frames_of_crash(connection_file: str) -> tuple[str, ...]:
+    """Return the frames of a kernel that crashed, the innermost first; empty if unknown.
+
+    A frame is ``"a cell, line 3"`` or ``"ctypes/__init__.py, line 519, in string_at"``.
+    """
+    try:
+        with _path(connection_file).open("rb") as file:
+            text = file.read(_LONGEST).decode(errors="replace")
+    except OSError:
+        return ()
+    frames = []
+    # Forked children share the file; the kernel's own crash is the last.
+    for path, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
+        if path.endswith(_SHELL):
+            break
+        where = "a cell" if _CELL.search(path) else "/".join(Path(path).parts[-2:])
+        inside = "" if function.startswith("<") else f", in {function}"
+        frames.append(f"{where}, line {line}{inside}")
+    return tuple(frames[:_MOST_FRAMES])
+
+
+def _path(connection_file: str) -> Path:
+    return Path(connection_file).with_suffix(".crash")
