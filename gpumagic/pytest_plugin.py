@@ -1,0 +1,295 @@
+"""Run GPU tests with pytest, on virtual GPUs if the machine has no GPU.
+
+The plugin is idle, and imports no torch, until an option, an ini setting, a marker or a fixture
+asks for GPUs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from gpumagic.display.units import NOT_KNOWN, size
+from gpumagic.errors import GpuError
+
+if TYPE_CHECKING:
+    from gpumagic.device import Device
+    from gpumagic.ledger.entry import Ledger
+
+_SETTINGS = {
+    "virtual_gpus": "number of virtual GPUs for all tests, if the machine has no GPU",
+    "virtual_gpu_memory": "memory of each virtual GPU, such as 8GiB",
+}
+_MARKER = 'gpus(number=1, memory="8GiB"): needs these GPUs; virtual ones if there are none'
+_TYPED = 'gpus(2, memory="8GiB")'
+_EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
+_HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
+_MOST_HOLDERS = 3
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+_owner = pytest.StashKey[object]()  # what virtual GPUs are on for: "run", a marker, or None
+_failed = pytest.StashKey[bool]()
+_ledger = pytest.StashKey["GpuLedger"]()
+_memory = pytest.StashKey["GpuMemory"]()
+
+
+class Wanted(NamedTuple):
+    """The GPUs that all tests or a marked test need."""
+
+    number: int = 1
+    memory: str | int | None = None
+
+    def fits(self, found: list[Device]) -> bool:
+        """Whether enough of the GPUs have enough memory; an unknown memory is enough."""
+        least = int(Bytes(self.memory or 0))
+        return sum((gpu.memory_total or least) >= least for gpu in found) >= self.number
+
+
+def _gpus_here() -> list[Device]:
+    """Return the GPUs that torch can use, or the machine's if there is no torch."""
+    if find_spec("torch") is None:
+        from gpumagic.device import here as found
+    else:
+        from gpumagic.placement.torch_devices import devices as found
+    return found(memory=False)
+
+
+def _turn_on(config: pytest.Config, wanted: Wanted, owner: object) -> None:
+    from gpumagic import virtual
+
+    virtual.enable(*wanted)
+    config.stash[_owner] = owner
+
+
+def _turn_off(config: pytest.Config, *unless: object) -> None:
+    if (owner := config.stash.get(_owner, None)) is not None and owner not in unless:
+        from gpumagic import virtual
+
+        config.stash[_owner] = None
+        virtual.disable()
+
+
+def _start(config: pytest.Config, options: object) -> None:
+    """Turn on the virtual GPUs that the options or the ini file ask for."""
+    number, memory = (getattr(options, name, None) or config.getini(name) for name in _SETTINGS)
+    leads_workers = getattr(options, "numprocesses", None) and not hasattr(config, "workerinput")
+    if not number or leads_workers or config.stash.get(_owner, None):
+        return
+    try:
+        if not number.isdecimal():
+            raise GpuError(f"virtual GPUs: {number} asked, 1 to 8 are possible")
+        if all(gpu.virtual for gpu in _gpus_here()):
+            _turn_on(config, Wanted(int(number), memory or None), "run")
+    except GpuError as error:
+        raise pytest.UsageError(f"{_plain(error)}; {_EXAMPLE}") from None
+
+
+def _plain(error: GpuError) -> str:
+    """Return an error without its advice, which is for notebooks."""
+    return str(error).partition("; ")[0]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options and the ini settings."""
+    for name, about in _SETTINGS.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.getgroup("gpumagic", "GPUs").addoption(option, help=about)
+        parser.addini(name, about)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Turn GPUs on before a conftest.py asks torch whether there are some."""
+    _start(early_config, early_config.known_args_namespace)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker; turn GPUs on if this plugin was loaded late."""
+    config.addinivalue_line("markers", _MARKER)
+    _start(config, config.option)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave torch as it was."""
+    _turn_off(config)
+
+
+def _wanted(mark: pytest.Mark) -> Wanted:
+    """Read a marker; a mistake in it fails the test in one line."""
+    try:
+        wanted = Wanted(*mark.args, **mark.kwargs)
+        if type(wanted.number) is not int:
+            raise GpuError(f"{wanted.number!r} is not a number of GPUs")
+        Bytes(wanted.memory or 0)
+    except (TypeError, GpuError) as error:
+        said = str(error).removeprefix("Wanted.__new__() ")
+        pytest.fail(f"@pytest.mark.gpus: {said}; type for example {_TYPED}", pytrace=False)
+    return wanted
+
+
+def _marker(item: pytest.Item | None) -> pytest.Mark | None:
+    return item.get_closest_marker("gpus") if item else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give a marked test its GPUs before its fixtures, or skip it with a reason."""
+    mark = _marker(item)
+    if mark is None or item.config.stash.get(_owner, None) == mark:
+        return
+    wanted, found = _wanted(mark), _gpus_here()
+    if wanted.fits(found):
+        return
+    reason = ", ".join(f"{gpu} has {size(gpu.memory_total)}" for gpu in found)
+    if found:
+        reason += f"; {_EXAMPLE if found[0].virtual else _HIDE}"
+    else:
+        try:
+            _turn_on(item.config, wanted, mark)
+            return
+        except GpuError as error:
+            reason = _plain(error)
+    needs = f"needs {wanted.number} GPUs" + (f" of {wanted.memory}" if wanted.memory else "")
+    raise pytest.skip.Exception(f"{needs}: {reason}", _use_item_location=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """After all fixtures, look for leaks, and turn GPUs off that the next test does not need."""
+    memory = item.stash.get(_memory, None)
+    try:
+        yield
+        # A failed test's traceback holds its variables.
+        if memory and not item.stash.get(_failed, False):
+            item.funcargs.clear()  # type: ignore[attr-defined]  # pytest does so a moment later
+            memory.check()
+    finally:
+        if memory:
+            memory.meter.stop()
+        _turn_off(item.config, "run", _marker(nextitem))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the lines of implicit copies and waits below a failed test."""
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    ledger = item.stash.get(_ledger, None)
+    if ledger and report.failed and report.when == "call" and ledger.implicit:
+        report.sections.append(("implicit copies and waits", repr(ledger.implicit_part)))
+    return report
+
+
+def _compared(name: str) -> Any:
+    return lambda self, other: getattr(int, name)(self, int(Bytes(other)))
+
+
+class Bytes(int):
+    """A number of bytes, shown as ``1.5 GiB``, that compares with numbers and ``"1GiB"``."""
+
+    def __new__(cls, given: str | int) -> Bytes:
+        """Read a number or a text; GpuError if it is not a size."""
+        from gpumagic.device.cards import bytes_in
+
+        if (found := bytes_in(given) if isinstance(given, str) else given) is None:
+            raise GpuError(f"{given!r} is not a size; type for example 512MiB or 1GiB")
+        return super().__new__(cls, found)
+
+    def __repr__(self) -> str:
+        return size(int(self))
+
+    __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = map(_compared, _COMPARISONS)
+    __hash__ = int.__hash__
+
+
+class GpuLedger(NamedTuple):
+    """The copies between devices and the waits of a test so far: ``gpu_ledger.watch.ledger``."""
+
+    watch: Any
+
+    @property
+    def implicit_part(self) -> Ledger:
+        """Those for which the code names no device: `.item()`, `if x:`, `print(x)`."""
+        ledger: Ledger = self.watch.ledger
+        return replace(ledger, entries=tuple(entry for entry in ledger if entry.implicit))
+
+    @property
+    def implicit(self) -> str:
+        """The same as one line: ``"2 waits at line 4: `loss.item()`"``; empty if there are none."""
+        from gpumagic.ledger import ledger_view
+
+        return ledger_view.line(self.implicit_part)
+
+
+class GpuMemory:
+    """The memory of a test on each CUDA device, by torch's allocator."""
+
+    def __init__(self) -> None:
+        from gpumagic.ledger.memory_meter import MemoryMeter
+
+        self.may_leave: str | int = 0
+        """Bytes that the test may leave allocated on each GPU."""
+        self._clean()
+        self.meter = MemoryMeter()
+        self.meter.start()
+
+    def peak(self, where: object) -> Bytes:
+        """Return the most bytes that were allocated on a GPU at once since the test began."""
+        from gpumagic.device import resolve_one
+
+        __tracebackhide__ = True
+        try:
+            device = str(resolve_one(where, _gpus_here()))
+        except GpuError as error:
+            marked = f"mark the test @pytest.mark.{_TYPED}, or {_EXAMPLE}"
+            raise GpuError(f"{_plain(error)}; {marked}") from None
+        peaks = [found.peak for found in self.meter.read() if found.device == device]
+        if not peaks:
+            raise GpuError(f"the peak of {device} is not measured; type a GPU, such as cuda:0")
+        return Bytes(peaks[0])
+
+    def check(self) -> None:
+        """Fail if the test has left more than `may_leave` on a GPU."""
+        self._clean()
+        grown = {m.device: Bytes(max(m.allocated - m.before, 0)) for m in self.meter.read()}
+        if left := {gpu: more for gpu, more in grown.items() if more > self.may_leave}:
+            from gpumagic.memory.holders_by_name import memory
+
+            lines = [f"the test leaves {more!r} on {gpu}" for gpu, more in left.items()]
+            rows = [row for row in memory().holders if row.device in left][:_MOST_HOLDERS]
+            lines += [
+                f"  {r.path} holds {size(r.nbytes)}, allocated in {r.made or NOT_KNOWN}"
+                for r in rows
+            ]
+            pytest.fail("\n".join(lines), pytrace=False)
+
+    def _clean(self) -> None:
+        from gpumagic.memory.allocator import clear_workspaces
+
+        gc.collect()
+        clear_workspaces()
+
+
+@pytest.fixture
+def gpu_ledger(request: pytest.FixtureRequest) -> Iterator[GpuLedger]:
+    """Count the copies and waits of a test: ``assert not gpu_ledger.implicit``."""
+    from gpumagic.frameworks.watching import watch
+
+    with watch(warn=False) as watching:
+        request.node.stash[_ledger] = ledger = GpuLedger(watching)
+        yield ledger
+
+
+@pytest.fixture
+def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
+    """Measure a test's memory: ``gpu_memory.peak("cuda:0") < "1GiB"``; fail if it leaks."""
+    request.node.stash[_memory] = memory = GpuMemory()
+    return memory
