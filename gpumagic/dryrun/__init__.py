@@ -19,6 +19,8 @@ from gpumagic.usercode.variables import variables_read
 
 __all__ = ["Assigned", "DryRun", "Mismatch", "Peak", "Unknown", "dry_run"]
 
+OF_JAX = "JAX's compiler says it: step.lower(params, batch).compile().memory_analysis()"
+
 table.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.result")
 
 
@@ -33,9 +35,7 @@ def dry_run(
     """Predict what ``function(*args, **kwargs)`` would do, without computing or changing anything.
 
     The call is followed in a forked copy of this process, in which every tensor is replaced by one
-    without data. Nothing is allocated on a GPU. A function that JAX jits, or that gets JAX's
-    arrays, is compiled for their shapes, and the compiler reports what it needs. Its Python runs
-    once, as for any `jit`.
+    without data. Nothing is allocated on a GPU.
 
     Parameters
     ----------
@@ -46,8 +46,7 @@ def dry_run(
     on : str, int, torch.device, Card or list, optional
         Place it as ``%%ongpu`` does: ``1``, ``"cuda:1"``, ``"free"`` … By default it runs where it
         is. Or a card that is not here, by its name or size: ``"H100 80GB"``, ``"RTX 4090"``,
-        ``"24GiB"``, or several of them. ``"8 x H100 80GB"`` is one rank of eight, each on a card,
-        in a process group that is there; ``"@all"`` one of as many as there are GPUs here.
+        ``"24GiB"``, or several of them.
     move : bool
         With `on`: whether its arguments, and the variables that it reads, are moved there first.
     limit : float
@@ -62,7 +61,8 @@ def dry_run(
     Raises
     ------
     GpuError
-        `function` is not callable, there is no such device or card, or this system has no fork.
+        `function` is not callable or of JAX, there is no such device or card, or this system has
+        no fork.
 
     Examples
     --------
@@ -71,18 +71,12 @@ def dry_run(
     15246295040
     >>> gpumagic.dry_run(train_step, net, optimizer, X, y, on="RTX 4090").cards[0].fits
     True
-    >>> gpumagic.dry_run(train_sharded, on="8 x H100 80GB").ranks[0].collectives[0].sent
-    11274289152
     """
     _check(function)
-    if "jax" in sys.modules:
-        from gpumagic.dryrun.dry_arrays import dry_run_of_jax, is_for_jax
-
-        if is_for_jax(function, args, kwargs):
-            return dry_run_of_jax(function, args, kwargs, on)
+    _refuse_jax(function, (args, kwargs))
     with torch_needed("dry_run"):
-        from gpumagic.dryrun.dry_cell import dry_run_on
-        from gpumagic.dryrun.follow_code import Subject
+        from gpumagic.dryrun.follow_code import Subject, dry
+        from gpumagic.dryrun.held_memory import target_of
     space, module = _home(function)
     arguments = [("function", function), *zip(_names(function, args), args, strict=True)]
     arguments += kwargs.items()
@@ -93,7 +87,8 @@ def dry_run(
     def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
         return lambda: {"return": function(*args, **kwargs)}
 
-    return dry_run_on(on, Subject(space, reads, prepare, None, move, limit))
+    device, cards = target_of(on)
+    return dry(Subject(space, reads, prepare, device, move, limit, cards))
 
 
 def _check(function: Any) -> None:
@@ -104,6 +99,15 @@ def _check(function: Any) -> None:
         )
     if inspect.iscoroutinefunction(function):
         raise GpuError("dry_run cannot follow an async function; give it one that awaits nothing")
+
+
+def _refuse_jax(function: Any, given: object) -> None:
+    """Refuse a call of JAX, whose threads do not survive a fork."""
+    jax: Any = sys.modules.get("jax")
+    arrays = () if jax is None else (jax.Array, jax.ShapeDtypeStruct)
+    leaves = jax.tree.leaves(given) if arrays else []
+    if arrays and (hasattr(function, "lower") or any(isinstance(leaf, arrays) for leaf in leaves)):
+        raise GpuError(f"dry_run is for torch; {OF_JAX}")
 
 
 def _home(function: Any) -> tuple[dict[str, Any], str]:

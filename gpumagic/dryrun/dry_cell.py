@@ -1,7 +1,6 @@
-"""Dry-run a notebook's cell for `%%ongpu … --dry-run`, on one GPU or for ranks of many.
+"""Dry-run a notebook's cell for `%%ongpu … --dry-run`.
 
-IPython's magics and commands are left out and named; a cell that awaits gets its own event loop. Of
-many ranks the first and the last are followed, since shards may be uneven.
+IPython's magics and commands are left out and named; a cell that awaits gets its own event loop.
 """
 
 import ast
@@ -10,71 +9,20 @@ import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
 
-from gpumagic.device import here as devices_here
-from gpumagic.device.cards import how_many
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun.fake_group import GPUS_OF_A_HOST, Rank, can_join
 from gpumagic.dryrun.fakes import NotKnown, Stopped
 from gpumagic.dryrun.follow_code import Subject, dry
-from gpumagic.dryrun.held_memory import stand_in, target_of
+from gpumagic.dryrun.held_memory import target_of
 from gpumagic.dryrun.result import LIMIT_S, DryRun
-from gpumagic.errors import GpuError, show_as
-from gpumagic.placement.torch_devices import find
+from gpumagic.errors import show_as
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
-
-ALL = "@all"
-"""A rank on each GPU that is here."""
-
-
-def dry_run_on(
-    on: object, subject: Subject, waiting: Callable[[float], object] | None = None
-) -> DryRun:
-    """Follow the code of `subject` on the devices that `on` names, or raise `GpuError`.
-
-    ``"8 x H100 80GB"`` is eight ranks on that card, ``"@all"`` one on each GPU here, ``"8 x
-    cuda:0"`` eight of which each sees only a GPU such as this one. The first and the last of them
-    are followed.
-    """
-    world, one = how_many(on) if isinstance(on, str) else (None, on)
-    if on == ALL:
-        world, one = sum(d.kind == "cuda" for d in devices_here(memory=False)), "cuda:0"
-        if not world:
-            raise GpuError("@all: no GPU is here; type the cards, as '8 x H100 80GB'")
-    device, cards = target_of(one)
-    subject = replace(subject, device=device, cards=cards)
-    if world is None:
-        return dry(subject, waiting)
-    here = on != ALL and not cards
-    if here and str(device) != "cuda:0":
-        raise GpuError(f"{on}: each rank sees its GPU as cuda:0; type {world} x cuda:0, or a card")
-    can_join(subject.reads)
-    of_a_host = 1 if here else world if on == ALL else GPUS_OF_A_HOST
-    runs = []
-    for number in sorted({0, world - 1}):
-        rank = Rank(number, world, of_a_host)
-        own = stand_in(cards[0], rank.local) if cards else find(f"cuda:{rank.local}")
-        on_it = replace(subject, device=own, rank=rank, reads=[*subject.reads])
-        runs.append(dry(on_it, waiting))
-    return _together(runs, world)
-
-
-def _together(runs: list[DryRun], world: int) -> DryRun:
-    cards = zip(*(run.cards for run in runs), strict=False)
-    return replace(
-        next((run for run in runs if not run.complete), runs[0]),
-        cards=tuple(max(each, key=lambda on: on.needed) for each in cards),
-        ranks=tuple(on for run in runs for on in run.ranks),
-        world=world,
-        seconds=sum(run.seconds for run in runs),
-    )
-
 
 Note = Callable[[str], object]
 _ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed"
@@ -95,10 +43,11 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         return lambda: {"Out": execute(tree)}
 
     reads = list(variables_read(names, namespace))
-    subject = Subject(namespace, reads, prepare, None, move, LIMIT_S)
     try:
-        return dry_run_on(
-            on, subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")
+        device, cards = target_of(on)
+        subject = Subject(namespace, reads, prepare, device, move, LIMIT_S, cards)
+        return dry(
+            subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")
         )
     except KeyboardInterrupt as error:
         # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch._meta_registrations
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -41,8 +40,6 @@ aten: Any = torch.ops.aten
 def own_shapes(func: Any, name: str, args: Any) -> Callable[..., Any] | None:
     """Return what runs in place of `func`; None if torch's own fake is right."""
     make = _OWN.get(name)
-    if name == "clone" and args[0].layout is torch.sparse_coo:
-        make = _clone_of_sparse
     if make is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
     if name in ("convolution", "convolution_backward") and _on_host(args[0]):
@@ -97,24 +94,6 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
     return losses.as_strided((), ()) if reduction else losses
 
 
-def _col2im(**given: Any) -> Tensor:
-    """Count col2im with the memory of its summands, which it keeps."""
-    out: Tensor = aten.col2im.default(**given)
-    kept = out.new_empty(max(out.numel(), given["self"].numel()))
-    return kept.as_strided(out.shape, out.stride())
-
-
-def _clone_of_sparse(self: Tensor, **_: Any) -> Tensor:
-    """Clone the parts of a sparse tensor; torch's own clone without data has no elements."""
-    values = self._values().clone()
-    like = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device}
-    make = aten._sparse_coo_tensor_with_dims_and_tensors
-    made: Tensor = make(
-        self.sparse_dim(), self.dense_dim(), self.shape, self._indices().clone(), values, **like
-    )
-    return made
-
-
 def _on_host(tensor: Tensor) -> bool:
     """Whether the CPU's kernels run, as they do on virtual GPUs."""
     return bool(torch._meta_registrations.device_hint(tensor) == "cpu")
@@ -136,18 +115,6 @@ def _as_of_the_host(func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(self), torch.empty_like(self) if _on_host(self) else self.new_empty(0)
-
-
-def _group_norm(input: Tensor, **given: Any) -> tuple[Tensor, ...]:
-    """Return group_norm's result: the CPU keeps its input's order of channels, CUDA does not."""
-    out, *rest = aten.native_group_norm.default(input, **given)
-    if _on_host(input):
-        out = torch.empty_like(input, memory_format=suggest_memory_format(input))
-    return out, *rest
-
-
 _OWN: dict[str, Callable[..., Any]] = {
     "_transformer_encoder_layer_fwd": lambda src, **_: torch.empty_like(src),
     "_native_multi_head_attention": _attention,
@@ -155,10 +122,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
         ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"), _loss
     ),
-    "col2im": _col2im,
     "record_stream": lambda **_: None,
-    "log_sigmoid_forward": _log_sigmoid,
-    "native_group_norm": _group_norm,
     **dict.fromkeys(
         ("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
         lambda self, **_: torch.empty_like(self),
@@ -170,6 +134,7 @@ _DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
+_COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 _READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
@@ -209,12 +174,10 @@ class Crossings:
 class Operators(TorchDispatchMode):
     """Count operators, and what they allocate and copy."""
 
-    def __init__(
-        self, held: HeldMemory, crossings: Crossings, send: Callable[[Any, str, Any], None]
-    ) -> None:
+    def __init__(self, held: HeldMemory, crossings: Crossings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
-        self._held, self._crossings, self._send = held, crossings, send
+        self._held, self._crossings = held, crossings
         self._composites = Composites(lambda: held.made)
 
     @property
@@ -237,9 +200,8 @@ class Operators(TorchDispatchMode):
             if parts is not None:
                 with self:
                     return parts(*args, **kwargs)
-            self._before(name, args)
+            self._before(func, name, args)
             replaced = self._composites.replaced(func, name, args, self._held.age)
-            self._send(func, name, args)
             out = self._run(func, name, args, kwargs)
             if name == "_to_copy" and isinstance(out, Tensor):
                 self._note(args[0], out)
@@ -271,7 +233,9 @@ class Operators(TorchDispatchMode):
                 raise RuntimeError(str(error)) from None  # a kind of torch's own
             raise
 
-    def _before(self, name: str, args: tuple[Any, ...]) -> None:
+    def _before(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
+        if getattr(func, "namespace", None) in _COLLECTIVES:
+            raise Stopped(f"{name.strip('_')} in a process group: a dry run sends nothing")
         if name == "copy_":
             self._note(args[1], args[0])
         elif name in _READS and args[0].device.type != "cpu":

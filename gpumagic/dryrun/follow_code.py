@@ -22,7 +22,6 @@ from gpumagic.device.cards import Card
 from gpumagic.dryrun import composites
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
-from gpumagic.dryrun.fake_group import Collectives, Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes, Stopped, describe, is_refusal, raised
 from gpumagic.dryrun.forked import (
@@ -33,7 +32,7 @@ from gpumagic.dryrun.forked import (
     set_by_fork,
 )
 from gpumagic.dryrun.held_memory import Before, HeldMemory, before_on, measure, on_card, peaks
-from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
+from gpumagic.dryrun.result import DryRun, Mismatch, Unknown
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
@@ -62,7 +61,6 @@ class Subject:
     move: bool  # whether what the code reads is brought there
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # that are not here; the first one stands as `device`
-    rank: Rank | None = None  # of many, that the code is to be
 
     @property
     def where(self) -> str:
@@ -81,9 +79,9 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
         raise GpuError("a dry run is under way, and follows no other")
     with deferred():  # what is loaded in part stays so
         importlib.import_module("torch._dynamo")  # else each copy would load it itself
-    device, rank = subject.device, subject.rank
+    device = subject.device
     if subject.cards:
-        before = before_on(subject.cards[0], 1 if rank is None else rank.of_a_host)
+        before = before_on(subject.cards[0])
     else:
         before = measure(None if device is None else as_torch(device))
     outer, flags = placement(), engine_flags()
@@ -113,8 +111,7 @@ class _Following:
         self._subject = subject
         self._target = None if subject.device is None else as_torch(subject.device)
         self._held, self._crossings = HeldMemory(), Crossings()
-        self._collectives = Collectives()
-        self._operators = Operators(self._held, self._crossings, self._collectives.count)
+        self._operators = Operators(self._held, self._crossings)
         self._unknown: dict[tuple[UserLine | None, str], Unknown] = {}
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
@@ -137,8 +134,6 @@ class _Following:
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
         install(mode, calls, self.note, self._waited, self._held, before.virtual)
-        if subject.rank is not None:
-            join(subject.rank, subject.namespace, self.note)
         attention = None if before.virtual else composites.install()
         with calls, mode, self._operators:
             if not confinement.begin():
@@ -172,14 +167,7 @@ class _Following:
             seconds=time.monotonic() - before.time,
             virtual=subject.virtual,
             cards=tuple(on_card(self._held, card, self._fullest()) for card in subject.cards),
-            ranks=self._on_rank(before),
         )
-
-    def _on_rank(self, before: Before) -> tuple[OnRank, ...]:
-        if self._subject.rank is None:
-            return ()
-        peak = peaks(self._held, before).get(self._fullest())
-        return (OnRank(self._subject.rank.number, peak, self._collectives.found()),)
 
     def _fullest(self) -> str:
         """Return the GPU that held most: its own, or `cuda:0` if the code names that itself."""

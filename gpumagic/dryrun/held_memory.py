@@ -233,21 +233,20 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
     return (stand_in(chosen[0]), chosen) if chosen else (find(on), ())
 
 
-def stand_in(card: Card, ordinal: int = 0) -> Device:
+def stand_in(card: Card) -> Device:
     """Return the device that imitates a card in the forked child."""
-    return Device("cuda", ordinal, name=card.name, memory_total=card.total)
+    return Device("cuda", 0, name=card.name, memory_total=card.total)
 
 
-def before_on(card: Card, count: int) -> Before:
-    """Return the state of `count` empty cards."""
+def before_on(card: Card) -> Before:
+    """Return the state of an empty card."""
     if problem := gate.static_problem():
         raise GpuError(f"no dry run for a card that is not here: {problem}")
     major, minor = card.capability
     properties = SimpleNamespace(name=card.name, total_memory=card.total, major=major, minor=minor)
     memory: dict[str, tuple[int, int | None]]
-    memory = {f"cuda:{n}": (0, card.usable) for n in range(count)}
-    memory["cpu"] = (0, int(psutil.virtual_memory().available))
-    return Before(time.monotonic(), memory, False, [(properties, 0)] * count)
+    memory = {"cuda:0": (0, card.usable), "cpu": (0, int(psutil.virtual_memory().available))}
+    return Before(time.monotonic(), memory, False, [(properties, 0)])
 
 
 def on_card(held: HeldMemory, card: Card, device: str) -> OnCard:

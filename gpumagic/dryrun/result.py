@@ -75,38 +75,6 @@ class OnCard:
 
 
 @dataclass(frozen=True)
-class Collective:
-    """Record the collectives of one kind, and size of group, that a rank takes part in."""
-
-    name: str  # torch.distributed's: "all_reduce"; or "send", "recv"
-    ranks: int
-    calls: int
-    nbytes: int  # of the whole tensors: what all_gather gives, what reduce_scatter takes
-
-    @property
-    def sent(self) -> int:
-        """Return the bytes that the rank sends in a ring, as NCCL's own tests count them.
-
-        With S for the whole: 2 (n - 1) / n S for all_reduce, (n - 1) / n S for all_gather,
-        reduce_scatter, all_to_all, gather and scatter, S for broadcast, reduce and send
-        (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
-        """
-        if self.name in ("broadcast", "reduce", "send", "recv"):
-            return 0 if self.name == "recv" or self.ranks == 1 else self.nbytes
-        passes = 2 if self.name == "all_reduce" else 1
-        return passes * self.nbytes * (self.ranks - 1) // self.ranks
-
-
-@dataclass(frozen=True)
-class OnRank:
-    """Record what one rank of many would need and send."""
-
-    rank: int
-    peak: Peak | None  # on its device; None without tensors there
-    collectives: tuple[Collective, ...]
-
-
-@dataclass(frozen=True)
 class Unknown:
     """Record a place where the dry run needed data, or left something out, and whether it ended
     there."""
@@ -168,11 +136,6 @@ class DryRun(Shown):
     cards : tuple of OnCard
         The cards that it was asked for, which are not here. `device` is the first one's name, and
         in `peak` it is ``cuda:0``.
-    world : int
-        The number of ranks, of which one or two were followed.
-    ranks : tuple of OnRank
-        The first and the last that were followed, if there are several. All else is of
-        the first; of the last where only that one does not come to the end.
     """
 
     device: str
@@ -190,8 +153,6 @@ class DryRun(Shown):
     seconds: float = 0.0
     virtual: bool = False
     cards: tuple[OnCard, ...] = ()
-    world: int = 1
-    ranks: tuple[OnRank, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -211,7 +172,7 @@ _FOLD = table.Fold(12)
 def text(run: DryRun) -> str:
     """For terminals."""
     lines = [head(run)]
-    lines += [f"  {words}" for words in (*on_cards(run), *by_rank(run))]
+    lines += [f"  {words}" for words in on_cards(run)]
     for peak in shown_peaks(run):
         lines.append(f"  {memory(peak)}{_at(peak)}")
     for mismatch in run.mismatches:
@@ -220,7 +181,7 @@ def text(run: DryRun) -> str:
         lines.append(f"  would fail at {run.error_at}: {run.error}")
     lines += [f"  {words}" for words in unknowns(run)]
     for title, columns in _tables(run):
-        lines += [*[f"  {title}"] * bool(title), *table.lines(columns, "    ", _FOLD)]
+        lines += [f"  {title}", *table.lines(columns, "    ", _FOLD)]
     if run.ledger:
         lines += ["  copies and waits", indent(ledger_view.text(run.ledger), "    ")]
     return "\n".join(lines)
@@ -229,7 +190,7 @@ def text(run: DryRun) -> str:
 def html(run: DryRun) -> str:
     """For notebooks."""
     parts = [tag("div", head(run), "gm-caption")]
-    for n, words in enumerate((*on_cards(run), *by_rank(run))):
+    for n, words in enumerate(on_cards(run)):
         parts.append(tag("div" if n else "b", words, "gm-dim" if n else ""))
     for peak in shown_peaks(run):
         fits = tag("b", memory(peak), "gm-bad" if peak.fits is False else "")
@@ -255,7 +216,6 @@ def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
     assigned = [(a.name, a.kind, a.device.replace(CARD_STANDS_AS, card)) for a in run.assigned]
     to = f" → {run.device}"
     brought = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
-    yield from _sent(run)
     for title, rows in (("assigns", assigned), ("brings", brought)):
         if rows:
             first, middle, last = zip(*rows, strict=True)
@@ -264,47 +224,14 @@ def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
             yield title, [names, table.Column("", middle), devices]
 
 
-def _sent(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    """What each rank sends to the others."""
-    alike = len({on.collectives for on in run.ranks}) == 1
-    for on in run.ranks[:1] if alike else run.ranks:
-        found = on.collectives
-        if found:
-            sends = f"{'each rank' if alike else f'rank {on.rank}'} sends"
-            head = f"{sends} {size(sum(c.sent for c in found))}"
-            yield (
-                "",
-                [
-                    table.Column(head, [c.name for c in found], css="gm-code"),
-                    table.Column("ranks", [str(c.ranks) for c in found], number=True),
-                    table.Column("calls", [str(c.calls) for c in found], number=True),
-                    table.Column("in all", [size(c.nbytes) for c in found], number=True),
-                    table.Column("sent in a ring", [size(c.sent) for c in found], number=True),
-                ],
-            )
-
-
-def by_rank(run: DryRun) -> Iterator[str]:
-    """``rank 0 needs at least 61.3 GiB, rank 7 at least 61.1 GiB``."""
-    if len(run.ranks) < 2 or not run.cards:  # of GPUs that are here, a line for each says it
-        return
-    needs = [0 if on.peak is None else on.peak.needed for on in run.ranks]
-    if len({*needs}) == 1:
-        yield f"{' and '.join(f'rank {on.rank}' for on in run.ranks)} need as much"
-    else:
-        each = (f"rank {on.rank} needs {size(n)}" for on, n in zip(run.ranks, needs, strict=True))
-        yield ", ".join(each)
-
-
 def head(run: DryRun) -> str:
     """``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
     virtual = " (virtual)" if run.virtual else ""
     elsewhere = " (not here)" if run.cards else virtual
     where = f" on {run.device}{elsewhere}" if run.device else ""
-    ranks = f" of one rank of {run.world}" if run.ranks else ""
     printed = run.printed.count("\n")
     parts = [
-        f"dry run{ranks}{where}: nothing was computed",
+        f"dry run{where}: nothing was computed",
         "" if run.complete else "ended early",
         f"{many(printed, 'line')} printed, not shown" if printed else "",
         duration(run.seconds),
@@ -337,9 +264,6 @@ def shown_peaks(run: DryRun) -> list[Peak]:
     """Return the GPUs' peaks, or the CPU's if the code runs there; cards have their own line."""
     if run.cards:
         return []
-    if run.ranks:
-        found = [(on.peak, f"rank {on.rank} on {on.peak.device}") for on in run.ranks if on.peak]
-        return [replace(peak, device=name) for peak, name in found]
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
     return gpus if gpus or run.device not in ("", "cpu") else list(run.peak.values())
 

@@ -36,7 +36,6 @@ def fit(
     on: object = None,
     *,
     margin: float = MARGIN,
-    target: int | None = None,
     dry: bool = False,
     namespace: dict[str, Any] | None = None,
     progress: Callable[[str], object] | None = None,
@@ -56,8 +55,6 @@ def fit(
     margin : float
         The part of the free memory that is left free. If six dry runs do not find the largest
         value, the result is less than the part `margin` / 2 below it, and says so.
-    target : int, optional
-        The whole batch that is wanted: the result says in how many steps it fits.
     dry : bool
         Only predict, and run nothing.
     namespace : dict, optional
@@ -93,7 +90,8 @@ def fit(
     cuda_state.check()
     began = time.monotonic()
     name, values = _values(value, _TYPE if filename is None else _TYPE_MAGIC)
-    _check(margin, target)
+    if not 0 <= margin < 1:
+        raise GpuError(f"margin={margin} is not a part from 0 to 1; type one, such as margin=0.05")
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
         namespace = sys._getframe(1).f_globals if own is None else own
@@ -119,7 +117,6 @@ def fit(
         tried=fitting.tried(),
         trains=fitting.predicting.trains,
         margin=margin,
-        target=target,
         notes=tuple(fitting.notes | fitting.predicting.notes),
         interrupted=fitting.interrupted,
         stopped=fitting.stopped,
@@ -149,13 +146,6 @@ def _values(given: dict[str, Sequence[float]], hint: str) -> tuple[str, Sequence
     if not ascending or ascending[0] <= 0:
         raise GpuError(f"{name} has values that are not above 0; {hint}")
     return name, ascending
-
-
-def _check(margin: float, target: int | None) -> None:
-    if not 0 <= margin < 1:
-        raise GpuError(f"margin={margin} is not a part from 0 to 1; type one, such as margin=0.05")
-    if target is not None and target < 1:
-        raise GpuError(f"target={target} is no batch; type one, such as target=4096")
 
 
 def _program(

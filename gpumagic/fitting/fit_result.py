@@ -2,18 +2,12 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from gpumagic.display import plot, table
-from gpumagic.display.plot import Curve, Frame, Plot, Point
+from gpumagic.display import table
 from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, many, size
-
-_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-_SPARE = "within the margin"
-_LIMIT = plot.Look("#7d8590", "7 3", "circle")
 
 
 @dataclass(frozen=True)
@@ -43,16 +37,6 @@ class Largest:
     virtual: bool = False
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Split a batch that is too large into `count` steps of `size`."""
-
-    target: int
-    count: int
-    size: int
-    last: int  # the size of the last step
-
-
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
     """Record the largest value of a variable with which code fits into memory.
@@ -70,8 +54,6 @@ class Fit(Shown):
         Whether a backward pass ran; None if no dry run could tell.
     margin : float
         The part of the free memory that is left free.
-    target : int or None
-        The whole batch that is wanted.
     notes : tuple of str
         What the user should know of how it was found, a line each.
     interrupted : bool
@@ -91,7 +73,6 @@ class Fit(Shown):
     tried: tuple[Tried, ...]
     trains: bool | None
     margin: float
-    target: int | None = None
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     stopped: str = ""
@@ -108,18 +89,6 @@ class Fit(Shown):
     def confirmed(self) -> bool:
         """Whether a run with that value went to its end."""
         return self.largest[0].confirmed
-
-    @property
-    def steps(self) -> Steps | None:
-        """Return how to accumulate gradients to the target; None without one, or if none fits."""
-        value = self.value
-        if self.target is None or value is None or value < 1:
-            return None
-        count = math.ceil(self.target / int(value))
-        size = math.ceil(self.target / count)
-        if self.values:  # a value that the user named
-            size = int(self.values[bisect_left(self.values, size)])
-        return Steps(self.target, count, size, self.target - (count - 1) * size)
 
     @property
     def title(self) -> str:
@@ -142,7 +111,7 @@ def html(fit: Fit) -> str:
     first, *rest = answer(fit)
     bad = any(found.value is None for found in fit.largest)
     parts = [tag("div", first, f"gm-answer{' gm-bad' * bad}"), *(tag("div", each) for each in rest)]
-    parts += [tag("div", fit.title, "gm-code gm-title"), curve(fit)]
+    parts += [tag("div", fit.title, "gm-code gm-title")]
     parts.append(folded("what each value needs", table.html(_columns(fit))))
     parts += [tag("div", note, "gm-note") for note in _notes(fit)]
     return block("".join(parts), "table", "comparison")
@@ -157,10 +126,6 @@ def answer(fit: Fit) -> Iterator[str]:
     """``batch = 384 is the largest that fits on cuda:0: it needs 14.2 GiB of 15.0 GiB free``."""
     for found in fit.largest:
         yield _answer(fit, found)
-    if fit.steps is not None:
-        yield _steps(fit.steps)
-    elif fit.target is not None and fit.tried:
-        yield f"{fit.target:,} in all cannot be reached: no {fit.name} fits"
 
 
 def _answer(fit: Fit, found: Largest) -> str:
@@ -181,8 +146,24 @@ def _answer(fit: Fit, found: Largest) -> str:
         return f"all fit on {where}{kind[fit.trains]}: {named}, {needs}; {how}"
     above = _far_above(fit, found.value)
     words = "is the largest that fits" if above is None else "is the largest known to fit"
-    words += "" if above in (None, math.inf) else f", and {above} does not,"
-    return f"{fit.name} = {found.value} {words} on {where}{kind[fit.trains]}: {needs}; {how}"
+    if above not in (None, math.inf):
+        words += f", and {_rounded(fit, found, above, math.ceil)} does not,"
+    shown = _rounded(fit, found, found.value, math.floor)
+    said = f"{fit.name} = {shown} {words} on {where}{kind[fit.trains]}: {needs}; {how}"
+    return said + _power_of_two(fit, found.value)
+
+
+def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:
+    """A predicted value to three digits, where that is a value that was asked for."""
+    unit = 1 if found.confirmed else 10 ** max(len(f"{int(value)}") - 3, 0)
+    near = to(value / unit) * unit
+    return f"{near:_}" if unit > 1 and near in fit.values else f"{value}"
+
+
+def _power_of_two(fit: Fit, value: float) -> str:
+    power = 1 << max(int(value).bit_length() - 1, 0)
+    asked = 2 < power < value and power in fit.values
+    return f"; the power of two below: {power:_}" if asked else ""
 
 
 def _far_above(fit: Fit, value: float) -> float | None:
@@ -197,16 +178,8 @@ def _need(tried: Tried | None) -> str:
     return size(None if tried is None else tried.needed)
 
 
-def _steps(steps: Steps) -> str:
-    if steps.count == 1:
-        return f"{steps.target:,} in all fit at once"
-    last = f", the last of {steps.last}" if steps.last != steps.size else ""
-    steps_of = f"{steps.count} steps of {steps.size}{last}"
-    return f"{steps.target:,} in all: accumulate gradients over {steps_of}"
-
-
 def _columns(fit: Fit) -> list[table.Column]:
-    tried = _telling(fit)
+    tried = fit.tried
     known = [size(t.predicted) if t.predicted is not None else "" for t in tried]
     measured = ["out of memory" if t.ran is False else _measured(t) for t in tried]
     columns = [
@@ -220,14 +193,6 @@ def _columns(fit: Fit) -> list[table.Column]:
     return [column for column in columns if any(column.cells)]
 
 
-def _telling(fit: Fit) -> list[Tried]:
-    """The values that ran, and of others with the same verdicts in a row the first and last; of
-    those within the margin the first."""
-    groups = groupby(fit.tried, key=lambda t: [_verdict(t, found) for found in fit.largest])
-    rows = ((row, row[: 1 if _SPARE in verdicts else None]) for verdicts, (*row,) in groups)
-    return [t for row, ends in rows for t in row if t.ran is not None or t in (ends[0], ends[-1])]
-
-
 def _measured(tried: Tried) -> str:
     return "" if tried.measured is None else size(tried.measured)
 
@@ -238,7 +203,7 @@ def _verdict(tried: Tried, found: Largest) -> str:
     if found.value is not None and tried.value < found.value:
         return "fits"
     need = tried.needed
-    return "too large" if need is None or need > found.free else _SPARE
+    return "too large" if need is None or need > found.free else "within the margin"
 
 
 def _notes(fit: Fit) -> Iterator[str]:
@@ -255,37 +220,3 @@ def _notes(fit: Fit) -> Iterator[str]:
     dry = sum(t.predicted is not None for t in fit.tried)
     kept = f"{100 * fit.margin:.3g} % of the free memory stays free"
     yield f"{many(dry, 'dry run')}, {many(len(ran), 'run')}, {duration(fit.seconds)}; {kept}"
-
-
-def curve(fit: Fit) -> str:
-    """Plot the bytes needed by each value, in SVG; empty if fewer than two are known."""
-    # Far above what there is, nothing is to be seen but a longer line.
-    top = 2 * max(found.room for found in fit.largest)
-    known = [t for t in fit.tried if t.needed and t.needed <= top]
-    if len(known) < 2:
-        return ""
-    most = max([t.needed or 0 for t in known] + [found.room for found in fit.largest])
-    unit, scale = next(u for u in _UNITS if most >= u[1] or u[1] == 2**10)
-    ends = known[0].value, known[-1].value
-    curves = [_needed(fit, known, scale)]
-    for found in fit.largest:
-        limit = found.room / scale
-        tip = f"{found.where}: {size(found.room)}"
-        points = [Point(float(x), limit, limit, limit, tip) for x in ends]
-        curves.append(Curve(found.where, _LIMIT, points, []))
-    heights = [point.y for one in curves for point in one.points]
-    words = {float(t.value): f"{t.value}" for t in known}
-    plot = Plot(Frame(), words, heights, curves, ordinal=False, quantity="memory", linear=True)
-    label = f"memory that {fit.name} needs: {'; '.join(answer(fit))}"
-    return plot.svg(fit.name, lambda y: f"{y:g} {unit}", [], label)
-
-
-def _needed(fit: Fit, known: list[Tried], scale: int) -> Curve:
-    look = next(iter(plot.looks([fit.largest[0].where]).values()))
-    points = []
-    for tried in known:
-        y = (tried.needed or 0) / scale
-        by = "a run" if tried.measured is not None else "a dry run"
-        tip = f"{fit.name} = {tried.value}: {size(tried.needed)} by {by}"
-        points.append(Point(float(tried.value), y, y, y, tip))
-    return Curve("needed", look, points, [])

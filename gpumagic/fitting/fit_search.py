@@ -155,9 +155,7 @@ class Confirming:
         with ExitStack() as stack:
             asked, clock = self._asked, time.perf_counter
             values = {asked.name: value}
-            trial = Trial(
-                asked.program, self._target, asked.space, values, in_place=False, clock=clock
-            )
+            trial = Trial(asked.program, self._target, asked.space, values, clock=clock)
             stack.callback(trial.close)
             stack.callback(trial.stack.close)
             meter = MemoryMeter()
@@ -257,7 +255,7 @@ class Fitting:
             self._values = self._values[1:]
 
     def _without_dry_runs(self) -> None:
-        name, predict, run = self.asked.name, self.predicting, self._confirming
+        predict, run = self.predicting, self._confirming
         why = predict.ended[self._values[0]]
         predict.needed.clear()
         if self.asked.dry:
@@ -265,19 +263,6 @@ class Fitting:
         predict.trains = None
         self.notes[f"found by runs alone, since a dry run ends at {why}"] = None
         ((_, room),) = self._rooms.values()
-        first, *rest = self._values[:2]
-        try:
-            run(first)
-        except Exception as error:
-            try:
-                again = run(rest[0]) if rest else None
-            except Exception:  # noqa: BLE001  the first value's tells it
-                again = None
-            if again is None:
-                run.error = error
-                raise
-            self.notes[f"{name} = {first} raises {faults.in_words(error)}"] = None
-            self._values = self._values[1:]
         largest(self._values, run, room, near=self._near, from_below=True)
 
     def stop(self, error: Exception) -> bool:

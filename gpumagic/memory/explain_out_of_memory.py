@@ -1,28 +1,40 @@
 """Explain an out-of-memory error of any framework: what was needed, who holds it, what helps.
 
 None of the user's code runs, except in dry runs. The exception stays as it is, and the result holds
-no tensor and no frame.
+no tensor and no frame. What helps is first to free what nobody needs any more, and memory that is
+there and that this cell cannot have; `levers_by_trial.py` has other ways to compute the same.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.display.units import size
+from gpumagic.display.units import size, some
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.levers import by_figures, delete, free_kept, other_gpu
-from gpumagic.memory.oom_state import OutOfMemoryState
+from gpumagic.memory.oom_state import ROUNDED, TORCH, OutOfMemoryState, read
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.shortage import TORCH, read
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.lines import UserLine, innermost_of
+from gpumagic.usercode.syntax import RestOfCode
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     from gpumagic.memory.oom_trials import Trials
 
 _MOST = 4
+_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+_NO_POOL = {
+    "JAX": '`os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"` before JAX is imported, in a '
+    "new kernel",
+    "TensorFlow": "`tf.config.experimental.set_memory_growth(gpu, True)` before TensorFlow starts, "
+    "in a new kernel",
+    "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
+}
+_SHARE = 0.95
 
 
 def explain_out_of_memory(
@@ -50,9 +62,8 @@ def explain_out_of_memory(
             said, shortage = found
             frames = _frames(said, error)
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
-            here = any(
-                each.device == f"cuda:{shortage.ordinal}" for each in holders_by_name.figures()
-            )
+            name = f"cuda:{shortage.ordinal}"
+            here = any(each.device == name for each in holders_by_name.figures())
             if frames and where is not None and here:
                 state = OutOfMemoryState(shortage, said, error, frames, user_namespace(), earlier)
                 with ProgressLine(shell()) as line:
@@ -95,62 +106,189 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: "Trials | None") -> OutO
         reason=settled[0] if settled is not None else _reason(s, t),
         levers=tuple(levers),
         traceback_holds=s.traceback_holds,
-        adds=loop.grows if loop is not None else None,
+        adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=s.adds_to(loop.rest) if loop is not None else "",
         stale=() if trial is None else trial.stale_holders,
     )
 
 
-def _chosen(s: OutOfMemoryState, t: "Trials | None") -> list[Lever]:
-    """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    found: list[Lever] = []
-
-    def enough(lever: Lever) -> bool:
-        return lever.fits is True or (lever.fits is None and (lever.gives or 0) >= s.short_by)
-
-    for group, most in _levers(t):
-        for find in group if not any(map(enough, found)) else ():
-            for lever in find(s, t) if sum(map(enough, found)) < most else ():
-                found.append(lever)
-                if sum(map(enough, found)) >= most:
-                    break
-    if any(map(enough, found)):
-        found = [lever for lever in found if enough(lever)]
-    return found[:_MOST]
-
-
-_Find = Callable[[OutOfMemoryState, Any], Iterator[Lever]]
-
-
-def _levers(t: "Trials | None") -> Iterator[tuple[tuple[_Find, ...], int]]:
-    """Yield groups of levers, and how many of each are enough; later ones cost the user more."""
-    free = (free_kept, delete), 1
-    if t is None:
-        yield from (free, ((other_gpu,), 1))
-        return
-    from gpumagic.memory.levers_by_trial import (
-        aligned,
-        keep_less,
-        no_graph,
-        otherwise,
-        smaller,
-    )
-
-    # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
-    yield (aligned,), 1
-    less = (keep_less, no_graph), 2
-    yield from (free, less) if t.loop is None else (less, free)
-    yield (smaller, otherwise, other_gpu), 2
-
-
 def _reason(s: OutOfMemoryState, t: "Trials | None") -> str:
-    if t is not None and t.loop is not None:
-        line = t.loop.rest.loops[0].lineno
-        return f"each pass of the loop in line {line} keeps {size(t.loop.grows)} more"
-    if t is not None and t.whole is not None:
-        left = size(max(t.whole.room, 0))
-        return f"the code needs {size(t.whole.needs)} more, and only {left} is free for it"
+    if t is not None and (trial := t.loop or t.whole) is not None and trial.need is not None:
+        if t.loop is None:
+            left = size(max(trial.room, 0))
+            return f"the code needs {size(trial.need.most)} more, and only {left} is free for it"
+        line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
+        return f"each pass of the loop in line {line} keeps {grows} more"
     first = s.device.holders[0] if s.device.holders else None
     most = f", most of it by {first.path} ({size(first.nbytes)})" if first else ""
     left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""
     return f"{size(s.device.allocated)} are in use{most}{left}"
+
+
+# -- memory that only others can use, or that nobody needs any more
+def by_figures(s: OutOfMemoryState) -> tuple[str, list[Lever]] | None:
+    """Return a reason that the figures alone prove, and its levers: memory only others can use."""
+    total, on, device = s.device.total or 0, s.name, s.device
+    short, torchs = max(s.short_by, 1), s.shortage.library == TORCH
+    if total and s.wanted > total:
+        return f"{size(s.wanted)} at once is more than the {size(total)} that {on} has in all", []
+    if found := _limit_of_torch(s, total, short) if torchs else _limit_of_library(s, total, short):
+        return found
+    # Enough is unallocated, but not in one piece. The figures are rounded.
+    if torchs and s.wanted and s.short_by <= -ROUNDED * s.capacity:
+        unused = (device.reserved or 0) - (device.allocated or 0)
+        pieces = f"in pieces too small for {size(s.wanted)} at once"
+        why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
+        joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
+        do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
+        return why, [] if joined else [Lever(do, unused)]
+    for pool in device.pools:
+        unused = (pool.taken or 0) - (pool.used or 0)
+        if unused >= short and pool.framework != s.shortage.library:
+            has = f"{size(pool.taken)} of {on}, of which it uses {size(pool.used)}"
+            why = f"{pool.framework} in this process has taken {has}"
+            return why, [Lever(_NO_POOL[pool.framework], unused)]
+    if (held := device.others or 0) >= max(short, device.allocated or 0):
+        named = some(name for name, _ in device.others_by_name)
+        why = f"other processes hold {size(held)} of {on}" + (f": {named}" if named else "")
+        return why, [*other_gpu(s, None)]
+    return None
+
+
+def _limit_of_torch(s: OutOfMemoryState, total: int, short: int) -> tuple[str, list[Lever]] | None:
+    """Check for a limit on this process."""
+    limit = s.shortage.total or total
+    if limit >= total or short > total - limit:
+        return None
+    why = f"this process may have {size(limit)} of the {size(total)} that {s.name} has"
+    do = "`torch.cuda.set_per_process_memory_fraction(1.0)`"
+    if torch_here().cuda.mem_get_info(s.shortage.ordinal)[1] <= limit:
+        why = f"{why}, by a limit of MPS, of its container or of a vGPU"
+        do = "raise that limit (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or ask who set it)"
+    return why, [Lever(do, total - limit)]
+
+
+def _limit_of_library(
+    s: OutOfMemoryState, total: int, short: int
+) -> tuple[str, list[Lever]] | None:
+    """Check for the limit of JAX's or another library's own allocator."""
+    limit, library = s.capacity, s.shortage.library
+    own = next((pool.limit for pool in s.device.pools if pool.framework == library), None)
+    if own != limit or limit + short > (s.device.free or 0) + (s.device.reserved or 0):
+        return None
+    why = f"{library} may take {size(limit)} of the {size(total)} that {s.name} has"
+    do = f"`%env XLA_PYTHON_CLIENT_MEM_FRACTION={_SHARE}` before JAX starts, in a new kernel"
+    gives = max(int(_SHARE * total) - limit, 0)
+    return f"{why}: 75 % by default", [Lever(do, gives)] if library == "JAX" else []
+
+
+def other_gpu(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
+    """Propose another GPU with room for the cell's need and for the variables it reads here."""
+    torch = torch_here()
+    if torch is None or s.shortage.library != TORCH or (t is not None and t.loop is not None):
+        return
+    need = t.whole.need if t is not None and t.whole is not None else None
+    reads = s.read | s.rests[-1].read_anywhere
+    needed = max(need.most if need else 0, s.wanted)
+    needed += sum(each.nbytes for each in s.storages if each.roots & reads)
+    for ordinal in range(torch.cuda.device_count()):
+        free = torch.cuda.mem_get_info(ordinal)[0]
+        if ordinal != s.shortage.ordinal and free >= needed:
+            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free)
+            return
+
+
+def free_kept(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
+    """Outputs and errors of earlier cells; the error that an `except` block handles."""
+    if s.worth(s.kept):
+        whole = t.whole if t is not None else None
+        fits = whole.fits(whole.need, s.kept) if whole is not None and whole.need else None
+        yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
+    held = s.alone([s.handled], in_frames=True)
+    if s.worth(held):
+        yield Lever("retry after the `except` block, which keeps the frames of its error", held)
+
+
+def delete(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
+    """Propose to delete the largest variables that nothing reads any more, as many as needed."""
+    for n, rest in enumerate(s.rests):
+        trial = None if t is None else t.whole if rest.frame.at_top else t.every[n]
+        need = trial.need if trial is not None and trial.is_short else None
+        lacking = s.short_by if trial is None or need is None else need.most - trial.room
+        names = _unread(s, rest, lacking)
+        if not names or rest.failed is None:
+            continue
+        gives = s.alone([s.local(rest.frame, n) for n in names], in_frames=not rest.frame.at_top)
+        if set(names) & (rest.overwritten | rest.read_anywhere):
+            code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
+            timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
+            do = f"`{code}` before {'that line' if timed else f'line {rest.failed.lineno}'}"
+            changed: dict[str, Any] = {"before": code}
+        else:
+            do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
+            changed = {"gone": names}
+        if trial is None or need is None:
+            yield Lever(do, gives)
+            continue
+        freed = gives if "gone" in changed else 0  # else the dry run itself frees it
+        then = trial.tried(**changed)
+        if then is not None and then.most - freed < need.most:
+            yield Lever(do, gives, trial.fits(then, freed))
+
+
+def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> tuple[str, ...]:
+    """Return a frame's variables that the rest of the code does not read, the largest first."""
+    frame, at_top = rest.frame, rest.frame.at_top
+    # A rerun needs the variables that this code made before, unless it assigns them again.
+    needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
+    free = {s.local(frame, n): n for n in frame.scope.local if n not in needed}
+
+    def gives(paths: list[str]) -> int:
+        return s.alone(paths, in_frames=not at_top)
+
+    rows = (
+        [r.path, *(a for a in r.aliases if a in s.namespace and at_top)] for r in s.device.holders
+    )
+    groups = [paths for paths in rows if all(path in free for path in paths)]
+    chosen: list[str] = []
+    for paths in sorted(groups, key=gives, reverse=True):
+        if gives(chosen) < max(lacking, 1) and s.worth(gives([*chosen, *paths])):
+            chosen += (path for path in paths if path not in chosen)
+    return tuple(free[path] for path in chosen)
+
+
+# -- the choice
+_Find = Callable[[OutOfMemoryState, Any], Iterator[Lever]]
+_FREE: tuple[_Find, ...] = (free_kept, delete)
+
+
+def _levers(t: "Trials | None") -> Iterator[tuple[_Find, ...]]:
+    """Yield groups of levers; later ones cost the user more."""
+    if t is None:
+        yield from (_FREE, (other_gpu,))
+        return
+    from gpumagic.memory.levers_by_trial import keep_less, no_graph, otherwise, rewritten, smaller
+
+    # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
+    less = rewritten, keep_less, no_graph
+    yield from (_FREE, less) if t.loop is None else (less, _FREE)
+    yield (smaller, otherwise, other_gpu)
+
+
+def _chosen(s: OutOfMemoryState, t: "Trials | None") -> list[Lever]:
+    """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
+    found: list[Lever] = []
+    for group in _levers(t):
+        for lever in (each for find in group for each in find(s, t)):
+            found.append(lever)
+            # One thing to free is enough, and of other code there is a choice.
+            if sum(_is_enough(s, each) for each in found) == (1 if group == _FREE else 2):
+                break
+        if any(_is_enough(s, each) for each in found):
+            found = [each for each in found if _is_enough(s, each)]
+            break
+    return found[:_MOST]
+
+
+def _is_enough(s: OutOfMemoryState, lever: Lever) -> bool:
+    return lever.fits is True or (lever.fits is None and (lever.gives or 0) >= s.short_by)

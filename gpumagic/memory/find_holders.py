@@ -193,7 +193,7 @@ class _Search:
                 way = Way(_UNMET.format(library), kind_of_array(library))
                 here = ours or place
                 unmet[here] = FoundStorage(*here, (way,), is_of_other_library=not ours)
-        found = Paths(self._walk, chain(self._first.values(), *self._more.values()))
+        found = Paths(self._walk)
         every = [storage for place, storage in unmet.items() if place not in self._first]
         for spot, number in self._first.items():
             ways, objects = found.ways(number), [number]

@@ -4,10 +4,9 @@ After each cell one number per GPU is read. The holders are looked up only after
 more twice in a row, and again at the third time: the report names the holder that grew between.
 """
 
-import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,7 +20,6 @@ LEAST = 2**16
 """Bytes more at the end of a run that are worth a word."""
 TIMES = 3
 """In a row."""
-_ADDING = frozenset({"append", "appendleft", "add", "extend", "insert", "setdefault", "update"})
 
 
 @dataclass(frozen=True)
@@ -30,33 +28,20 @@ class Grown:
 
     name: str
     nbytes: int
-    where: str = ""  # "line 5", or the line that made it; nothing where neither is known
-    adds: bool = False  # the line adds it there
-    graph: bool = False  # what is kept has the graph of its computation
+    where: str = ""  # the line that allocated most of it; empty if unknown
+    graph: bool = False  # the graph of a computation keeps most of it
 
     def __str__(self) -> str:
-        says = f"`{self.name}` grows by {size(self.nbytes)} a run"
-        graph = " with its graph" if self.graph else ""
+        says = f"`{self.name}` grows by {size(self.nbytes)} a run{' with its graph' * self.graph}"
         if self.name == "Out":
             return (
-                f"{says}: it keeps the value of the cell's last line{graph}; end that line with a "
+                f"{says}: it keeps the value of the cell's last line; end that line with a "
                 "semicolon, and `%gpufree` gives back what it has kept"
             )
-        if self.adds:
-            says = f"{says}: {self.where} adds a tensor{graph}"
-        elif self.where:
-            says = f"{says}, made in {self.where}"
+        says += f", made in {self.where}" if self.where else ""
         if self.graph:
-            return f"{says}; `.item()` or `.detach()` of it keeps the numbers alone"
+            return f"{says}; `.detach()` of it (`.item()` of a number) keeps the numbers alone"
         return f"{says}; `del {self.name}` gives it back, `.cpu()` of a tensor keeps it elsewhere"
-
-
-class _Holder(NamedTuple):
-    """Record what one name holds: its bytes, the bytes that a graph keeps, and the storages."""
-
-    nbytes: int
-    graph: int
-    addresses: frozenset[tuple[str, int]]
 
 
 @dataclass
@@ -65,7 +50,7 @@ class _Runs:
 
     allocated: int
     grew: int = 0
-    before: dict[str, _Holder] | None = None
+    before: dict[str, int] | None = None  # bytes by holder before the last run
     done: bool = False
 
 
@@ -76,25 +61,20 @@ class GrowthWatch:
         self._cells: dict[int, _Runs] = {}
         self._told: set[str] = set()
 
-    def ended(
-        self, cell: str, as_python: Callable[[str], str], namespace: Mapping[str, Any]
-    ) -> Grown | None:
+    def ended(self, cell: str, namespace: Mapping[str, Any]) -> Grown | None:
         """Note that a cell has ended; return what grows, if it is time to report it."""
         now = _allocated()
         runs = self._cells.setdefault(hash(cell), _Runs(now))
         more, runs.allocated = now - runs.allocated, now
         if runs.done:
             return None
-        if more < LEAST:
-            runs.grew, runs.before = 0, None
-            return None
-        runs.grew += 1
+        runs.grew = runs.grew + 1 if more >= LEAST else 0
         if runs.grew == TIMES - 1:
-            runs.before = _holders(namespace)
+            runs.before = {name: _bytes(held) for name, held in _holders(namespace).items()}
         if runs.grew < TIMES or runs.before is None:
             return None
         runs.done = True
-        grown = _grown(runs.before, _holders(namespace), more, as_python(cell))
+        grown = _grown(runs.before, namespace, more)
         if grown is None or grown.name in self._told:
             return None
         self._told.add(grown.name)
@@ -107,66 +87,27 @@ def _allocated() -> int:
     return sum(stats["allocated_bytes"]["all"]["current"] for stats in every if stats)
 
 
-def _holders(namespace: Mapping[str, Any]) -> dict[str, _Holder]:
-    """Return all holders by name; all outputs are one holder."""
-    of_names: dict[str, list[FoundStorage]] = {}
+def _holders(namespace: Mapping[str, Any]) -> dict[str, list[FoundStorage]]:
+    """Return the storages of each holder; all outputs are one holder."""
+    found: dict[str, list[FoundStorage]] = {}
     for storage in find(namespace, paths=True):
         first = storage.ways[0]
-        of_names.setdefault("Out" if first.kind == OUTPUT else first.root, []).append(storage)
-    return {name: _holder(storages) for name, storages in of_names.items()}
+        found.setdefault("Out" if first.kind == OUTPUT else first.root, []).append(storage)
+    return found
 
 
-def _holder(storages: list[FoundStorage]) -> _Holder:
-    graph = sum(s.nbytes for s in storages if GRAPH in s.path)
-    addresses = frozenset((s.device, s.address) for s in storages)
-    return _Holder(sum(s.nbytes for s in storages), graph, addresses)
-
-
-def _grown(
-    before: Mapping[str, _Holder], after: Mapping[str, _Holder], more: int, code: str
-) -> Grown | None:
-    """Return the name that holds most of the new bytes; None if there is no such name."""
-    none = _Holder(0, 0, frozenset())
-    name = max(after, key=lambda n: after[n].nbytes - before.get(n, none).nbytes, default=None)
-    if name is None:
+def _grown(before: Mapping[str, int], namespace: Mapping[str, Any], more: int) -> Grown | None:
+    """Return the holder that most of the new bytes went to; None if there is no such holder."""
+    after = _holders(namespace)
+    added = {name: _bytes(held) - before.get(name, 0) for name, held in after.items()}
+    name = max(added, key=lambda name: added[name], default="")
+    if not name or 2 * added[name] < more:
         return None
-    new, old = after[name], before.get(name, none)
-    if 2 * (new.nbytes - old.nbytes) < more:
-        return None
-    graph = 2 * (new.graph - old.graph) > new.nbytes - old.nbytes
-    line = _adding_line(code, name)
-    if line is not None:
-        return Grown(name, more, f"line {line}", adds=True, graph=graph)
-    came = next(iter(new.addresses - old.addresses), None)
-    made = MadeIn().of(*came) if came else None
-    return Grown(name, more, made.place if made else "", graph=graph)
+    held = after[name]
+    graph = 2 * _bytes([s for s in held if GRAPH in s.path]) > _bytes(held)
+    made = MadeIn().most_of(held[0].device, [s.address for s in held])
+    return Grown(name, more, made.place if made else "", graph)
 
 
-def _adding_line(code: str, name: str) -> int | None:
-    """Return the line of a cell that adds to a variable: `losses.append(x)`, `total += x`."""
-    try:
-        nodes = ast.walk(ast.parse(code))
-    except SyntaxError:  # of a cell magic's own language
-        return None
-    lines = (node.lineno for node in nodes if name in _added_to(node))  # type: ignore[attr-defined]
-    return min(lines, default=None)
-
-
-def _added_to(node: ast.AST) -> list[str]:
-    """Return the variables to which a statement or call adds something, also deep inside."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return [_variable(node.func.value)] if node.func.attr in _ADDING else []
-    if isinstance(node, ast.AugAssign):
-        return [_variable(node.target)]
-    if isinstance(node, ast.Assign):
-        read = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-        named = [(_variable(target), target) for target in node.targets]
-        return [n for n, target in named if n in read or not isinstance(target, ast.Name)]
-    return []
-
-
-def _variable(node: ast.AST) -> str:
-    """Return the variable that an expression begins with."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
+def _bytes(storages: list[FoundStorage]) -> int:
+    return sum(storage.nbytes for storage in storages)

@@ -1,46 +1,48 @@
-"""Find another way to compute the same with less memory: each is tried by a dry run."""
+"""Find another way to compute the same with less memory: each is tried by a dry run.
+
+A dry run with all rewrites of torch's calls notes which the code has a use for; each is then tried
+alone.
+"""
 
 import ast
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import _lru_cache_wrapper, partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from gpumagic.display.units import some
 from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.memory.oom_trials import CodeTrial, Trials, Within
+from gpumagic.memory.oom_trials import CodeTrial, Need, Note, Trials, Within
 from gpumagic.memory.out_of_memory import Lever
+from gpumagic.usercode.files import is_users
 from gpumagic.usercode.syntax import stored
 from gpumagic.usercode.values import contents, own
 from gpumagic.usercode.variables import names_read
 
 # A lever that saves less than this part of the need is not worth a line.
 _WORTH = 0.05
-# A number decides if with half of it so much less is needed.
-_DECIDES = 0.2
-# Half a batch needs half of the memory. If it needs less than this part, samples are paired with
-# each other, and a smaller batch computes something else.
-_PAIRED = 0.4
+# Half a batch needs about half of the memory. If it needs more, it does not decide; if less,
+# samples are paired with each other, and a smaller batch computes something else.
+_PAIRED, _DECIDES = 0.4, 0.8
 # The reported number is at most this far below the largest that fits. A closer one would cost dry
 # runs, and depends on fragmentation. On a real GPU there is a margin besides.
 _NEAR, _NEAR_REAL = 0.05, 0.1
-# A smaller number is hardly that of samples.
-_LEAST = 10
 # A recomputed part of a Sequential has as many layers as there are parts kept.
 _LEAST_LAYERS = 4
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
-_MAKES = {"empty", "full", "ones", "rand", "randint", "randn", "zeros"}
+_PAIRS = {"sub", "rsub", "mul", "add", "div", "eq", "mse_loss", "l1_loss", "smooth_l1_loss"}
 _KEEP, _DEPTH = "_gpumagic_keep", 4
 
 
+# -- what each pass of a loop keeps
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that each pass of a loop keeps less: without its graph, or on the CPU."""
     trial = t.loop
@@ -51,32 +53,40 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     local = (n for n in frame.scope.local if s.local(frame, n) == path)
     name = next(local, path if path in s.namespace else "")
     # The results of a pass, which the next one makes again, hold the same graphs.
-    made = {s.local(frame, n) for n in stored(trial.rest.loops[0])}
-    graphs, whole = s.in_graphs(path, made, in_frames=inside), s.alone([path], in_frames=inside)
+    made = {s.local(frame, n) for n in stored(trial.rest.loops[0])} | {path}
+    graphs = s.alone(made, in_frames=inside, graph_of=path)
+    whole = s.alone([path], in_frames=inside)
     whole = whole or sum(row.nbytes for row in s.device.holders if row.path == path)
     # Before a backward pass after the loop the graphs are needed.
     later = any(r.backward for r in s.rests) and "backward" not in ast.unparse(trial.rest.loops[0])
-    value = frame.scope.name(name)
-    single = isinstance(value, Tensor) and value.numel() == 1
-    cached = isinstance(value, _lru_cache_wrapper)
-    detached = f"keep `.item()` or `.detach()` in `{name}`, not results with their graphs"
-    stepwise = f"`{name}.backward(); {name} = {name}.detach()` in each pass, no backward after it"
-    for do, keep, gives in (
-        (detached, _without_graph, 0 if later else graphs),
-        (stepwise, _backward, graphs if later and single else 0),
-        (f"keep `.cpu()` of the tensors in `{name}`", _on_host, 0 if graphs else whole),
-        (f"`{name}.cache_clear()` in each pass", _cleared, whole if cached else 0),
+    detached = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
+    host = "keep `.cpu()` of the tensors in `{}`"
+    # A name that each pass makes from its value before, such as a state, may keep all graphs.
+    passed_on = [n for n in sorted(trial.rest.added_up) if n != name and not later]
+    for do, keep, gives, kept_in in (
+        *((detached, _without_graph, 0 if later else graphs, n) for n in (name, *passed_on)),
+        (host, _on_host, 0 if later else whole, name),
     ):
-        if name and gives:
-            names = {name: _emptied(frame.scope.name(name)), _KEEP: keep}
-            needs, grows = trial.needed_and_grows(names=names, after=f"{name} = {_KEEP}({name})")
-            if needs is not None and _slower(trial, grows):
-                yield Lever(do, gives, trial.fits(needs, whole, grows))
+        if not kept_in or not gives:
+            continue
+        names = {kept_in: _emptied(frame.scope.name(kept_in)), _KEEP: keep}
+        within = Rewrites.only("cat") if keep is _on_host else _as_it_is
+        need = trial.tried(names=names, after=f"{kept_in} = {_KEEP}({kept_in})", within=within)
+        if need is not None and _slower(trial, need):
+            lever = Lever(do.format(kept_in), gives, trial.fits(need, whole))
+            yield lever
+            if lever.fits:
+                return
 
 
-def _slower(trial: CodeTrial, grows: int | None) -> bool:
+def _as_it_is(_: Note) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def _slower(trial: CodeTrial, need: Need) -> bool:
     """Whether each pass then keeps clearly less."""
-    return grows is not None and trial.grows_much and 4 * grows <= 3 * (trial.grows or 0)
+    before = trial.need.grows if trial.need is not None and trial.grows_much else None
+    return need.grows is not None and before is not None and 4 * need.grows <= 3 * before
 
 
 def _emptied(value: Any) -> Any:
@@ -92,16 +102,6 @@ def _without_graph(value: Any) -> Any:
     return _each_tensor(value, lambda t: 0.0 if t.numel() == 1 else t.detach())
 
 
-def _backward(value: Tensor) -> Tensor:
-    value.backward()
-    return value.detach()
-
-
-def _cleared(value: Any) -> Any:
-    value.cache_clear()
-    return value
-
-
 def _on_host(value: Any) -> Any:
     return _each_tensor(value, lambda t: t.detach().cpu())
 
@@ -110,130 +110,143 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Any], depth: int = _DEPT
     """Change the tensors in a value: in a list, a dict or an object in place."""
     if isinstance(value, Tensor):
         return change(value) if value.device.type != "cpu" else value
+    if type(value) is tuple and depth:
+        return tuple(_each_tensor(item, change, depth - 1) for item in value)
     into = value if isinstance(value, (list, dict)) else own(value)
     into = dict(into) if isinstance(value, type) else into
     if depth and not isinstance(value, nn.Module):
         for key, item in contents(into):
-            if isinstance(item, (Tensor, list, dict)) or own(item):
+            if isinstance(item, (Tensor, list, dict, tuple)) or own(item):
                 into[key] = _each_tensor(item, change, depth - 1)
     return value
 
 
+# -- the same in another way
+def rewritten(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Try what a rewrite finds in the code: shapes that broadcast by mistake, attention, …"""
+    trial = t.loop or t.whole
+    need = trial.needed(within=Rewrites) if trial is not None else None
+    for note in dict.fromkeys(need.notes if need is not None else ()):
+        name, _, do = note.partition(Rewrites.MARK)
+        if do and trial is not None:
+            yield from _saves(trial, do, Rewrites.only(name))
+
+
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """`torch.no_grad()` where no backward pass follows."""
-    trial = t.whole if t.loop is None or t.whole is not t.loop else t.loop
-    if trial is None or not torch.is_grad_enabled() or any(r.backward for r in s.rests):
-        return
-    yield from _saves(
-        trial, "`with torch.no_grad():` around it: no backward pass follows", torch.no_grad
-    )
+    trial = t.loop or t.whole
+    if trial is not None and torch.is_grad_enabled() and not any(r.backward for r in s.rests):
+        do = "`with torch.no_grad():` around it: no backward pass follows"
+        yield from _saves(trial, do, lambda _: torch.no_grad())
+
+
+def otherwise(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Try 16-bit numbers, layers that recompute what they keep, and one parameter at a time."""
+    if t.whole is not None and t.loop is None:
+        for do, within in _ways(s, t.whole):
+            yield from _saves(t.whole, do, within)
 
 
 def _saves(trial: CodeTrial, do: str, within: Within) -> Iterator[Lever]:
     """Try another way to compute the same; yield it if it needs less."""
-    needs, grows = trial.needed_and_grows(within=within)
-    if needs is None or trial.needs is None:
-        return
-    saved = trial.needs - needs
-    if saved >= _WORTH * trial.needs or _slower(trial, grows):
-        yield Lever(do, max(saved, 0) or None, trial.fits(needs, 0, grows))
+    need = trial.tried(within=within)
+    if need is not None and trial.need is not None:
+        saved = trial.need.most - need.most
+        if saved >= _WORTH * trial.need.most or _slower(trial, need):
+            yield Lever(do, max(saved, 0) or None, trial.fits(need))
 
 
-def aligned(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose one shape for two operands with as many numbers, which broadcast to far more."""
-    trial, failed = t.every[0], s.rests[0].failed
-    for node in ast.walk(failed) if failed is not None and trial.is_short else ():
-        two = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-        shapes: list[Any] = [getattr(trial.frame.scope.value(each), "shape", None) for each in two]
-        if not two or not all(type(shape) is torch.Size for shape in shapes):
-            continue
-        (left, right), (x, y) = two, shapes
-        if x == y or x.numel() != y.numel() or not isinstance(right, ast.Name):
-            continue
-        change = f"{right.id} = {right.id}.view_as({ast.unparse(left)})"
-        needs, before = trial.needed(before=change), trial.needs or 0
-        if needs is not None and before - needs >= _WORTH * before:
-            do = f"`{change}` before line {right.lineno}, since {[*x]} and {[*y]} broadcast"
-            yield Lever(do, before - needs, trial.fits(needs))
+def _ways(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[tuple[str, Within]]:
+    yield '`with torch.autocast("cuda", torch.bfloat16):` around it', _autocast
+    yield "`dtype=torch.bfloat16` for the tensors that it makes", _made_narrow
+    path, layers = _layers(s, trial)
+    if len(layers):
+        parts, do = 0, f"`checkpoint(layer, …)` for each layer of `{path}`"
+        if type(layers) is nn.Sequential:
+            parts = max(int(len(layers) ** 0.5), 2)
+            do = f"`checkpoint_sequential({path}, {parts}, …)`"
+        yield f"{do}, which computes again what lies between", _checkpointed(layers, parts)
+
+
+def _autocast(_: Note) -> Any:
+    return torch.autocast("cuda", dtype=torch.bfloat16)
+
+
+# Within a dry run's process nothing needs to be put back.
+@contextmanager
+def _made_narrow(_: Note) -> Iterator[None]:
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+
+
+def _layers(s: OutOfMemoryState, trial: CodeTrial) -> tuple[str, Any]:
+    """Return the sequence of layers with the most modules that the code reads, and its path."""
+    found: list[tuple[str, Any]] = [("", nn.Sequential())]
+    for name, value in trial.names.items():
+        if isinstance(value, nn.Module) and name in s.read:
+            every = nn.Module.named_modules(value, prefix=name)
+            rows = [each for each in every if type(each[1]) in (nn.Sequential, nn.ModuleList)]
+            found += [each for each in rows if len(each[1]) >= _LEAST_LAYERS]
+    return max(found, key=lambda each: len([*nn.Module.modules(each[1])]))
+
+
+def _checkpointed(module: Any, parts: int) -> Within:
+    @contextmanager
+    def within(_: Note) -> Iterator[None]:
+        def sequence(x: Any) -> Any:
+            return checkpoint_sequential([*module], parts, x, use_reentrant=False)
+
+        if parts:
+            module.forward = sequence
+        for layer in () if parts else module:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        yield
+
+    return within
 
 
 # -- a smaller number
-@dataclass
-class _Size:
-    """Represent a number that decides the need: a batch's samples, or a number in the code."""
-
-    trial: CodeTrial
-    value: int
-    words: str
-    names: tuple[str, ...] = ()
-    nodes: tuple[ast.Constant, ...] = ()
-    known: dict[int, float] = field(default_factory=dict)
-
-    def needed(self, value: float) -> float:
-        """Return the bytes that the code needs with another value; infinite if not followed."""
-        value = int(value)
-        if value not in self.known:
-            try:
-                for node in self.nodes:
-                    node.value = value
-                needs = self.trial.needed({name: self._cut(name, value) for name in self.names})
-            finally:
-                for node in self.nodes:
-                    node.value = self.value
-            self.known[value] = math.inf if needs is None else needs
-        return self.known[value]
-
-    def _cut(self, name: str, value: int) -> Any:
-        whole = self.trial.names.get(name, value)
-        return whole[:value] if type(whole) is Tensor else value
-
-
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the largest batch that fits, or the largest first size of a created tensor."""
-    if t.loop is not None:
-        return
+    """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
+    for trial in t.every if t.loop is None else ():
+        names = _batch(trial) if trial.is_short else ()
+        if names and trial.need is not None:
+            yield from _smaller(s, trial, trial.need, names)
+            return
+
+
+def _smaller(
+    s: OutOfMemoryState, trial: CodeTrial, need: Need, names: tuple[str, ...]
+) -> Iterator[Lever]:
+    count = len(trial.names[names[0]])
+    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
+    sizes = {name for name, value in trial.names.items() if type(value) is int and value == count}
+
+    @cache
+    def needed(number: float) -> float:
+        cut = {name: trial.names[name][: int(number)] for name in names}
+        for changed in (cut, cut | dict.fromkeys(sizes, int(number))):
+            if (found := trial.needed(changed)) is not None:
+                return found.most
+        return math.inf
+
     near = _NEAR if s.device.virtual else _NEAR_REAL
-    for number in (*_batches(t), *_numbers(t)):
-        needs, half = number.trial.needs or 0, number.needed(number.value // 2)
-        if needs - half < _DECIDES * needs:
-            continue
-        number.known[number.value] = needs
-        # One sample alone is refused by a layer that normalizes over them.
-        least = 1 if math.isfinite(number.needed(1)) else 2
-        values = range(least, number.value + 1)
-        fits = largest(values, number.needed, number.trial.room, near=near / 2)
-        if fits is None:
-            continue
-        steps = -(-number.value // int(fits))
+    if not _PAIRED <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
+        return
+    # One sample alone is refused by a layer that normalizes over them.
+    values = range(1 if math.isfinite(needed(1)) else 2, count)
+    fits = largest(values, needed, trial.room, near=near / 2)
+    if fits is not None:
+        steps, then = -(-count // int(fits)), int(needed(fits))
         added = f", the gradients of {steps} added up" if any(r.backward for r in s.rests) else ""
-        do = number.words.format(f"{int(fits):,}")
+        do = f"{some(f'`{name}`' for name in names)}: a batch of {int(fits):,} instead of {count:,}"
         do = f"{do}{added} (at most {100 * near:.0f} % less than would fit)"
-        then = int(number.needed(fits))
-        yield Lever(do, needs - then, number.trial.fits(then))
-        return
-
-
-def _batches(t: Trials) -> Iterator[_Size]:
-    """Yield the batch in the innermost frame that makes a whole step."""
-    for trial in t.every:
-        if not trial.is_short or not (names := _batch(trial)):
-            continue
-        count = len(trial.names[names[0]])
-        words = f"{some(f'`{name}`' for name in names)}: a batch of {{}} instead of {count:,}"
-        found = _Size(trial, count, words, names)
-        if math.isinf(found.needed(count // 2)):  # `torch.zeros(batch_size)` for each batch
-            numbers = (n for n, v in trial.names.items() if type(v) is int and v == count)
-            found = _Size(trial, count, words, (*names, *numbers))
-        if found.needed(count // 2) >= _PAIRED * (trial.needs or 0):
-            yield found
-        return
+        yield Lever(do, need.most - then, trial.fits(Need(then, need.grows)))
 
 
 def _batch(trial: CodeTrial) -> tuple[str, ...]:
     """Return the largest tensor that the code reads as a whole, and others with as many samples."""
-    read = names_read(ast.Module(trial.code, []))
-    known = trial.names
-    found = ((name, known.get(name)) for name in read)
+    found = ((name, trial.names.get(name)) for name in names_read(ast.Module(trial.code, [])))
     tensors = {n: v for n, v in found if type(v) is Tensor and v.dim() and len(v) > 1}
     most = max(tensors, key=lambda name: tensors[name].nbytes, default="")
     if not most or _is_cut(trial.code, most):
@@ -265,110 +278,72 @@ def _is_cut(code: Iterable[ast.stmt], name: str) -> bool:
     return any(getattr(part, "id", "") == name for part in parts)
 
 
-def _numbers(t: Trials) -> Iterator[_Size]:
-    """Return numbers that are the first size of a tensor made by the code, the largest first.
+# -- rewrites of calls
+class Rewrites(TorchFunctionMode):
+    """Call torch in other ways within; note in words what was rewritten."""
 
-    Others may be known to the data, as the number of classes is.
-    """
-    trial = t.whole
-    if trial is None:
-        return
-    found: list[_Size] = []
-    bound = set().union(*map(stored, trial.rest.loops))
-    for node in _first_sizes(trial.code):
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            words = f"{{}} instead of {node.value:,} in line {node.lineno}"
-            found.append(_Size(trial, node.value, words, nodes=(node,)))
-        elif isinstance(node, ast.Name) and node.id not in bound:
-            value = trial.frame.scope.name(node.id)
-            if type(value) is int and all(node.id not in each.names for each in found):
-                words = f"`{node.id} = {{}}` instead of {value:,}"
-                found.append(_Size(trial, value, words, (node.id,)))
-    yield from sorted((n for n in found if n.value >= _LEAST), key=lambda n: -n.value)[:2]
+    MARK = ": try "
+    """Between the name of a rewrite and its words, in a note."""
 
+    def __init__(self, note: Callable[[str], object], name: str = "") -> None:
+        super().__init__()
+        self._note, self._name = note, name
 
-def _first_sizes(code: Iterable[ast.stmt]) -> Iterator[ast.expr]:
-    for call in (node for stmt in code for node in ast.walk(stmt)):
-        if isinstance(call, ast.Call):
-            named = {each.arg: each.value for each in call.keywords}
-            if "batch_size" in named:
-                yield named["batch_size"]
-            if getattr(call.func, "attr", "") in _MAKES and call.args:
-                first = call.args[0]
-                sequence = isinstance(first, (ast.Tuple, ast.List)) and first.elts
-                yield sequence[0] if sequence else first
+    @classmethod
+    def only(cls, name: str) -> Callable[[Callable[[str], object]], "Rewrites"]:
+        """Return what makes the context of one rewrite."""
+        return partial(cls, name=name)
 
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "").strip("_")
+        if name in _PAIRS and self._is_on("broadcast"):
+            args = self._aligned(args)
+        elif name == "cat" and self._name == "cat":
+            args = ([each.cpu() for each in args[0]], *args[1:])
+        elif name in ("to", "cuda") and self._is_on("float") and _is_double(args[0]):
+            self._told("float", f"`.float()` before `.{name}(…)`: float64 takes twice the memory")
+            args = (args[0].float(), *args[1:])
+        return func(*args, **kwargs)
 
-# -- the same in another way
-def otherwise(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Try 16-bit numbers, layers that recompute what they keep, and one parameter at a time."""
-    if t.whole is not None and t.loop is None:
-        for do, within in _ways(s, t.whole):
-            yield from _saves(t.whole, do, within)
+    def _is_on(self, name: str) -> bool:
+        return self._name in ("", name)
 
+    def _told(self, name: str, words: str) -> None:
+        self._note(f"{name}{self.MARK}{words}")
 
-def _ways(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[tuple[str, Within]]:
-    yield '`with torch.autocast("cuda", torch.bfloat16):` around it', _autocast
-    yield "`dtype=torch.bfloat16` for the tensors that it makes", _made_narrow
-    path, layers = _layers(s, trial)
-    if len(layers):
-        parts, do = 0, f"`checkpoint(layer, …)` for each layer of `{path}`"
-        if type(layers) is nn.Sequential:
-            parts = max(int(len(layers) ** 0.5), 2)
-            do = f"`checkpoint_sequential({path}, {parts}, …)`"
-        do = f"{do}, which computes again what lies between"
-        yield do, partial(_checkpointed, layers, parts)
-    for optimizer in _stepping(s):
-        do = f"`{type(optimizer).__name__}(…, foreach=False)`: a parameter at a time"
-        yield do, partial(_one_by_one, optimizer)
+    def _aligned(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give two operands, [N] and [N, 1], one shape; else they broadcast to [N, N].
 
-
-def _autocast() -> Any:
-    return torch.autocast("cuda", dtype=torch.bfloat16)
+        One that the code itself has made from the other shape is meant so.
+        """
+        if len(args) < 2 or not all(isinstance(each, Tensor) for each in args[:2]):
+            return args
+        (one, two), more = args[:2], args[2:]
+        if one.numel() != two.numel() or one.numel() < 2 or one.dim() == two.dim():
+            return args
+        column = one if one.dim() > two.dim() else two
+        if column.shape[-1] != 1 or column._is_view():
+            return args
+        names = [_name_of(one), _name_of(two)]
+        each, other = (one, two) if names[0] and not names[1] else (two, one)
+        name = (names[1] or names[0]) or "x"
+        code = f"{name}.view({', '.join(map(str, other.shape))})"
+        shapes = f"{[*one.shape]} and {[*two.shape]} broadcast to {one.numel():,} × {two.numel():,}"
+        self._told("broadcast", f"`{code}` for `{name}`: {shapes}")
+        new = each.view(other.shape)
+        return (new, two, *more) if each is one else (one, new, *more)
 
 
-@contextmanager
-def _made_narrow() -> Iterator[None]:
-    torch.set_default_dtype(torch.bfloat16)
-    yield
+def _is_double(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64
 
 
-def _layers(s: OutOfMemoryState, trial: CodeTrial) -> tuple[str, Any]:
-    """Return the sequence of layers with the most modules that the code reads, and its path."""
-    found: list[tuple[str, Any]] = [("", nn.Sequential())]
-    for name, value in trial.names.items():
-        if isinstance(value, nn.Module) and name in s.read:
-            every = nn.Module.named_modules(value, prefix=name)
-            rows = [each for each in every if type(each[1]) in (nn.Sequential, nn.ModuleList)]
-            found += [each for each in rows if len(each[1]) >= _LEAST_LAYERS]
-    return max(found, key=lambda each: len([*nn.Module.modules(each[1])]))
-
-
-@contextmanager
-def _checkpointed(module: Any, parts: int) -> Iterator[None]:
-    """Checkpoint layers within a dry run's process, where nothing needs to be put back."""
-
-    def sequence(x: Any) -> Any:
-        return checkpoint_sequential([*module], parts, x, use_reentrant=False)
-
-    if parts:
-        module.forward = sequence
-    else:
-        for layer in module:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    yield
-
-
-def _stepping(s: OutOfMemoryState) -> list[Optimizer]:
-    """Return the optimizer whose step failed on lists of all parameters."""
-    names = {frame.f_code.co_name for _, frame in s.beyond}
-    every = [f.f_locals.get("self") for module, f in s.beyond if module.startswith("torch.optim")]
-    several = any(name.startswith("_multi_tensor") for name in names)
-    return [o for o in every if isinstance(o, Optimizer)][:1] if several else []
-
-
-@contextmanager
-def _one_by_one(optimizer: Optimizer) -> Iterator[None]:
-    for group in optimizer.param_groups:
-        group["foreach"] = False
-    yield
+def _name_of(value: Any) -> str:
+    """Return the name by which the user's innermost frame knows a value; empty if none."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    names = {**frame.f_globals, **frame.f_locals}
+    return next((name for name, each in names.items() if each is value), "")

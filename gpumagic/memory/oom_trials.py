@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
@@ -41,7 +41,17 @@ _MARGIN = 0.05
 _GROWS = 0.01
 _ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
 
-Within = Callable[[], AbstractContextManager[Any]]
+Note = Callable[[str], object]
+Within = Callable[[Note], AbstractContextManager[Any]]
+"""Makes a context for the code of a dry run, given what notes a phrase about it."""
+
+
+class Need(NamedTuple):
+    """Record what a dry run needed, in bytes, what each pass keeps, and what it noted."""
+
+    most: int
+    grows: int | None = 0  # None if unknown
+    notes: tuple[str, ...] = ()
 
 
 class Trials:
@@ -69,7 +79,7 @@ class Trials:
     def settled(self, trial: "CodeTrial", grows: int | None) -> bool:
         """Whether no loop around keeps more with each pass, if the one of `trial` keeps `grows`."""
         outer = self.every[self.every.index(trial) + 1 :]
-        return _keeps_nothing(trial, grows) and all(_keeps_nothing(t, t.grows) for t in outer)
+        return trial.keeps_nothing(grows) and all(each.keeps_nothing() for each in outer)
 
     def contexts_of(self, trial: "CodeTrial") -> Iterator[Any]:
         """Make torch's contexts that were entered before a trial's code, the outermost first."""
@@ -78,8 +88,8 @@ class Trials:
             yield from _contexts(each.rest.failed, each.frame)
         yield from _contexts(trial.start, trial.frame)
 
-    def follow(self, subject: Subject, device: str) -> int | None:
-        """Return the bytes that a subject's code needs on top of those held; None if unknown."""
+    def follow(self, subject: Subject, device: str) -> Need | None:
+        """Return what a subject's code needs on top of what is held; None if unknown."""
         if self._tried_s > _PATIENCE_S:
             return None
         start, used = time.monotonic(), _used_by_children()
@@ -94,8 +104,9 @@ class Trials:
         finally:
             elapsed = time.monotonic() - start
             self._tried_s += max(_used_by_children() - used, elapsed / _BUSY)
-        peak = result.peak.get(device)
-        return (peak.needed if peak else 0) if result.complete else None
+        needed = result.needed(device)
+        notes = tuple(each.reason for each in result.unknown)
+        return None if needed is None else Need(needed, notes=notes)
 
 
 def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
@@ -111,12 +122,6 @@ def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
                 yield made() if isinstance(made, type) else made
 
 
-def _keeps_nothing(trial: "CodeTrial", grows: int | None) -> bool:
-    if len(trial.rest.loops) > 1 or any(map(in_own_scope, trial.frame.candidates)):
-        return False  # only the innermost loop is followed
-    return not trial.rest.loops or (trial.possible and grows == 0)
-
-
 def _used_by_children() -> float:
     """Seconds of the processor's time that processes which this one has started took, and ended."""
     times = os.times()
@@ -129,14 +134,15 @@ class CodeTrial:
     def __init__(self, trials: Trials, rest: RestOfCode, is_step: bool) -> None:
         self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
-        self._in_for = any(not isinstance(loop, ast.While) for loop in rest.loops)
+        loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         whole = None if self.frame.at_top or rest.failed is None else function_of(rest.failed)
-        self.start = next((n for n in rest.loops if not isinstance(n, ast.While)), whole)
+        self.start = loops[0] if loops else whole
         """The loop or function whose body is followed; None for a whole cell."""
+        self._in_for = bool(loops)
         self.code = _code(self.frame, rest.failed)
         # A function may be a part of a step alone, of which the rest needs more.
         is_step = is_step and bool(self.frame.at_top or rest.loops or rest.backward)
-        self.possible = is_step and bool(self.code) and len(self._state.storages) <= _MOST
+        self._possible = is_step and bool(self.code) and len(self._state.storages) <= _MOST
         self._next = _next_pass(rest)
 
     @cached_property
@@ -164,59 +170,58 @@ class CodeTrial:
         On a real GPU a margin is left for workspaces and for memory in pieces.
         """
         state = self._state
-        taken = state.held() + state.unreached
+        room = state.capacity - state.held()
         if self.frame.at_top:
-            taken -= state.alone(self.stale)
+            room += state.alone(self.stale)
         else:  # what the function was given, and nothing else has
-            taken += state.given(self.frame, self.names)
-        room = state.capacity - taken
+            room -= state.alone([state.local(self.frame, name) for name in self.names])
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
-    def needs(self) -> int | None:
+    def need(self) -> Need | None:
         """What the code needs as it is; None if it cannot be followed."""
-        needs = self.needed() if self.possible else None
-        if needs is None and self.possible and self._next:  # it may be the last pass
-            self._next = ""
-            needs = self.needed()
-        return needs
+        return self.tried() if self._possible else None
 
     @property
     def is_short(self) -> bool:
         """Whether a dry run fails where the cell did."""
-        return self.needs is not None and self.needs > self.room
-
-    @cached_property
-    def grows(self) -> int | None:
-        """What a pass of the loop keeps for good; None if it cannot be followed."""
-        if not self._in_for:
-            return 0  # all of it is followed
-        grows = _more(self.needs, self.needed(passes=3) if self.needs is not None else None)
-        if grows is None and self._next:  # the pass after the next one may be none
-            self._next = ""
-            grows = _more(self.needed(), self.needed(passes=3))
-        return grows
+        return self.need is not None and self.need.most > self.room
 
     @property
     def grows_much(self) -> bool:
         """Whether a loop keeps so much with each pass that a smaller batch would not help."""
-        return bool(self._in_for and self.grows and self.grows > _GROWS * (self.needs or 0))
+        return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
-    def fits(self, needs: int, gives: int = 0, grows: int | None = None) -> bool | None:
-        """Whether the cell then runs to its end; None if that is not shown for all passes.
+    def keeps_nothing(self, grows: int | None = None) -> bool:
+        """Whether no loop here keeps more with each pass; `grows` is what a change leaves."""
+        if len(self.rest.loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
+            return False  # only the innermost loop is followed
+        if grows is None and self.need is not None:
+            grows = self.need.grows
+        return not self.rest.loops or (self.need is not None and grows == 0)
 
-        `gives` is freed before, and `grows` is what each pass then keeps, if that changes.
-        """
-        if needs > self.room + gives:
+    def fits(self, need: Need, gives: int = 0) -> bool | None:
+        """Whether the cell then runs to its end, if `gives` is freed before; None if that is not
+        shown for all passes."""
+        if need.most > self.room + gives:
             return None if self.grows_much else False
-        return self._trials.settled(self, self.grows if grows is None else grows) or None
+        return (need.grows is not None and self._trials.settled(self, need.grows)) or None
 
-    def needed_and_grows(self, **changed: Any) -> tuple[int | None, int | None]:
-        """Return the bytes needed, and those a pass keeps, with the changes that `needed` takes."""
-        needs = self.needed(**changed)
-        if needs is None or not self._in_for:
-            return needs, None if needs is None else 0
-        return needs, _more(needs, self.needed(passes=3, **changed))
+    def tried(self, **changed: Any) -> Need | None:
+        """Return what the code needs and keeps with the changes that `needed` takes."""
+        need, before = self.needed(**changed), vars(self).get("need")
+        if need is None or not self._in_for:
+            more = need
+        elif before is not None and before.grows is not None and not self.grows_much:
+            return need._replace(grows=before.grows)  # it is not the loop that keeps too much
+        else:
+            more = self.needed(**changed, passes=3)
+        if more is None and self._next:  # there may be no such pass
+            self._next = ""
+            return self.tried(**changed)
+        if need is None or more is None:
+            return need and need._replace(grows=None)
+        return need._replace(grows=max(more.most - need.most, 0))
 
     def needed(
         self,
@@ -225,32 +230,32 @@ class CodeTrial:
         gone: tuple[str, ...] = (),
         before: str = "",
         after: str = "",
-        within: Within = nullcontext,
+        within: Within | None = None,
         passes: int = 2,
-    ) -> int | None:
+    ) -> Need | None:
         """What it needs with other values of some names, some names gone, a line before the failing
         statement, one at the end of each pass, or in a context; None if it cannot be followed."""
-        space = {**self.frame.scope.outer, **self.names, **(names or {})}
+        names = dict(names or {})
+        space = {**self.frame.scope.outer, **self.names, **names}
         # The globals of a cell have its stale names too.
-        for name in (*gone, *(self.stale if self.frame.at_top else ())):
-            if name not in (names or {}):
-                space.pop(name, None)
+        for name in {*gone, *(self.stale if self.frame.at_top else ())} - names.keys():
+            space.pop(name, None)
         with _line_before(self.rest.failed, before):
             code = _code(self.frame, self.rest.failed)
             code += _parsed(f"{after}\n{self._next}", self.rest.failed)
             code *= passes if self._in_for else 1
             codes = compile_cell(ast.Module(code, []), self.frame.filename)
 
-        def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
+        def prepare(note: Note) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
-                (names or {}).clear()  # else what the code lets go would be held here
+                names.clear()  # else what the code lets go would be held here
                 signal.signal(signal.SIGPROF, lambda *_: signal.raise_signal(signal.SIGALRM))
                 signal.setitimer(signal.ITIMER_PROF, _LIMIT_S, 0.2)
                 with ExitStack() as contexts:
                     for context in self._trials.contexts_of(self):
                         contexts.enter_context(context)
-                    contexts.enter_context(within())
+                    contexts.enter_context(within(note) if within else nullcontext())
                     for code in filter(None, codes):
                         eval(code, into)
                 return {}
@@ -281,10 +286,6 @@ def _next_pass(rest: RestOfCode) -> str:
     return f"{name} += 1" if name and type(rest.frame.scope.name(name)) is int else ""
 
 
-def _more(less: int | None, more: int | None) -> int | None:
-    return None if less is None or more is None else max(more - less, 0)
-
-
 def _parsed(text: str, near: ast.stmt | None) -> list[ast.stmt]:
     line = getattr(near, "lineno", 1)
     return [ast.increment_lineno(stmt, line - 1) for stmt in ast.parse(text).body]
@@ -293,17 +294,16 @@ def _parsed(text: str, near: ast.stmt | None) -> list[ast.stmt]:
 @contextmanager
 def _line_before(failed: ast.stmt | None, text: str) -> Iterator[None]:
     """Insert a statement before the failing one, in its block, within the context."""
-    new = _parsed(text, failed)
-    fields = vars(getattr(failed, "parent", None) or ast.Pass()).values() if new else ()
-    block = next((b for b in fields if isinstance(b, list) and failed in b), None)
-    at = block.index(failed) if block is not None else 0
-    if block is not None:
-        block[at:at] = new
+    fields = vars(getattr(failed, "parent", None) or ast.Pass()).values() if text else ()
+    block = next((b for b in fields if isinstance(b, list) and failed in b), [])
+    before = [*block]
+    if block:
+        at = block.index(failed)
+        block[at:at] = _parsed(text, failed)
     try:
         yield
     finally:
-        if block is not None:
-            del block[at : at + len(new)]
+        block[:] = before
 
 
 def _code(frame: Any, failed: ast.stmt | None) -> list[ast.stmt]:
@@ -320,11 +320,7 @@ def _code(frame: Any, failed: ast.stmt | None) -> list[ast.stmt]:
             value = body[-1].value
             body[-1:] = [ast.copy_location(ast.Expr(value), body[-1])] if value else []
     nodes = [node for stmt in body for node in ast.walk(stmt)]
-    stands = not any(isinstance(node, _ENDS) for node in nodes if not _in_function(node, body))
+    functions = {function_of(node) for node in nodes} & {*nodes}
+    stands = not any(isinstance(n, _ENDS) for n in nodes if function_of(n) not in functions)
     asks = any(getattr(node, "id", "") == "get_ipython" for node in nodes)
     return body if stands and not asks and not awaits(ast.Module(body, [])) else []
-
-
-def _in_function(node: ast.AST, body: list[ast.stmt]) -> bool:
-    inside = function_of(node)
-    return any(inside is each for stmt in body for each in ast.walk(stmt))

@@ -3,21 +3,39 @@
 An object's first path comes from the parents that the walk noted: ``model.fc.weight``. Other
 holders are known by name only. A step that begins with a colon belongs to the last part that a
 person knows by name: ``loss.grad_fn: MulBackward0``, ``the exception of In [4]: frame step``.
+Only what C keeps is read: no property and no other code of the user's runs.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import gc
+import sys
+import types
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from inspect import CO_OPTIMIZED
 from typing import Any, NamedTuple
 
 from gpumagic.frameworks.framework import library_of
 from gpumagic.memory.memory_report import SAVED, STATE, kind_of_array
 from gpumagic.memory.object_graph import Walk
 from gpumagic.memory.references import is_node, is_other_array, nearest_leaf
-from gpumagic.memory.step_names import StepNames
-from gpumagic.usercode.values import class_name, comes_from, is_module, is_tensor, own
+from gpumagic.usercode.values import (
+    bases_of,
+    class_name,
+    comes_from,
+    is_module,
+    is_tensor,
+    members_of,
+    own,
+)
 
-MOST = 8
-"""The most roots that are reported to reach one object."""
+_PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
+_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+# Of what C computes when it is asked, these run no code and make nothing.
+_READ: tuple[Any, ...] = (
+    vars(types.CellType)["cell_contents"],
+    *map(vars(types.FunctionType).__getitem__, ("__defaults__", "__kwdefaults__")),
+    *map(vars(BaseException).__getitem__, ("__cause__", "__context__", "args")),
+)
 
 
 class Way(NamedTuple):
@@ -34,16 +52,16 @@ class Paths:
     meeting above it, so 100,000 tensors in a list cost little more than one.
     """
 
-    def __init__(self, walk: Walk, numbers: Iterable[int]) -> None:
+    def __init__(self, walk: Walk) -> None:
         self._walk = walk
         self._meetings: list[int] = []  # the nearest one of each object; ``~n`` is root `n`
         self._parts: list[str] = []  # the kind of everything below an object; empty if unknown
         self._look_through()
-        self._roots = self._roots_of({self._meetings[number] for number in numbers})
+        self._roots = self._roots_of_meetings()
         self._ways: dict[tuple[int, str], tuple[Way, ...]] = {}
         # The kinds that a class alone decides.
         self._kinds: dict[int, str] = {}
-        self._names = StepNames(walk.references)
+        self._named: dict[int, tuple[Any, list[tuple[str, Any]]]] = {}  # by class
         self._steps: dict[int, dict[int, str]] = {}
         # The path, and the part of it after which a step with a colon is written.
         self._written: dict[int, tuple[str, str]] = {}
@@ -69,28 +87,23 @@ class Paths:
     def _meeting(self, number: int) -> int:
         return self._meetings[number] if number >= 0 else number
 
-    def _roots_of(self, wanted: set[int]) -> dict[int, list[int]]:
-        """Return the roots that reach each of some meetings, in the order of the walk."""
+    def _roots_of_meetings(self) -> dict[int, int]:
+        """Return the numbers of the roots that reach each meeting, as bits."""
+        parents, others = self._walk.parents, self._walk.others
         below: dict[int, list[int]] = defaultdict(list)
-        todo = list(wanted)
-        while todo:
-            if (meeting := todo.pop()) < 0:
-                continue
-            referrers = self._walk.parents[meeting], *self._walk.others[meeting]
-            for above in dict.fromkeys(map(self._meeting, referrers)):
-                below[above].append(meeting)
-                if above not in wanted:
-                    wanted.add(above)
-                    todo.append(above)
-        found: dict[int, list[int]] = {each: [] for each in wanted}
-        for root in sorted((each for each in wanted if each < 0), reverse=True):
-            todo, seen = [root], {root}
-            while todo:
-                meeting = todo.pop()
-                found[meeting].append(~root)
-                new = [each for each in below[meeting] if each not in seen]
-                seen.update(new)
-                todo += [each for each in new if len(found[each]) < MOST]
+        for meeting in {*self._meetings}:
+            if meeting >= 0:
+                for above in {*map(self._meeting, (parents[meeting], *others[meeting]))}:
+                    below[above].append(meeting)
+        found = defaultdict(int, {~root: 1 << root for root in range(len(self._walk.roots))})
+        changed = set(found)
+        while changed:
+            now, changed = changed, set()
+            for above in now:
+                for meeting in below.get(above, ()):
+                    if (reached := found[meeting] | found[above]) != found[meeting]:
+                        found[meeting] = reached
+                        changed.add(meeting)
         return found
 
     def _root(self, number: int) -> int:
@@ -104,8 +117,9 @@ class Paths:
         """Return all ways to an object, the first one first."""
         key = meeting, kind = self._meetings[number], self.kind(number)
         if key not in self._ways:
-            every = [self._root(number), *self._roots[meeting]]
-            roots = [self._walk.roots[root] for root in every]
+            reached = self._roots[meeting]
+            every = [n for n in range(reached.bit_length()) if reached >> n & 1]
+            roots = [self._walk.roots[root] for root in (self._root(number), *every)]
             ways = (Way(root.holder or root.name, root.kind or kind) for root in roots)
             self._ways[key] = tuple(dict.fromkeys(ways))
         return self._ways[key]
@@ -172,9 +186,26 @@ class Paths:
         if parent not in self._steps:
             above = self._walk.parents[parent]
             owner = objects[above] if above >= 0 else None
-            self._steps[parent] = self._names.of(objects[parent], owner, self._key)
+            found = self._steps[parent] = dict[int, str]()
+            for value, step in self._all_steps(objects[parent], owner):
+                found.setdefault(id(value), step)
         obj = objects[child]
         return self._steps[parent].get(id(obj), f".<{class_name(type(obj))}>")
+
+    def _all_steps(self, obj: Any, owner: Any) -> Iterator[tuple[Any, str]]:
+        """Yield all that an object refers to, with the steps; `owner` refers to the object."""
+        kind = type(obj)
+        if id(kind) not in self._named:
+            edges = self._walk.references.edges(kind)
+            named = (name for base, name in _NAMED if issubclass(kind, base))
+            self._named[id(kind)] = edges or next(named, None), _members(kind)
+        named_by, members = self._named[id(kind)]
+        if named_by is _items:
+            yield from _items(obj, owner, self._key)
+        elif named_by is not None:
+            yield from named_by(obj)
+        if not _is_one_of(kind, _WHOLE):
+            yield from _attributes(obj, kind, members)
 
     def _key(self, key: Any) -> str:
         number = self._walk.number(key) if is_tensor(key) else None
@@ -217,3 +248,124 @@ def _kind_by_class(obj: Any) -> str:
     if comes_from(type(obj), "torch.nn.Parameter"):
         return "parameter"
     return kind_of_array(library_of(obj)) if is_other_array(type(obj)) else ""
+
+
+# -- steps
+def _is_one_of(value: Any, values: tuple[Any, ...]) -> bool:
+    return any(value is each for each in values)  # a metaclass may define what is equal
+
+
+def _members(kind: type) -> list[tuple[str, Any]]:
+    """Return the slots of a class, and C's own members."""
+    # Not all that C computes when it is asked: a node of a graph would unpack what it saved.
+    return [
+        (name, member.__get__)
+        for base in bases_of(kind)
+        for name, member in members_of(base).items()
+        if type(member) is types.MemberDescriptorType or _is_one_of(member, _READ)
+    ]
+
+
+def _items(
+    items: dict[Any, Any], owner: Any, key_name: Callable[[Any], str]
+) -> Iterator[tuple[Any, str]]:
+    attributes = _is_own(owner, items)
+    part = issubclass(type(owner), dict) and _is_module_state(owner, items)
+    for key, value in dict.items(items):
+        if attributes:
+            yield value, "" if _is_module_state(items, value) else f".{key}"
+        elif part:
+            yield value, f"[{key}]" if str.isdigit(key) else f".{key}"
+        else:
+            yield value, f"[{_key(key, key_name)}]"
+    for key in dict.keys(items):
+        if not _is_one_of(type(key), _PLAIN_KEYS):
+            yield key, ".<key>"
+
+
+def _key(key: Any, key_name: Callable[[Any], str]) -> str:
+    parts = key if type(key) is tuple else (key,)
+    if all(_is_one_of(type(part), _PLAIN_KEYS) for part in parts):
+        return repr(key)
+    return key_name(key)
+
+
+def _is_own(owner: Any, items: dict[Any, Any]) -> bool:
+    """Whether a dictionary is where `owner` keeps its attributes."""
+    kind = type(owner)
+    if issubclass(kind, type):
+        return any(child is items for child in gc.get_referents(members_of(owner)))
+    return own(owner) is items
+
+
+def _is_module_state(attributes: Any, items: Any) -> bool:
+    return any(dict.get(attributes, name) is items for name in _MODULE_STATE)
+
+
+def _sequence(items: Any) -> Iterator[tuple[Any, str]]:
+    base = next(base for base in (list, tuple, deque) if issubclass(type(items), base))
+    for n, value in enumerate(base.__iter__(items)):
+        yield value, f"[{n}]"
+
+
+def _frame(frame: types.FrameType) -> Iterator[tuple[Any, str]]:
+    for name, value in local_variables(frame).items():
+        yield value, f", {name}"
+    if frame.f_back is not None:
+        yield frame.f_back, _frame_step(frame.f_back)
+
+
+def _frame_step(frame: types.FrameType) -> str:
+    return f": frame {frame.f_code.co_name}"
+
+
+def _traceback(trace: types.TracebackType) -> list[tuple[Any, str]]:
+    return [(trace.tb_frame, _frame_step(trace.tb_frame)), (trace.tb_next, "")]
+
+
+def _exception(error: Any) -> list[tuple[Any, str]]:
+    return [(vars(BaseException)["__traceback__"].__get__(error), "")]
+
+
+def _attributes(obj: Any, kind: type, members: list[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
+    """Yield an object's attributes: from its dictionary, its slots, and C's own members."""
+    if issubclass(kind, type):
+        for held in gc.get_referents(members_of(obj)):
+            yield held, ""
+    else:
+        yield kind, ".__class__"
+        held = own(obj)
+        yield held, ""
+        for name, value in held.items():
+            yield value, f".{name}"
+    for name, get in members:
+        try:
+            yield get(obj), f".{name}"
+        except (AttributeError, ValueError):  # not set
+            continue
+
+
+_NAMED: tuple[tuple[Any, Any], ...] = (
+    (dict, _items),
+    ((list, tuple, deque), _sequence),
+    (types.FrameType, _frame),
+    (types.TracebackType, _traceback),
+    (BaseException, _exception),
+)
+
+
+# These have no attributes.
+_WHOLE = (dict, list, tuple, deque, types.FrameType)
+
+
+def local_variables(frame: types.FrameType) -> dict[str, Any]:
+    """Return the names of a frame, without making the frame keep more than before."""
+    seen = frame.f_locals
+    names = dict(seen)
+    # Until Python 3.13 a frame keeps the dictionary that it was asked for; `locals()` of the
+    # user's own is that dictionary, too, and is then held by somebody else.
+    if type(seen) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
+        held_by_frame_and_us = 3
+        if sys.getrefcount(seen) <= held_by_frame_and_us:
+            seen.clear()
+    return names

@@ -11,7 +11,6 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import Context, Token
 from itertools import compress, repeat
 from operator import is_, not_
 from traceback import walk_stack
@@ -87,19 +86,14 @@ class References:
             return _of_optimizer
         if is_node(kind):
             return edges_of_node if self._graphs else lambda node: []
-        bases = [*map(id, bases_of(kind))]
-        contexts: dict[type, Edges] = {Context: _of_context, Token: _of_token}
-        return next((edges for base, edges in contexts.items() if id(base) in bases), None)
+        return None
 
     def _rule(self, kind: type) -> Refers | None:
         bases = bases_of(kind)
         if (edges := self.edges(kind)) is not None:
-            if edges in (_of_context, _of_token):  # their other referents belong to everybody
-                return lambda obj: [child for child, _ in edges(obj)]
             return lambda obj: [*(child for child, _ in edges(obj)), *gc.get_referents(obj)]
-        for base, rule in ((type, postponed), (types.ModuleType, postponed), (ndarray(), _array)):
-            if any(base is each for each in bases):
-                return rule
+        if any(base is each for base in (type, types.ModuleType) for each in bases):
+            return postponed
         if is_other_array(kind):
             return self._other_array
         stored = comes_from(kind, "torch.UntypedStorage")
@@ -197,30 +191,6 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
     return found
 
 
-def _of_context(context: Context) -> list[Edge]:
-    return [(value, f": {variable.name}") for variable, value in context.items()]
-
-
-def _of_token(token: Token[Any]) -> list[Edge]:
-    return [(token.old_value, ".old_value")]
-
-
-def ndarray() -> Any:
-    """Return NumPy's array class; an empty tuple if NumPy is not imported."""
-    return getattr(sys.modules.get("numpy"), "ndarray", ())
-
-
-def objects_in(array: Any) -> list[Any]:
-    """List the objects in a NumPy array, which the collector does not see."""
-    kind = ndarray()
-    has = vars(kind)["dtype"].__get__(array).hasobject
-    return kind.ravel(array).tolist() if has else []
-
-
-def _array(array: Any) -> list[Any]:
-    return gc.get_referents(array) + objects_in(array)
-
-
 def is_other_array(kind: type) -> bool:
     """Whether objects of a class are arrays of a library that may lie on a GPU."""
     if comes_from(kind, "tensorflow.Variable"):  # it exchanges nothing by itself
@@ -228,7 +198,7 @@ def is_other_array(kind: type) -> bool:
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False
-    if comes_from(kind, "torch.Tensor") or any(base is ndarray() for base in bases_of(kind)):
+    if comes_from(kind, "torch.Tensor", "numpy.ndarray"):
         return False
     home = sys.modules.get(str(defined_in(kind)).partition(".")[0])
     return type(home) is types.ModuleType and not is_users(vars(home).get("__file__"))

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT
 from gpumagic.memory.object_graph import Root, Walk, of_kinds
-from gpumagic.memory.step_names import local_variables
+from gpumagic.memory.paths import local_variables
 from gpumagic.usercode.files import is_ours, is_users, label, shell
 from gpumagic.usercode.frames import errors
 from gpumagic.usercode.values import (
@@ -351,7 +351,8 @@ def walk_unreachable(
         obj = objects[number]
         if not walk.knows(obj):
             holder, kind = (NATIVE, "") if number in native else (CYCLE, GARBAGE)
-            walk.walk([Root(f"{holder}: {_name(obj)}", obj, kind, holder)], within=within)
+            name = f"{holder}: {class_name(type(obj))}"
+            walk.walk([Root(name, obj, kind, holder)], within=within)
 
 
 def _referrers(objects: list[Any], numbers: Mapping[int, int]) -> dict[int, list[int]]:
@@ -387,11 +388,3 @@ def _rank(obj: Any) -> int:
     if comes_from(type(obj), "torch.Tensor", "torch.UntypedStorage"):
         return 2
     return 1 if defined_in(type(obj)) == "builtins" and of_function(obj, "__name__") is None else 0
-
-
-def _name(obj: Any) -> str:
-    name = of_function(obj, "__name__")
-    code = getattr(obj, "__code__", None) if name is not None else None
-    if code is not None and is_users(code.co_filename):
-        return f"{name} of {label(code.co_filename)}"
-    return f"{name}" if name is not None else class_name(type(obj))

@@ -75,6 +75,8 @@ def test_a_cell_is_asked_with_on(ip):
         "1 --dry-run --on 4090": "1 is about a device that is here; type %%ongpu --dry-run --on",
         "--on 4090": "--on is for the dry run of a cell; type %%ongpu --dry-run --on '4090'",
         "--dry-run --on 4091": "no card '4091' is known; did you mean RTX 4090 24GB",
+        "--dry-run --on '8 x 4090'": "no card '8 x 4090' is known; did you mean RTX 4090 24GB",
+        "@all --dry-run --on 4090": "@all is about a device that is here; type %%ongpu --dry-run",
     }.items():
         assert f"UsageError: %%ongpu: {said}" in ip.run(f"%%ongpu {line}\na").text
 
@@ -84,6 +86,8 @@ def test_a_cell_is_asked_with_on(ip):
     [
         ("RTX 4091", "no card 'RTX 4091' is known; did you mean RTX 4090 24GB"),
         (["A100 40GB", "nix"], "no card 'nix' is known"),
+        ("8 x H100 80GB", "no card '8 x H100 80GB' is known; did you mean H100 80GB"),
+        ("@all", "no card '@all' is known; .*; a device is 1, cuda:1, cpu, free"),
         ("cuda;1", "type a name or a size: 24GiB; a device is 1, cuda:1, cpu, free"),
         ("cuda:1", "no cuda:1"),
     ],

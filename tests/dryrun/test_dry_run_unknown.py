@@ -6,7 +6,10 @@ from contextlib import closing
 
 import pytest
 import torch
+import torch.distributed as dist
 from dry_runs import assigned, dry, ended
+
+import gpumagic
 
 ENDS = {
     "if X.sum() > 0: pass": "a condition on a tensor depends on data",
@@ -34,6 +37,19 @@ def test_it_ends_where_data_decides(notebook):
         assert ended(result) == (3, reason)
         assert set(assigned(result)) - {"subprocess"} == {"before"}
         assert f"ended at line 3: {reason} · {statement}" in str(result)
+
+
+def test_nothing_is_sent_in_a_process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    x = torch.ones(4)
+    try:
+        for send in (lambda: dist.all_reduce(x), dist.barrier):
+            (end,) = gpumagic.dry_run(send).unknown
+            assert end.ended
+            assert end.reason.endswith(" in a process group: a dry run sends nothing")
+        dist.all_reduce(x)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_database_that_is_open_is_not_written_and_that_is_no_error_of_the_codes(ip, tmp_path):

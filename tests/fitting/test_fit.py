@@ -12,7 +12,6 @@ from torch import nn
 import gpumagic
 from gpumagic.dryrun.result import Unknown
 from gpumagic.fitting import fit_search
-from gpumagic.fitting.fit_result import Tried
 
 MIB = 2**20
 
@@ -65,12 +64,19 @@ def test_the_margin_stays_free():
     result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 100), margin=0.25)
     assert (result.value, result.confirmed) == (18, True)
     assert result.largest[0].room == 18 * MIB
+    assert str(result).splitlines()[0].endswith("; a run confirms it; the power of two below: 16")
     assert "within the margin" in str(result)
-    tried = [Tried(value, value * MIB) for value in (*range(1, 24), 90, 99)]
-    shown = str(replace(result, tried=(*tried[:21], replace(tried[21], ran=True), *tried[22:])))
-    rows = [line.split() for line in shown.splitlines() if " MiB  " in line]
-    values = [int(row[0]) for row in rows]
-    assert values == [1, 17, 18, 19, 22, 90, 99]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_predicted_value_is_rounded_to_the_side_that_is_known():
+    result = gpumagic.fit(lambda n: torch.ones(n, 4), 1, n=range(1, 10**7), dry=True, margin=0.1)
+    shown = int(str(result).split()[2])
+    assert shown <= result.value < shown * 1.01
+    assert f"n = {shown:_} is" in str(result)
+    assert "; the power of two below: 1_048_576" in str(result)
+    named = replace(result, values=[1, int(result.value), 10**7 - 1])
+    assert str(named).startswith(f"n = {result.value} is")
 
 
 @pytest.mark.usefixtures("small")
@@ -84,22 +90,16 @@ def test_in_few_steps_each_of_which_is_told():
         n=range(1, 10**6),
         namespace=space,
         progress=told.append,
-        target=200_000,
     )
     assert sum(tried.predicted is not None for tried in result.tried) <= 6
     assert [tried.value for tried in result.tried if tried.ran] == [result.value]
     assert told[0] == "dry run of n = 1"
     assert told[1].startswith("dry run of n = 1 needs ")
     assert told[-1].startswith(f"run of n = {result.value} needs ")
-    steps = result.steps
-    assert (steps.count - 1) * steps.size + steps.last == 200_000
-    assert steps.last <= steps.size <= result.value
     above = next(tried for tried in result.tried if tried.value > result.value)
     assert result.value + 1 < above.value <= result.value * 1.025  # half of the margin
     said = f"n = {result.value} is the largest known to fit, and {above.value} does not, on cuda:1"
     assert said in str(result)
-    assert f"accumulate gradients over {steps.count} steps of {steps.size}" in str(result)
-    assert "<svg" in result._repr_html_()
     assert weights.device.type == "cpu"
 
 
@@ -169,13 +169,10 @@ def test_ctrl_c_before_the_first_result_says_nothing_of_what_fits():
     def stop(line):
         raise KeyboardInterrupt
 
-    result = gpumagic.fit(
-        lambda n: torch.ones(n), 1, n=range(1, 100), target=200, margin=0, progress=stop
-    )
+    result = gpumagic.fit(lambda n: torch.ones(n), 1, n=range(1, 100), margin=0, progress=stop)
     assert result.interrupted
     assert "nothing is known yet: no n was tried to its end on cuda:1" in str(result)
     assert "fits" not in str(result)
-    assert "cannot be reached" not in str(result)
 
 
 @pytest.mark.usefixtures("small")
@@ -228,12 +225,11 @@ def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("decides", [False, True])
-def test_a_smallest_value_that_the_code_refuses_is_left_out(decides):
+def test_a_smallest_value_that_the_code_refuses_is_left_out():
     def step(batch):
         norm = nn.BatchNorm1d(2**18).train()
         X = torch.ones(batch, 2**18)
-        return norm(X * 2 if decides and X.sum() > 0 else X)
+        return norm(X)
 
     result = gpumagic.fit(step, 1, batch=range(1, 100), margin=0)
     assert result.value > 2
@@ -258,17 +254,8 @@ def test_it_says_what_ran_and_that_files_are_written(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_steps_are_of_a_size_that_was_named():
-    result = gpumagic.fit(
-        lambda n: torch.ones(n, MIB // 32), 1, n=range(8, 4000, 8), target=1000, margin=0, dry=True
-    )
-    assert result.value == 192
-    assert (result.steps.count, result.steps.size, result.steps.last) == (6, 168, 160)
-
-
-@pytest.mark.usefixtures("small")
 def test_none_fits_and_the_code_s_own_errors_are_its_own():
-    result = gpumagic.fit(lambda n: torch.ones(n, MIB), 1, n=range(10, 20), target=64)
+    result = gpumagic.fit(lambda n: torch.ones(n, MIB), 1, n=range(10, 20))
     assert result.value is None
     assert "no n fits on cuda:1 (virtual): n = 10 needs 40.0 MiB of 24.0 MiB free" in str(result)
     with pytest.raises(ZeroDivisionError) as raised:
@@ -309,7 +296,6 @@ def test_cards_that_are_not_here_are_asked_at_once():
         ("n", 7, {"n": [1]}, "no GPU 7"),
         ("n", "RTX 4091", {"n": [1]}, "no card 'RTX 4091' is known"),
         ("n", 0, {"n": [1], "margin": 2}, "margin=2 is not a part from 0 to 1"),
-        ("n", 0, {"n": [1], "target": 0}, "target=0 is no batch"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(code, on, given, said):

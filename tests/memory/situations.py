@@ -222,7 +222,7 @@ SITUATIONS = [
         "hidden = None\nfor n in range(0, 400, 20):\n"
         "    out, hidden = rnn(steps[:, n:n + 20].cuda(), hidden)\n"
         "    loss = out.square().mean()\n    loss.backward(retain_graph=True)",
-        "keep `.item()` or `.detach()` in `hidden`",
+        "keep `.item()` of a number or `.detach()` in `hidden`",
         often=True,
     ),
     Notebook(
@@ -233,8 +233,7 @@ SITUATIONS = [
         ],
         "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
         "loss.backward()",
-        "`loss.backward(); loss = loss.detach()` in each pass",
-        often=True,
+        why="each pass of the loop in line 2 keeps 16.0 MiB",
     ),
     # -- what collects, and is not named where it fills
     Notebook(
@@ -264,14 +263,14 @@ SITUATIONS = [
         "a function that caches",
         ["from functools import lru_cache\n@lru_cache\ndef made(n):\n    return mib(4) * n"],
         "for n in range(30):\n    made(n)",
-        "`made.cache_clear()` in each pass",
+        why="each pass of the loop in line 1 keeps 4.0 MiB",
     ),
     # -- what the code does needs too much
     Notebook(
         "shapes that broadcast by mistake",
         ["net, X = nn.Linear(8, 1).cuda(), torch.ones(4000, 8, device='cuda')", "y = X.sum(1)"],
         "pred = net(X)\nloss = ((pred - y) ** 2).mean()\nloss.backward()",
-        "`y = y.view_as(pred)` before line 2",
+        "`y.view(4000, 1)` for `y`",
         often=True,
     ),
     Notebook(
@@ -285,6 +284,54 @@ SITUATIONS = [
         "`%gpufree opt`",
         24,
         True,
+    ),
+    Notebook(
+        "a loss of shapes that broadcast, in a function",
+        [
+            "X = torch.ones(6000, 4, device='cuda')\ny = torch.ones(6000, 1, device='cuda')",
+            "def mse(p, t):\n    return ((t - p) ** 2).mean()",
+        ],
+        "err = mse(X @ X[0], y)",
+        "`p.view(6000, 1)` for `p`: [6000, 1] and [6000] broadcast",
+    ),
+    Notebook(
+        "attention that keeps all scores",
+        [
+            "class Attention(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.qkv = nn.Linear(64, 192)\n    def forward(self, x):\n"
+            "        q, k, v = self.qkv(x).view(1, -1, 3, 4, 16).permute(2, 0, 3, 1, 4)\n"
+            "        scores = q @ k.transpose(-2, -1) / 4\n"
+            "        return torch.softmax(scores, -1) @ v",
+            "net, x = Attention().cuda(), torch.ones(1, 1500, 64, device='cuda')",
+        ],
+        "with torch.no_grad():\n    y = net(x)",
+        why="the code needs 70.1 MiB",
+    ),
+    Notebook(
+        "all distances, of which the nearest are kept",
+        ["points = torch.ones(5000, 3, device='cuda')"],
+        "near = torch.cdist(points, points).topk(2, largest=False).values",
+        why="in all",
+    ),
+    Notebook(
+        "numbers of NumPy's",
+        ["import numpy as np\na = np.ones((6000, 900))"],
+        "X = torch.from_numpy(a).cuda()\nm = X * 2",
+        "`.float()` before `.cuda(…)`",
+    ),
+    Notebook(
+        "results joined in a loop",
+        ["net = nn.Linear(128, 256).cuda().requires_grad_(False)"],
+        "found = torch.empty(0, 256, device='cuda')\nfor n in range(9):\n"
+        "    found = torch.cat([found, net(torch.ones(4096, 128, device='cuda'))])",
+        "keep `.cpu()` of the tensors in `found`",
+    ),
+    Notebook(
+        "a state of two tensors with their graphs",
+        ["rnn = nn.LSTM(32, 128, batch_first=True).cuda()\nx = torch.ones(64, 25, 32)"],
+        "state = None\nfor n in range(80):\n    out, state = rnn(x.cuda(), state)\n"
+        "    out.square().mean().backward(retain_graph=True)",
+        "keep `.item()` of a number or `.detach()` in `state`",
     ),
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "`X`: a batch of"),
     Notebook(
@@ -350,8 +397,7 @@ SITUATIONS = [
             "rest = mib(20)",
         ],
         "opt.step()\nrest.sum()",
-        "`SGD(…, foreach=False)`",
-        14,
+        why="the code needs 16.0 MiB",
     ),
     Notebook(
         "a cache of keys and values",

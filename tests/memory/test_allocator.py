@@ -54,9 +54,6 @@ def test_of_a_class_it_is_the_cell_that_ran_it_with_the_line_in_the_class(ip, ma
     defined = last_cell()
     ip.run("n = 1\nnet = Net()")
     assert made("net") == f"{last_cell()} ({defined}, line 4)"
-    torch.cuda.memory._record_memory_history(stacks="python")  # now the whole stack is known
-    ip.run("n = 1\nnet = Net()")
-    assert made("net") == f"{last_cell()}, line 2 ({defined}, line 4)"
 
 
 def test_of_a_function_in_its_own_cell_the_cell_is_named_once(ip, made):

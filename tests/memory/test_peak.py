@@ -39,38 +39,23 @@ def net(ip):
     return ip
 
 
-def test_a_training_loop_by_kind_and_by_line(net):
+def test_a_training_loop_by_line(net):
     found = peak(net, TRAIN)
     weights = sum(block(p.nbytes) for p in net.ns["net"].parameters())
-    kinds, lines = dict(found.kinds), {line.line: line.nbytes for line in found.lines}
-    assert kinds["parameter"] == kinds["gradient"] == weights
-    assert kinds["optimizer state"] == 2 * weights
-    assert kinds["tensor"] >= block(net.ns["x"].nbytes)
+    lines = {line.line: line.nbytes for line in found.lines}
     assert found.line.startswith("line 7: optimizer.step()")
     assert lines["before the cell"] == weights + block(net.ns["x"].nbytes)
     assert lines["line 6: loss.backward()"] == weights
+    assert lines["line 7: optimizer.step()"] >= 2 * weights
     (memory,) = gpumagic.last_report().memory
-    assert found.nbytes == memory.peak == sum(kinds.values()) == sum(lines.values())
+    assert found.nbytes == memory.peak == sum(lines.values())
     assert found.complete
-    by_line = {line.line: dict(line.kinds) for line in found.lines}
-    assert by_line["line 6: loss.backward()"] == {"gradient": weights}
-
-
-def test_what_a_graph_saves_is_told_from_what_is_temporary(ip):
-    ip.run("x = torch.ones(1000, 100)")
-    cell = "%%ongpu 1 --memory\ndef f(w):\n    return ((x * w).exp() + x.relu()).sum()\n"
-    found = peak(ip, cell + "f(torch.ones(100, requires_grad=True)).backward()")
-    assert dict(found.kinds)["saved for backward"] == block(ip.ns["x"].nbytes)
-    without = peak(ip, cell + "y = f(torch.ones(100))")
-    assert "saved for backward" not in dict(without.kinds)
-    assert dict(without.kinds)["temporary"] >= block(ip.ns["x"].nbytes)
 
 
 def test_it_is_shown_below_the_report(net):
     text = net.run(TRAIN).text
     assert "the peak of cuda:1, " in text
     assert "at line 7: `optimizer.step()`" in text
-    assert "optimizer state" in text
     assert "before the cell" in text
     html = gpumagic.last_report()._repr_html_()
     assert "by line" in html
@@ -81,22 +66,18 @@ def test_it_says_what_recording_cost(net):
     net.run(TRAIN)
     report = gpumagic.last_report()
     assert f"Recording {report.peak.events} events added up to " in repr(report.peak)
-    assert report.peak.events > report.peak.changes > 20
+    assert report.peak.events > 20
     assert 0 < report.peak.added_seconds < report.seconds
 
 
-def test_a_cell_that_allocates_nothing_and_one_that_has_no_room_say_so(ip):
+def test_a_peak_before_the_cell_is_said(ip):
     ip.run("x = torch.ones(2**20, device='cuda:1')")
-    said = "the peak of cuda:1, 4.0 MiB, was before the cell: "
-    assert f"{said}the cell allocated nothing" in repr(peak(ip, "%%ongpu 1 --memory\nn = 1"))
+    said = "the peak of cuda:1, 4.0 MiB, was before the cell"
+    for cell in ("n = 1", "del x\ny = torch.ones(3)"):
+        assert said in repr(peak(ip, f"%%ongpu 1 --memory\n{cell}"))
     failed = ip.run("%%ongpu 1 --memory\ny = torch.empty(2**40)")
     text = " ".join(failed.text.split())
-    assert f"line 2: `y = torch.empty(2**40)`, which wanted 4.0 TiB more; {said}" in text
-    assert "gave memory back" not in text
-    cell = "%%ongpu 1 --memory\ndel x\ny = torch.ones(3)"
-    assert f"{said}it gave back more than it allocated" in repr(peak(ip, cell))
-    only_freed = repr(peak(ip, "%%ongpu 1 --memory\ndel y"))
-    assert "was before the cell: it gave back more than it allocated" in only_freed
+    assert "line 2: `y = torch.empty(2**40)`, which wanted 4.0 TiB more; the peak" in text
 
 
 def test_the_snapshot_is_for_torchs_viewer(net, tmp_path):
@@ -180,8 +161,8 @@ def test_a_replay_against_a_table(steps, held):
         trace.append({"action": action, "addr": address, "size": size, "time_us": time})
         if sum(live.values()) > sum(most.values()):
             most = dict(live)
-    found, left = replay(before, trace, [(-1, {0: "parameter"})], lambda entry: "line 1", "cuda:0")
-    assert found.nbytes == sum(most.values()) == sum(n for _, n in found.kinds)
-    assert found.nbytes == sum(line.nbytes for line in found.lines)
-    assert all(line.nbytes == sum(n for _, n in line.kinds) for line in found.lines)
+    found, left = replay(before, trace, lambda entry: f"line {entry['addr']}", "cuda:0")
+    assert found.nbytes == sum(most.values()) == sum(line.nbytes for line in found.lines)
+    made = {f"line {address}": n for address, n in most.items()}
+    assert all(line.nbytes <= made.get(line.line, 0) for line in found.lines if "line" in line.line)
     assert sum(live.values()) == left
