@@ -8,6 +8,7 @@ its original, and for the copy that an earlier visit of a cycle has made.
 """
 
 import contextvars
+import enum
 import functools
 import io
 import sys
@@ -66,7 +67,7 @@ class Uncopied(Exception):
 
 def is_shared_kind(kind: type) -> bool:
     """Whether all objects of a class are shared."""
-    if kind in _SHARED_KINDS or issubclass(kind, types.ModuleType):
+    if kind in _SHARED_KINDS or issubclass(kind, (types.ModuleType, enum.Enum)):
         return True
     # Also modules of torch.compile, and generators of virtual GPUs.
     if comes_from(kind, "torch.nn.Module") or is_generator(kind):
@@ -276,7 +277,9 @@ class Memo:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
             ours = any(self._is_from_here(base) for base in kind.__mro__)
-            self._ours[kind] = ours and not self._stays(kind)
+            # An enumeration is shared: its members are compared by identity.
+            stays = issubclass(kind, enum.Enum) or self._stays(kind)
+            self._ours[kind] = ours and not stays
         return self._ours[kind]
 
     def _is_from_here(self, kind: type) -> bool:

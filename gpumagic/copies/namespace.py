@@ -17,7 +17,6 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -31,12 +30,9 @@ from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
 from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
-from gpumagic.usercode.variables import variables_read
 
 if TYPE_CHECKING:
     import torch
-
-    from gpumagic.moving.moved import Origin
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
@@ -121,8 +117,7 @@ class CopiedVariables:
     """Make copies, on one device, of the variables that a piece of code reads.
 
     `names` are the code's; functions of the notebook are followed. Tensors are copied to `device`,
-    arrays of other frameworks to the device that `others` has. With `in_place` nothing is copied:
-    the variables are moved to the device, until `close`. `stays` decides what else is shared.
+    arrays of other frameworks to the device that `others` has. `stays` decides what else is shared.
     Raises GpuError for a variable that cannot be copied, with what to type instead, and
     torch.OutOfMemoryError; then nothing is left behind.
     """
@@ -135,9 +130,7 @@ class CopiedVariables:
         *,
         others: FrameworksOn | None = None,
         function: Callable[..., Any] | None = None,
-        in_place: bool = False,
         stays: Callable[[Any], bool] | None = None,
-        otherwise: str = ", or type --in-place",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds, self.nbytes = 0.0, 0  # of copying, with the device synchronized
@@ -146,20 +139,16 @@ class CopiedVariables:
         self.function = function
         # The globals of the code; names that it does not read are there too, not copied.
         self.globals = namespace
-        self._namespace, self._stays, self._otherwise = namespace, stays, otherwise
+        self._namespace, self._stays = namespace, stays
         history = [namespace[name] for name in _HISTORY if name in namespace]
         known = (n for n in names if n in namespace and n != "__builtins__")
         self._names = [n for n in known if not any(namespace[n] is h for h in history)]
         self._others = others
         self._blocks: Arrays | None = None
-        self._in_place = ExitStack()  # moves variables back
         self._module: types.ModuleType | None = None
         start = clock()
         try:
-            if in_place:
-                self._bring(device)
-            else:
-                self._copy(device)
+            self._copy(device)
             if device is not None:
                 from gpumagic.moving.move import wait_for
 
@@ -168,15 +157,14 @@ class CopiedVariables:
                 others.wait()
             self.seconds = clock() - start
         except BaseException:
-            self.close()  # moves variables back, whenever an interrupt came
+            self.close()
             raise
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the memory at once; in place, move the variables back.
+        """Free the memory at once.
 
         Without `emptied`, functions made with these variables keep them.
         """
-        self._in_place.close()
         blocks, self._blocks = self._blocks, None
         space, self.globals, self._module = self.globals, {}, None
         self.function = None
@@ -237,8 +225,7 @@ class CopiedVariables:
             if comes_from(type(error), "torch.OutOfMemoryError"):
                 raise
             raise GpuError(
-                f"copying {', '.join(values)} raised {in_words(error)}; make them in "
-                f"the cell{self._otherwise}"
+                f"copying {', '.join(values)} raised {in_words(error)}; make them in the cell"
             ) from None
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
@@ -257,45 +244,11 @@ class CopiedVariables:
                 what = kind if _is_about(failed, value) else f"it holds {kind}"
                 return GpuError(
                     f"{own} ({what}) cannot be copied, so each run would change it; make it in "
-                    f"the cell{self._otherwise}"
+                    "the cell"
                 )
             finally:
                 copier.clear()
         return GpuError(f"the variables cannot be copied: {_kind(error)}")
-
-    # -- in place
-    def _bring(self, device: torch.device | None) -> None:
-        space = dict(self._namespace)
-        names = list(self._names)
-        if self.function is not None:
-            space[_FUNCTION] = self.function
-            names.append(_FUNCTION)
-        variables = list(variables_read(names, space))
-        if device is not None:
-            self._bring_tensors(variables, device)
-        if self._others is not None:
-            self._bring_arrays(variables, self._others)
-
-    def _bring_arrays(self, variables: list[tuple[str, Any]], others: FrameworksOn) -> None:
-        space = self._namespace
-        for framework in others.frameworks:
-            origins: list[tuple[Any, Origin]] = []
-            self._in_place.callback(framework.home, space, origins)
-            moves = framework.move(variables, others.device, space, origins)
-            self.nbytes += moves.nbytes
-            self.notes += tuple(f"{one.name} stays where it is: {one.reason}" for one in moves.left)
-
-    def _bring_tensors(self, variables: list[tuple[str, Any]], device: torch.device) -> None:
-        from gpumagic.moving import move
-
-        origins: list[tuple[Any, Origin]] = []
-        self._in_place.callback(move.bring_home, self._namespace, origins)
-        followers = move.optimizers_in(self._namespace)
-        try:
-            moves = move.move_all(variables, device, followers=followers, origins=origins)
-        except GpuError as error:
-            raise torch_here().OutOfMemoryError(str(error)) from None
-        self.nbytes += moves.nbytes
 
 
 def _kind(error: Exception) -> str:

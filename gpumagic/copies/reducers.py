@@ -4,7 +4,6 @@ A copied function has the same code, with copies as its globals, closure and def
 class has copies of the methods. No `__init_subclass__` and no metaclass of the notebook runs again.
 """
 
-import enum
 import functools
 import re
 import threading
@@ -12,8 +11,6 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
-
-from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import memo
 from gpumagic.copies.memo import Memo
@@ -114,12 +111,6 @@ def _set_jitted(function: Any, state: Any) -> None:
 # -- classes
 def reduce_class(originals: Memo, kind: type) -> Any:
     """Return how pickle recreates a class."""
-    if issubclass(kind, enum.Enum):
-        make, args, *rest = cloudpickle._dynamic_class_reduce(kind)
-        # cloudpickle returns the original class for its tracker id.
-        identity = cloudpickle._get_or_create_tracker_id(kind)
-        args = tuple(None if a == identity else a for a in args)
-        return *originals.recreate(kind, _new_enum, make, *args), *rest
     held = {
         name: item
         for name, item in vars(kind).items()
@@ -128,10 +119,6 @@ def reduce_class(originals: Memo, kind: type) -> Any:
     }
     made = originals.recreate(kind, _new_class, originals, type(kind), kind.__bases__)
     return *made, (originals, held), None, None, _set_class
-
-
-def _new_enum(old: type, make: Callable[..., type], *args: Any) -> type:
-    return make(*args)
 
 
 def _new_class(old: type, originals: Memo, meta: Any, bases: tuple[type, ...]) -> Any:

@@ -44,15 +44,12 @@ class Trial:
         values: Mapping[str, Any],
         *,
         others: FrameworksOn | None = None,
-        in_place: bool,
         clock: Callable[[], float],
     ) -> None:
         self.device = device
         self.where = str(device if others is None else others.device)
         self._others = others
         self._program, self._values = program, values
-        ours = (*values, FUNCTION)  # found by a nested comparison
-        self._before = {n: namespace[n] for n in ours if n in namespace} if in_place else None
         self.stack = ExitStack()  # to undo on the thread that was set up
         # Last: after an interrupt `close` would not be called.
         self.copies = CopiedVariables(
@@ -61,7 +58,6 @@ class Trial:
             device,
             others=others,
             function=program.function,
-            in_place=in_place,
             clock=clock,
         )
 
@@ -84,12 +80,5 @@ class Trial:
 
     def close(self) -> None:
         """Free everything."""
-        space = self.copies.globals
         vars(self).pop("loop", None)
-        try:
-            self.copies.close()
-        finally:
-            if self._before is not None:
-                for name in {*self._values, FUNCTION} - self._before.keys():
-                    space.pop(name, None)
-                space.update(self._before)
+        self.copies.close()

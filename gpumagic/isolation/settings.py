@@ -20,11 +20,11 @@ from gpumagic import faults
 from gpumagic.isolation.known_settings import (
     Setting,
     of_a_thread,
+    of_ctrl_c,
     of_cuda,
     of_libraries,
     of_numpy,
     of_python,
-    of_signals,
     of_the_process,
 )
 from gpumagic.usercode.values import torch_here
@@ -138,33 +138,20 @@ _Known = tuple[Setting, Any]
 @contextmanager
 def kept() -> Iterator[None]:
     """Restore settings that are changed within."""
-    signals = _now(of_signals())
+    ctrl_c = _now([of_ctrl_c()])
     torchs = _of_torch(of_a_thread, of_the_process, of_cuda)
     others = _now(chain(torchs, of_python(), of_libraries()))
     randomness = Randomness()
     try:
         yield
     finally:
-        for setting, value in signals:
+        for setting, value in ctrl_c:
             _write(setting, value)
         with deferred():
             for setting, value in others:
                 _write(setting, value)
             with faults.kept("putting the random state back"):
                 randomness.restore()
-
-
-class Growth:
-    """Snapshot of the process-wide lists that repeated runs may append to."""
-
-    def __init__(self) -> None:
-        every = (*_of_torch(of_the_process), *of_python())
-        self._settings = _now(setting for setting in every if setting.grows)
-
-    def put_back(self) -> None:
-        """Restore the lists between two blocks of runs; fast if nothing has grown."""
-        for setting, value in self._settings:
-            _write(setting, value)
 
 
 @contextmanager

@@ -92,14 +92,12 @@ _KEPT = 2**30
 _DEEPEST = 20
 _NUMBERS = (bool, int, float, complex)
 _RANDOM = "the cell draws random numbers, which differ by device"
-_IN_PLACE = "in place, each device continues from the values that the last one left"
 
 
 class Agreeing:
     """The first device's results at one value, and the worst agreement of each other one."""
 
-    def __init__(self, in_place: bool) -> None:
-        self._in_place = in_place
+    def __init__(self) -> None:
         self._at: dict[str, Any] | None = None
         self._first: tuple[str, dict[str, Any], frozenset[str]] | None = None
         self.worst: dict[str, Agreement] = {}  # of each device but the first
@@ -112,10 +110,7 @@ class Agreeing:
             self._at, self._first = dict(values), (where, numbers, drawn)
             return
         reference, expected, drew = self._first
-        if self._in_place:
-            found = Agreement(where, reference, None, reason=_IN_PLACE)
-        else:
-            found = agree(reference, expected, where, numbers, drew != drawn)
+        found = agree(reference, expected, where, numbers, drew != drawn)
         if found.same is not True:
             found = replace(found, values=dict(values))
         self.worst[where] = max(self.worst.get(where, found), found, key=_badness)

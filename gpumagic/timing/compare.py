@@ -29,7 +29,7 @@ from gpumagic.timing.measurement import (
     short,
 )
 from gpumagic.timing.runner import Stopwatch
-from gpumagic.timing.timing import Progress, Reporter, TimedDevices, Timing, targets, this_machine
+from gpumagic.timing.timing import Progress, Reporter, TimedDevices, Timing, targets
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import program
 from gpumagic.usercode.values import torch_here
@@ -46,7 +46,6 @@ def compare(
     sweep: Mapping[str, Iterable[Any]] | None = None,
     items: float | str | None = None,
     max_time: float = 5.0,
-    in_place: bool = False,
     namespace: dict[str, Any] | None = None,
     against: Comparison | Literal["last"] | None = None,
     progress: Callable[[Progress], object] | None = None,
@@ -78,8 +77,6 @@ def compare(
         ``"len(sentences)"`` or ``"n * n"``, in which the sweep's variable has its value.
     max_time : float
         Seconds for each device and value, without copying and the first run.
-    in_place : bool
-        Run on the variables themselves, which are moved to each device in turn.
     namespace : dict, optional
         The variables of the code; if None, those of the function, or the caller's.
     against : Comparison or "last", optional
@@ -115,7 +112,7 @@ def compare(
     cuda_state.check()
     needed = Needed.by(namespace, setup, code)
     wanted = targets(devices, needed)
-    _check(max_time, in_place, wanted)
+    _check(max_time)
     values = sweeping.check(sweep) if sweep else {}
     made = program(code, namespace, setup=setup, filename=filename, text=text)
     points = sweeping.points(values)
@@ -135,12 +132,11 @@ def compare(
         wanted,
         needed,
         namespace,
-        in_place,
         max_time,
         stopwatch,
         Randomness(),
         Reporter(told, title, wheres, total, stopwatch.clock),
-        Agreeing(in_place),
+        Agreeing(),
         by_point,
     )
     comparing = Comparing(task, points)
@@ -152,7 +148,6 @@ def compare(
         code=made.text.strip("\n"),
         timings=tuple(comparing.timings),
         agreements=tuple(task.agreeing.worst.values()),
-        machine=this_machine(),
         time=time.time(),
         sweep=values,
         items=each[0] if len(set(each)) == 1 else None,
@@ -187,15 +182,9 @@ def last_comparison() -> Comparison | None:
     return _last[0] if _last else None
 
 
-def _check(max_time: float, in_place: bool, wanted: tuple[TimedDevices, ...]) -> None:
+def _check(max_time: float) -> None:
     if not (max_time > 0 and math.isfinite(max_time)):
         raise GpuError(f"max_time={max_time} is not a number above 0; type one, such as max_time=5")
-    together = next((target for target in wanted if len(target.parts) > 1), None)
-    if in_place and together is not None:
-        raise GpuError(
-            f"{together.where} cannot run in place: a variable is on one device at a time; leave "
-            "in_place (--in-place) out"
-        )
 
 
 class Comparing:

@@ -12,7 +12,7 @@ from typing import Any
 from gpumagic.display import plot, table
 from gpumagic.display.plot import Crossing, Curve, Ending, Frame, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
-from gpumagic.display.units import duration, energy, fine, rate, size, tick, times
+from gpumagic.display.units import duration, fine, rate, size, tick, times
 from gpumagic.timing import verdict
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.timing import Timing, bars
@@ -88,7 +88,7 @@ def text(comparison: Comparison) -> str:
     bad = [f"! {line}" for line in _bad(comparison)]
     rows = "\n".join(table.lines(columns_of(comparison), "  ", _FOLD))
     head = _lines([*bad, *verdict.answer(comparison)], "")
-    parts = (head, rows, _lines(_first(comparison)[:_REMARKS], "  "))
+    parts = (head, rows, _lines(remarks(comparison)[:_REMARKS], "  "))
     return "\n\n".join(filter(None, parts))
 
 
@@ -102,12 +102,9 @@ def _lines(lines: Iterable[str], margin: str) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return everything that is not in the table, the most important first."""
-    return [*_first(comparison), *verdict.repeats(comparison), verdict.machine(comparison)]
-
-
-def _first(comparison: Comparison) -> list[str]:
     legends = legend(columns_of(comparison))
-    return [*_doubts(comparison), *verdict.copies(comparison), *legends]
+    about = [*verdict.copies(comparison), *legends, *verdict.models(comparison)]
+    return [*_doubts(comparison), *about]
 
 
 def _doubts(comparison: Comparison) -> list[str]:
@@ -221,7 +218,6 @@ def _of_devices(comparison: Comparison) -> list[Column]:
         number("throughput", [_throughput(comparison, t) for t in timings]),
         number("compiled", _if_some([t.compiled for t in timings])),
         number("first run", _if_some([t.first for t in timings])),
-        number("energy", _if_any([t.energy for t in timings], energy)),
         number("peak", _if_any(peaks, size)),
         Column("numbers", numbers, css=wrong),
     ]

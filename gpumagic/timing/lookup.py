@@ -15,7 +15,7 @@ from gpumagic import device as names
 from gpumagic.device import Device
 from gpumagic.display.units import both, times
 from gpumagic.errors import GpuError
-from gpumagic.timing.timing import Agreement, Machine, Timing
+from gpumagic.timing.timing import Agreement, Timing
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.sweep import key
 
@@ -43,7 +43,6 @@ class Lookup:
     timings: tuple[Timing, ...]
     agreements: tuple[Agreement, ...]
     sweep: Mapping[str, tuple[Any, ...]]
-    machine: Machine
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -210,16 +209,6 @@ def _cross(
     return x, math.sqrt((a.median or 1.0) * (b.median or 1.0))
 
 
-_FACTS = {
-    "host": "machine",
-    "cpu": "CPU",
-    "cpu_count": "CPU count",
-    "threads": "threads of torch",
-    "python": "Python",
-    "torch": "torch",
-    "cuda": "CUDA",
-    "driver": "driver",
-}
 Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
 
 
@@ -230,9 +219,6 @@ class Change:
     where: str
     verdict: Verdict
     ratio: float | None = None  # earlier median / present median: 2.0 is twice as fast
-    # The range of the ratio, from the 95 % intervals of both medians.
-    low: float | None = None
-    high: float | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, timing: Timing) -> bool:
@@ -266,51 +252,18 @@ def _change(now: Timing, before: Timing | None) -> Change:
         verdict = "unsure"
     elif now.differs(before):
         verdict = "faster" if now.median < before.median else "slower"
-    (low, high), (then_low, then_high) = now.interval, before.interval
-    return Change(
-        now.where,
-        verdict,
-        ratio=before.median / now.median,
-        low=then_low / high if high else None,
-        high=then_high / low if low else None,
-        values=now.values,
-    )
+    return Change(now.where, verdict, before.median / now.median, now.values)
 
 
 def unlike(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
     """Return why two comparisons have different code or devices; empty if they do not."""
-    found = _other_text(now, earlier)
-    if now.devices != earlier.devices:
-        found.append(f"{', '.join(earlier.devices)} then, {', '.join(now.devices)} now")
-    return tuple(found)
+    found = other_text(now, earlier)
+    if now.devices == earlier.devices:
+        return found
+    return (*found, f"{', '.join(earlier.devices)} then, {', '.join(now.devices)} now")
 
 
-def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
-    """Return other differences that may explain a change, a line each."""
-    found = []
-    for attribute, name in _FACTS.items():
-        was, is_ = getattr(earlier.machine, attribute), getattr(now.machine, attribute)
-        if was != is_:
-            found.append(f"{name} {_or(was)} then, {_or(is_)} now")
-    versions = (earlier.machine.frameworks, now.machine.frameworks)
-    for name in dict.fromkeys((*versions[0], *versions[1])):
-        was, is_ = (each.get(name) for each in versions)
-        if was != is_:
-            found.append(f"{name} {_or(was)} then, {_or(is_)} now")
-    then = {t.where: t for t in earlier.timings}
-    for where, timing in {t.where: t for t in now.timings}.items():
-        before = then.get(where, timing)
-        if before.name != timing.name:
-            found.append(f"{where}: {_or(before.name)} then, {_or(timing.name)} now")
-        elif before.uuid != timing.uuid:
-            found.append(f"{where}: another {_or(timing.name)} of the same name")
-    return (*found, *_other_text(now, earlier))
-
-
-def _other_text(now: Lookup, earlier: Lookup) -> list[str]:
+def other_text(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
+    """Return whether the code or the set-up differs, a line each."""
     pairs = ((name, getattr(now, name), getattr(earlier, name)) for name in ("code", "setup"))
-    return [f"another {name}" for name, is_, was in pairs if is_.strip() != was.strip()]
-
-
-def _or(value: object) -> str:
-    return "not known" if value is None else str(value)
+    return tuple(f"another {name}" for name, is_, was in pairs if is_.strip() != was.strip())

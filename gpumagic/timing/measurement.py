@@ -20,12 +20,12 @@ from gpumagic.faults import first_line
 from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.frameworks.known import Needed, torch_itself
 from gpumagic.frameworks.watching import watch
-from gpumagic.isolation.settings import Growth, Randomness, deferred
+from gpumagic.isolation.settings import Randomness, deferred
 from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Memory
 from gpumagic.timing.agreement import Agreeing, outcome
-from gpumagic.timing.runner import LEAST_S, Lap, Repeats, Runner, Stopwatch, joules
+from gpumagic.timing.runner import Lap, Repeats, Runner, Stopwatch
 from gpumagic.timing.timing import Reporter, Stage, TimedDevices, Timing
 from gpumagic.usercode.program import Program
 from gpumagic.usercode.sweep import key
@@ -98,7 +98,6 @@ class Task:
     targets: tuple[TimedDevices, ...]  # the same random numbers for each device
     needed: Needed  # the frameworks that the code uses
     namespace: dict[str, Any]
-    in_place: bool
     max_time: float  # seconds of each measurement, without its first run
     stopwatch: Stopwatch
     randomness: Randomness  # as it was before
@@ -117,7 +116,6 @@ class Measuring:
             values=dict(values),
             items=task.items[key(values)],
             name=" + ".join(dict.fromkeys(d.name for d in target.parts if d.name)) or None,
-            uuid=target.parts[0].uuid if len(target.parts) == 1 else None,
             virtual=any(device.virtual for device in target.parts),
             steady=False,
         )
@@ -130,14 +128,12 @@ class Measuring:
         """The result; without times after an error."""
         repeats = self._repeats
         if error is not None or repeats is None:
-            return replace(self._timing, error=error, alone=(), energy=None)
+            return replace(self._timing, error=error, alone=())
         laps, number = repeats.laps, repeats.number
-        devices = [lap.device / number for lap in laps if lap.device is not None]
         return replace(
             self._timing,
             seconds=repeats.seconds,
             host=tuple(lap.host / number for lap in laps),
-            device=tuple(devices) if devices and len(devices) == len(laps) else None,
             number=number,
             steady=repeats.steady,
         )
@@ -159,7 +155,6 @@ class Measuring:
                     task.namespace,
                     self._values,
                     others=FrameworksOn(device, task.needed.others),
-                    in_place=task.in_place,
                     clock=task.stopwatch.clock,
                 )
                 stack.callback(trial.close)
@@ -182,10 +177,8 @@ class Measuring:
                     self._randomly()
                     runner.set_up(n)
                     after.append(Randomness())  # the first run continues from there
-                # Lists that each run would append to: the search path, the handlers of a logger …
-                growth = Growth()
                 self._first(runner, after)
-                self._repeat(runner, growth)
+                self._repeat(runner)
             finally:
                 self.failed = runner.failed or self.failed
 
@@ -230,13 +223,13 @@ class Measuring:
             numbers = outcome(space, assigned, value, others=others)
             self._task.agreeing.add(self._target.where, self._values, numbers, drawn)
 
-    def _repeat(self, runner: Runner, growth: Growth) -> None:
+    def _repeat(self, runner: Runner) -> None:
         task, clock = self._task, self._task.stopwatch.clock
         several = len(runner.trials) > 1
         max_time = task.max_time / 2 if several else task.max_time
 
         def repeated(lap: Callable[[int], Lap], **options: Any) -> Repeats:
-            return Repeats(lap, max_time, clock=clock, between=growth.put_back, **options)
+            return Repeats(lap, max_time, clock=clock, **options)
 
         def told(stage: Stage) -> None:
             if task.reporter.due:
@@ -244,21 +237,14 @@ class Measuring:
                     median = repeats.median() if repeats.laps else None
                     task.reporter.at(stage, len(repeats.laps), median)
 
-        before, began = joules(self._target.parts), clock()
         compiled = _compiled(task.needed)
-        least = {} if before is None else {"least": LEAST_S}
-        repeats = self._repeats = repeated(runner.lap, told=told, **least)
+        repeats = self._repeats = repeated(runner.lap, told=told)
         with self.quiet:
             repeats.run()
         if compiled is not None:
             again = ((_compiled(task.needed) or 0.0) - compiled) / max(repeats.runs, 1)
             if again > _AGAIN * repeats.median():
                 self.notes += (_COMPILES,)
-        long = before is not None and clock() - began >= LEAST_S
-        after = joules(self._target.parts) if long else None
-        # A reloaded driver counts from 0.
-        if before is not None and after is not None and after >= before:
-            self._found(energy=(after - before) / repeats.runs)
         if several:
             alone = repeated(runner.alone)
             with self.quiet:

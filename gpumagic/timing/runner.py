@@ -25,9 +25,8 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from gpumagic import nvml
 from gpumagic.copies.trial import Trial
-from gpumagic.device import Device, cuda_state
+from gpumagic.device import cuda_state
 from gpumagic.frameworks.framework import Framework
 from gpumagic.isolation.settings import thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
@@ -36,12 +35,6 @@ from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     import torch
-
-
-LEAST_S = 1.0
-"""A stretch shorter than this has no energy: the counter follows a power reading that is renewed
-every 100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack
-of attention, SC24, arXiv:2312.02741), so that of ten of them a tenth is not certain."""
 
 
 class TorchDevices:
@@ -64,26 +57,6 @@ class TorchDevices:
 
         wait_for(device)
 
-    def record(self, device: torch.device) -> Any:
-        """Record an event on the current stream; None if the device has no events."""
-        torch = torch_here()
-        if device.type == "cuda":
-            event = cuda_state.take_event(device.index)
-            event.record(torch.cuda.current_stream(device))
-            return event
-        if device.type == "mps":
-            mark = torch.mps.event.Event(enable_timing=True)
-            mark.record()
-            return mark
-        return None
-
-    def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
-        """Return seconds between two completed events; torch gives milliseconds."""
-        seconds = float(start.elapsed_time(end)) * 1e-3
-        if device.type == "cuda":
-            cuda_state.give_events(device.index, start, end)
-        return seconds
-
 
 @dataclass(frozen=True)
 class Lap:
@@ -91,8 +64,6 @@ class Lap:
 
     total: float  # until every device was done
     host: float  # until Python continued
-    # Between the device's events; the slowest of several devices.
-    device: float | None = None
 
 
 class Stopwatch:
@@ -121,10 +92,6 @@ class Stopwatch:
         for framework in self.others:
             framework.wait()
 
-    def record(self, device: torch.device | None) -> Any:
-        """Record an event of a GPU; None if other frameworks use it too."""
-        return None if device is None or self.others else self.devices.record(device)
-
     @contextmanager
     def undisturbed(self) -> Iterator[Sequence[torch.device]]:
         """Synchronize first; collect no garbage within, as `timeit` does."""
@@ -136,22 +103,14 @@ class Stopwatch:
             if collects:
                 gc.enable()
 
-    def lap(
-        self,
-        run: Callable[[Iterable[None]], object],
-        number: int,
-        on: Iterable[torch.device | None] = (),
-    ) -> Lap:
-        """Time `number` runs; for the GPUs in `on`, also by their own events."""
+    def lap(self, run: Callable[[Iterable[None]], object], number: int) -> Lap:
+        """Time `number` runs."""
         clock, devices = self.clock, self.devices
-        timed = [device for device in on if device is not None and device.type != "cpu"]
         runs = repeat(None, number)
         with self.undisturbed() as started:
-            starts = [self.record(device) for device in timed]
             began = clock()
             run(runs)
             went_on = ended = clock()
-            ends = [self.record(device) for device in timed]
             if started or self.others:
                 self.wait_for(started)
                 ended = clock()
@@ -161,31 +120,12 @@ class Stopwatch:
                 for device in late:
                     devices.wait(device)
                 ended = clock()
-        passed = [
-            devices.elapsed(device, start, end)
-            for device, start, end in zip(timed, starts, ends, strict=True)
-            if start is not None and end is not None
-        ]
-        return Lap(ended - began, went_on - began, max(passed, default=None))
-
-
-def joules(devices: Sequence[Device], door: nvml.Nvml | None = None) -> float | None:
-    """Return joules of whole boards since the driver was loaded; None if one has no counter."""
-    if not all(d.kind == "cuda" and d.uuid and not d.virtual for d in devices):
-        return None
-    door = door or nvml.door()
-    question = {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
-    gpus = {gpu.uuid: gpu for gpu in door.gpus()}
-    known = [gpus[device.uuid] for device in devices if device.uuid in gpus]
-    counters = [door.ask(gpu, question, alive=True)["energy"] for gpu in known]
-    if None in counters or len(counters) < len(devices):
-        return None
-    return float(sum(counters)) * 1e-3  # from millijoules
+        return Lap(ended - began, went_on - began)
 
 
 _Job = Callable[[], Any]
-# Begin, when Python continued, when all was done, and seconds by the device's events.
-_Times = tuple[float, float, float, float | None]
+# Begin, when Python continued, and when all was done.
+_Times = tuple[float, float, float]
 
 
 class Runner:
@@ -217,14 +157,13 @@ class Runner:
         """Time a block on all devices at once: from the first begin to the last end."""
         if not self._workers:
             (trial,) = self.trials
-            return self._stopwatch.lap(trial.loop, number, on=[trial.device])
+            return self._stopwatch.lap(trial.loop, number)
         barrier = threading.Barrier(len(self.trials))
         jobs = {n: partial(self._run, n, number, barrier) for n in range(len(self.trials))}
         with self._stopwatch.undisturbed():
-            began, went_on, done, device = zip(*self._all(jobs, barrier), strict=True)
+            began, went_on, done = zip(*self._all(jobs, barrier), strict=True)
         first = min(began)
-        known = [seconds for seconds in device if seconds is not None]
-        return Lap(max(done) - first, max(went_on) - first, max(known, default=None))
+        return Lap(max(done) - first, max(went_on) - first)
 
     def alone(self, number: int) -> Lap:
         """Time the same blocks one device after the other, in the same threads."""
@@ -245,18 +184,13 @@ class Runner:
         trial, devices, clock = self.trials[n], self._stopwatch.devices, self._stopwatch.clock
         elsewhere = [other.device for other in self.trials if other is not trial]
         runs = repeat(None, number)
-        start = self._stopwatch.record(trial.device)
         barrier.wait()
         began = clock()
         trial.loop(runs)
         went_on = clock()
-        end = self._stopwatch.record(trial.device)
         # Its own device, and others that the code used.
         self._stopwatch.wait_for(d for d in devices.started() if d not in elsewhere)
-        done = clock()
-        if trial.device is None or start is None or end is None:
-            return began, went_on, done, None
-        return began, went_on, done, devices.elapsed(trial.device, start, end)
+        return began, went_on, clock()
 
     def _all(self, jobs: Mapping[int, _Job], barrier: threading.Barrier | None = None) -> list[Any]:
         """Wait for the jobs of all threads; an interrupt interrupts them, then waits again."""
@@ -319,13 +253,12 @@ class Repeats:
         *,
         clock: Callable[[], float],
         told: Callable[[Stage], object] = lambda stage: None,
-        between: Callable[[], object] = lambda: None,
         least: float = _LEAST_TIMED_S,
     ) -> None:
         self.laps: list[Lap] = []  # filled while it runs, so that an interrupt keeps them
         self.number, self.runs = 1, 0  # runs in each, and in total with warm-up
         self.steady = False  # whether the median's interval is narrow enough
-        self._timed, self._told, self._clock, self._between = lap, told, clock, between
+        self._timed, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(least, max_time / 2)
         self._ordered: list[float] = []
         # The interval is next computed at this many repeats, not at each of thousands.
@@ -366,9 +299,7 @@ class Repeats:
 
     def _lap(self, number: int) -> Lap:
         self.runs += number
-        lap = self._timed(number)
-        self._between()
-        return lap
+        return self._timed(number)
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
         """Run until it is steady, and choose the runs in a block; `each` is the time of one."""

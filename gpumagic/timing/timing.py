@@ -1,69 +1,21 @@
-"""Record what is measured: the machine, the devices, the times, their spread, and the progress."""
+"""Record what is measured: the devices, the times, their spread, and the progress."""
 
 from __future__ import annotations
 
 import math
-import os
-import platform
 import re
-import socket
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
-from gpumagic import faults, nvml
+from gpumagic import faults
 from gpumagic.device import Device
 from gpumagic.display.units import age, duration
 from gpumagic.errors import GpuError
-from gpumagic.frameworks import known
 from gpumagic.frameworks.known import Needed
-from gpumagic.usercode.values import comes_from, torch_here
-
-_CPUINFO = Path("/proc/cpuinfo")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The machine of a measurement, and the threads that torch uses."""
-
-    host: str | None
-    cpu: str | None
-    cpu_count: int | None
-    threads: int | None
-    python: str
-    torch: str | None = None
-    cuda: str | None = None
-    driver: str | None = None
-    # Versions of other frameworks: {"JAX": "0.10.2"}.
-    frameworks: Mapping[str, str] = field(default_factory=dict)
-
-
-def this_machine(cpuinfo: Path = _CPUINFO) -> Machine:
-    """Describe this machine without initializing CUDA; NVML has the driver's version."""
-    try:
-        text = cpuinfo.read_text(errors="replace")
-    except OSError:
-        text = ""
-    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
-    # On ARM the file has no name, and `platform` has only the architecture.
-    cpu = named[1] if named else platform.processor() or platform.machine()
-    torch, frameworks = torch_here(), known.versions()
-    cuda = torch.version.cuda if torch else None
-    driver = nvml.door().system("nvmlSystemGetDriverVersion") if cuda or frameworks else None
-    return Machine(
-        host=socket.gethostname() or None,
-        cpu=" ".join(cpu.split()) or None,
-        cpu_count=os.cpu_count(),
-        threads=torch.get_num_threads() if torch else None,
-        python=platform.python_version(),
-        torch=torch.__version__ if torch else None,
-        cuda=cuda,
-        driver=driver.decode() if isinstance(driver, bytes) else driver,
-        frameworks=frameworks,
-    )
+from gpumagic.usercode.values import comes_from
 
 
 @dataclass(frozen=True)
@@ -136,12 +88,9 @@ class Timing:
     seconds: tuple[float, ...] = ()
     # The same, until Python continued; less than `seconds` if the device was still busy.
     host: tuple[float, ...] = ()
-    # The same by the devices' events; None without a GPU.
-    device: tuple[float, ...] | None = None
     number: int = 1  # runs in each repeat, whose mean is one of `seconds`
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variables: {"n": 256}
     name: str | None = None  # the device's
-    uuid: str | None = None
     virtual: bool = False  # its times are the CPU's
     copied: int = 0  # bytes of the inputs, copied once before
     copy_seconds: float = 0.0  # not part of `seconds`
@@ -153,7 +102,6 @@ class Timing:
     peak: Mapping[str, int] = field(default_factory=dict)
     # Copies between devices and waits in one run, as the ledger says it.
     transfers: str = ""
-    energy: float | None = None  # joules of one run, by NVML's counter
     alone: tuple[float, ...] = ()  # for two at the same time: the same runs one after the other
     # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
     error: str | None = None
@@ -201,11 +149,6 @@ class Timing:
     def host_median(self) -> float | None:
         """Seconds until Python continued; None if unknown."""
         return statistics.median(self.host) if self.host else None
-
-    @property
-    def device_median(self) -> float | None:
-        """Seconds by the devices' events; None without them."""
-        return statistics.median(self.device) if self.device else None
 
     @property
     def scaling(self) -> float | None:

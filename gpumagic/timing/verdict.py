@@ -5,12 +5,11 @@ results, or a virtual GPU, is never called fast.
 """
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from gpumagic.display.units import NOT_KNOWN, both, duration, fine, size, times
+from gpumagic.display.units import both, duration, fine, size, times
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.lookup import Crossover, virtual
 from gpumagic.timing.timing import Timing
@@ -257,14 +256,6 @@ def compared_numbers(comparison: Comparison) -> Iterator[str]:
         yield f"numbers: {', '.join(told)}"
 
 
-def repeats(comparison: Comparison) -> Iterator[str]:
-    """Yield the numbers of repeats and of runs in each."""
-    timed = [t for t in comparison.timings if t.seconds]
-    if timed and not comparison.sweep:
-        counts = ", ".join(f"{t.where} {len(t.seconds):,} × {t.number:,}" for t in timed)
-        yield f"repeats × runs in each: {counts}"
-
-
 def copies(comparison: Comparison) -> Iterator[str]:
     """Yield the bytes of each device's inputs; in a sweep, the largest."""
     most = [max(comparison.of(w), key=lambda t: t.copied) for w in comparison.devices]
@@ -285,23 +276,8 @@ def inside(comparison: Comparison) -> Iterator[str]:
         yield f"inside each run, on {both(wheres)}: {words}{last}"
 
 
-def machine(comparison: Comparison) -> str:
-    """Where and when: ``"NVIDIA H200 · AMD EPYC, 16 CPUs, 8 threads · torch 2.13.0 · …"``."""
-    it = comparison.machine
-    threads = f", torch on {it.threads}" if it.threads and it.threads != it.cpu_count else ""
-    cpus = f", {it.cpu_count} CPU{'s' * (it.cpu_count > 1)}{threads}" if it.cpu_count else ""
-    # Group devices with the same name; the CPU has its own.
-    alone = [t for t in comparison.timings if t.where in comparison.alone and t.where != "cpu"]
-    named = by_words((t.where, t.name or "") for t in alone)
-    parts = [
-        *(f"{both(wheres)}: {name}" for name, wheres in named.items()),
-        f"{it.cpu or NOT_KNOWN}{cpus}",
-        f"torch {it.torch}" if it.torch else "",
-        *(f"{name} {version}" for name, version in it.frameworks.items()),
-        f"CUDA {it.cuda}" if it.cuda else "",
-        f"driver {it.driver}" if it.driver else "",
-        f"Python {it.python}",
-        it.host or "",
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(comparison.time)),
-    ]
-    return " · ".join(filter(None, parts))
+def models(comparison: Comparison) -> Iterator[str]:
+    """Yield each GPU's model: ``"cuda:0 and cuda:1: NVIDIA H200"``."""
+    gpus = [t for t in comparison.timings if t.where in comparison.alone and not t.virtual]
+    named = by_words((t.where, t.name or "") for t in gpus if t.where != "cpu")
+    yield from (f"{both(wheres)}: {name}" for name, wheres in named.items())

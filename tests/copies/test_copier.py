@@ -178,7 +178,7 @@ def test_what_has_no_copy_is_refused_in_a_line(setup, code, words):
         run(namespace, code)
     line = str(refused.value)
     assert line.startswith(f"{words} cannot be copied, so each run would change it; ")
-    assert line.endswith("or type --in-place")
+    assert line.endswith("make it in the cell")
     assert "\n" not in line
     if "f" in namespace and hasattr(namespace["f"], "close"):
         namespace["f"].close()

@@ -190,33 +190,6 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch):
     assert Seen(namespace) == before
 
 
-def test_in_place_brings_and_takes_back():
-    namespace = notebook(_TRAINING)
-    tensors = [*namespace["net"].parameters(), namespace["X"]]
-    world = CopiedVariables(namespace, ["net", "adam", "X", "y", "step"], GPU1, in_place=True)
-    assert world.globals is namespace
-    assert {t.device for t in tensors} == {GPU1}
-    assert world.nbytes > 0
-    exec("step(adam); step(sgd)", world.globals)
-    world.close()
-    assert {t.device for t in tensors} == {CPU}
-    for optimizer in (namespace["adam"], namespace["sgd"]):
-        for state in optimizer.state.values():
-            assert {v.device for v in state.values() if torch.is_tensor(v)} == {CPU}
-    assert namespace["total"] == 2
-
-
-def test_an_interrupt_while_it_is_brought_takes_it_back(monkeypatch):
-    def interrupt(device):
-        raise KeyboardInterrupt
-
-    space = {"x": torch.ones(2)}
-    monkeypatch.setattr("gpumagic.moving.move.wait_for", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        CopiedVariables(space, ["x"], GPU0, in_place=True)
-    assert space["x"].device == CPU
-
-
 def test_what_is_tracked_is_copied_without_its_graph_and_said():
     namespace = notebook("w = torch.ones(2, requires_grad=True)\ny = w * 2")
     world = CopiedVariables(namespace, ["w", "y"], CPU)

@@ -49,13 +49,6 @@ class Late:
         self.waits.append(device)
         self.now = max(self.now, self.busy.get(device, 0.0))
 
-    def record(self, device):
-        self._called()
-        return max(self.now, self.busy.get(device, 0.0))
-
-    def elapsed(self, device, start, end):
-        return end - start
-
     @property
     def stopwatch(self):
         return Stopwatch(self, self.clock)

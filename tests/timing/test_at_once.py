@@ -57,7 +57,7 @@ def test_they_wait_for_each_other_so_they_do_run_together(gpus):
     # One after the other, neither would come back: so `alone` is not to be measured here.
     space = {"Here": Here}
     made, watch = program("Here.meet()", space), Stopwatch()
-    trials = [Trial(made, d, space, {}, in_place=False, clock=watch.clock) for d in (GPU0, GPU1)]
+    trials = [Trial(made, d, space, {}, clock=watch.clock) for d in (GPU0, GPU1)]
     both = Runner(trials, watch)
     try:
         for n in range(2):
@@ -111,8 +111,6 @@ def test_ctrl_c_while_the_threads_are_begun_ends_them(gpus, monkeypatch):
 def test_a_device_twice_at_the_same_time_is_refused(gpus):
     with pytest.raises(GpuError, match=r"0\+0 names a device twice"):
         compare("1", ["0+0"])
-    with pytest.raises(GpuError, match="cannot run in place"):
-        compare("1", ["0+1"], in_place=True)
 
 
 def test_gradients_are_recorded_as_the_user_has_set_it(gpus):

@@ -1,9 +1,9 @@
 """Against an earlier comparison: a verdict only beyond both spreads, and what else is different."""
 
-from dataclasses import replace
+import pickle
 
 import pytest
-from comparisons import MACHINE, comparison, cubes, timing, two
+from comparisons import comparison, cubes, timing, two
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,14 +39,12 @@ def test_the_verdict(now, then, verdict, words):
 
 
 @given(st.floats(1e-6, 10), st.floats(1.1, 50), st.floats(0.001, 0.05))
-def test_the_ratio_lies_in_its_interval_and_is_the_other_way_round_backwards(median, by, spread):
+def test_the_ratio_is_the_other_way_round_backwards(median, by, spread):
     slow, fast = timing("cpu", median * by, spread), timing("cpu", median, spread)
     (faster,) = comparison(fast).against(comparison(slow)).change
     (slower,) = comparison(slow).against(comparison(fast)).change
     assert (faster.verdict, slower.verdict) == ("faster", "slower")
-    assert faster.low <= faster.ratio <= faster.high
     assert faster.ratio == pytest.approx(by) == pytest.approx(1 / slower.ratio)
-    assert faster.low == pytest.approx(1 / slower.high)
 
 
 def test_a_sweep_is_compared_value_by_value():
@@ -61,22 +59,13 @@ def test_the_same_run_shows_no_difference():
 
 
 def test_what_else_is_different_is_told():
-    earlier = two(machine=replace(MACHINE, torch="2.8.0", driver=None), code="A @ A", setup="A = 1")
-    now = two()
-    named = replace(now.timings[1], name="H100")
-    earlier = replace(earlier, timings=(now.timings[0], named))
-    assert now.against(earlier).differences == (
-        "torch 2.8.0 then, 2.9.1 now",
-        "driver not known then, 580.65 now",
-        "cuda:0: H100 then, H200 now",
-        "another code",
-        "another setup",
-    )
+    earlier = two(code="A @ A", setup="A = 1")
+    assert two().against(earlier).differences == ("another code", "another setup")
 
 
 def test_the_last_one_is_compared_only_where_code_and_devices_are_the_same():
     now = two()
-    assert now.against(two(machine=replace(MACHINE, torch="2.8.0")), alike=True).change
+    assert now.against(two(notes=("x",)), alike=True).change
     other = now.against(two(code="A @ A"), alike=True)
     assert other.change == ()
     assert "not compared with the last one: another code" in repr(other)
@@ -84,23 +73,6 @@ def test_the_last_one_is_compared_only_where_code_and_devices_are_the_same():
     assert "not compared with the last one: cpu then, cpu, cuda:0 now" in repr(fewer)
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"virtual": True, "name": "Virtual GPU"}, "cuda:0: Virtual GPU then, H200 now"),
-        ({"uuid": "GPU-2"}, "cuda:0: another H200 of the same name"),
-    ],
-)
-def test_another_device_of_the_same_place_is_told(changed, told):
-    now = two()
-    earlier = replace(now, timings=(now.timings[0], replace(now.timings[1], **changed)))
-    assert now.against(earlier).differences == (told,)
-
-
-def test_the_verdicts_travel_with_the_comparison():
-    from gpumagic.timing.comparison import Comparison
-
-    found = two().against(two(machine=replace(MACHINE, torch="2.8.0")))
-    again = Comparison.from_json(found.to_json())
-    assert again.change == found.change
-    assert again.differences == found.differences
+def test_a_comparison_is_kept_with_pickle():
+    found = two().against(two(notes=("x",)))
+    assert pickle.loads(pickle.dumps(found)) == found

@@ -32,8 +32,6 @@ def test_the_wait_is_counted_on_every_device_whichever_is_current(gpus):
     found = measured(code, ["cpu", 0, 1])
     assert [t.median for t in found.values()] == pytest.approx([0.251] * 3)
     assert [t.host_median for t in found.values()] == pytest.approx([0.001] * 3)
-    assert found["cuda:1"].device_median == pytest.approx(0.251)
-    assert found["cpu"].device is None
 
 
 def test_many_queued_kernels_are_all_waited_for(gpus):
@@ -64,7 +62,7 @@ def test_it_takes_the_callers_names_tells_the_board_and_is_kept(gpus):
     assert board.now is None
     assert (board.entries[0].title, board.entries[0].text) == (made.title, repr(made))
     (shown,) = made._repr_mimebundle_().values()  # what JupyterLab's panel draws
-    assert shown == {"title": made.title, "bars": board.entries[0].bars}
+    assert (shown["title"], shown["bars"]) == (made.title, board.entries[0].bars)
     assert [bar["where"] for bar in shown["bars"]] == ["cpu"]
 
 
@@ -146,25 +144,6 @@ def test_a_function_is_timed_on_copies(gpus):
     assert [t.error for t in made.timings] == [None, None]
     assert a.tolist() == [0.0] * 3
     assert made.code == "step()"
-
-
-def test_in_place_it_is_the_variables_own_doing(gpus):
-    a, space = torch.zeros(1), {}
-    space = {"a": a, "n": "mine"}
-    made = compare(
-        "a += n", ["cpu", 0], namespace=space, in_place=True, max_time=0.1, sweep={"n": [1]}
-    )
-    assert a.item() >= 4
-    assert (a.device.type, space["n"], space["a"] is a) == ("cpu", "mine", True)
-    assert [g.same for g in made.agreements] == [None]
-
-
-def test_in_place_nothing_of_ours_stays_among_the_variables(gpus):
-    a, space = torch.zeros(1), {"n": 1}
-    compare("n + k", ["cpu"], namespace=space, in_place=True, setup="k = 1", max_time=0.02)
-    assert space == {"n": 1, "k": 1}
-    compare(lambda: a.add_(1), ["cpu"], namespace=space, in_place=True, max_time=0.02)
-    assert space == {"n": 1, "k": 1}
 
 
 # -- sweeps
@@ -336,14 +315,3 @@ def test_nonsense_is_refused_with_a_line(gpus, code, devices, options, says):
 def test_without_devices_it_is_the_cpu_and_every_gpu(gpus):
     assert list(measured("late.work(1.0)", None, max_time=1)) == ["cpu", "cuda:0", "cuda:1"]
     assert list(measured("late.work(1.0)", "all cpu", max_time=1)) == ["cuda:0", "cuda:1", "cpu"]
-
-
-def test_a_function_in_place_may_compare_another_in_place(gpus):
-    space = {}
-
-    def outer():
-        compare(lambda: 1, ["cpu"], namespace=space, in_place=True, max_time=0.01)
-
-    made = compare(outer, ["cpu"], namespace=space, in_place=True, max_time=0.05)
-    assert made.timings[0].error is None
-    assert space == {}

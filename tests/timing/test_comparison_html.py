@@ -4,7 +4,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from comparisons import MACHINE, SIZES, comparison, cubes, timing, two
+from comparisons import SIZES, comparison, cubes, timing, two
 
 from gpumagic.timing.timing import Agreement, Timing
 
@@ -47,7 +47,7 @@ class Page(HTMLParser):
 FAILED = cubes(fails=512, interrupted=True, setup="A = randn(n, n)", notes=("y: a note",))
 ALL = [
     two(),
-    two().against(two(machine=replace(MACHINE, torch="2.8"))),
+    two().against(two()),
     two(agreements=(Agreement("cuda:0", "cpu", False, 0.4, "y"),)),
     cubes(),
     FAILED,
@@ -112,7 +112,6 @@ def test_all_that_a_user_or_a_file_may_write_is_escaped():
         setup=evil,
         notes=(evil,),
         sweep={"n": (1, 2, evil)},
-        machine=replace(MACHINE, cpu=evil, host=evil),
         agreements=(Agreement(evil, "cpu", False, 1.0, evil, evil),),
         differences=(evil,),
     )

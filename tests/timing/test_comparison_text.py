@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from comparisons import MACHINE, SIZES, comparison, cubes, timing, two
+from comparisons import SIZES, comparison, cubes, timing, two
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,29 +103,29 @@ def test_a_sweep_over_words(seconds, answer):
 
 
 def test_the_table_of_one_point():
-    gpu = timing("cuda:0", 1e-3, energy=0.31, peak={"cuda:0": 3 * 2**20}, name="H200")
+    gpu = timing("cuda:0", 1e-3, peak={"cuda:0": 3 * 2**20}, name="H200")
     gpu = replace(gpu, host=(1e-4,) * 21, copied=2**20, copy_seconds=3e-3, transfers="1 transfer")
     same = Agreement("cuda:0", "cpu", True, 3e-7, "_")
     pair = timing("cuda:0+cuda:1", 1.1e-3, alone=(2e-3,) * 9)
     found = comparison(timing("cpu", 8e-3), gpu, pair, agreements=(same,), items=100)
     text = repr(found)
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "device median IQR speed-up host throughput energy peak numbers" in lines
-    assert "cpu 8.00 ms 1.0 % 1.00 × 12.5 k/s N/A N/A reference" in lines
-    assert "cuda:0 1.00 ms 1.0 % 8.00 × 100 µs 100 k/s 310 mJ 3.0 MiB same to 3e-07" in lines
+    assert "device median IQR speed-up host throughput peak numbers" in lines
+    assert "cpu 8.00 ms 1.0 % 1.00 × 12.5 k/s N/A reference" in lines
+    assert "cuda:0 1.00 ms 1.0 % 8.00 × 100 µs 100 k/s 3.0 MiB same to 3e-07" in lines
     # Two at the same time do twice the work.
-    assert "cuda:0+cuda:1 1.10 ms 1.0 % 182 k/s N/A N/A" in lines
-    assert "cuda:0, then cuda:1 2.00 ms 0.0 % 100 k/s N/A N/A" in lines
+    assert "cuda:0+cuda:1 1.10 ms 1.0 % 182 k/s N/A" in lines
+    assert "cuda:0, then cuda:1 2.00 ms 0.0 % 100 k/s N/A" in lines
     assert lines[1] == (
         "cuda:0 + cuda:1 at the same time: 1.82 times as fast as one after the other"
     )
     assert lines[-3:] == found.remarks[:3]
-    assert found.remarks[:-1] == [
+    assert found.remarks == [
         "inside each run, on cuda:0: 1 transfer",
         "not timed: copying the inputs (1.0 MiB to cuda:0 in 3.0 ms)",
         "host: time until Python continued, with the device still working",
         "peak: memory that the code added; its inputs were there before",
-        "repeats × runs in each: cpu 21 × 1, cuda:0 21 × 1, cuda:0+cuda:1 21 × 1",
+        "cuda:0: H200",
     ]
 
 
@@ -136,7 +136,7 @@ def test_what_is_known_of_no_device_has_no_column():
 
 def test_the_time_of_a_wrong_answer_and_of_a_virtual_gpu_is_no_speed_up():
     wrong = repr(two(agreements=(Agreement("cuda:0", "cpu", False, 0.4, "y"),)))
-    assert "×" not in wrong.replace("repeats ×", "").replace("21 × 1", "")
+    assert "×" not in wrong
     assert "DIFFERS: 0.4 in y" in wrong
     text = repr(comparison(timing("cpu", 8e-3), *virtual("cuda:0")))
     assert "faster" not in text
@@ -202,12 +202,12 @@ def test_numbers_that_were_not_compared_are_said_with_the_reason():
 
 
 def test_the_change_against_an_earlier_run_is_a_column():
-    earlier = comparison(timing("cpu", 4e-3), machine=replace(MACHINE, torch="2.8.0"))
+    earlier = comparison(timing("cpu", 4e-3), code="A @ A")
     lines = rows(two().against(earlier))
     assert "device median IQR speed-up change numbers" in lines
     assert "cpu 8.00 ms 1.0 % 1.00 × 2.00 × slower reference" in lines
     assert "cuda:0 1.00 ms 1.0 % 8.00 × new same to 3e-07" in lines
-    assert "differs from the earlier run: torch 2.8.0 then, 2.9.1 now" in lines
+    assert "differs from the earlier run: another code" in lines
     assert "change: against the earlier run; same is within the spread of both" in lines
 
 
@@ -233,11 +233,8 @@ def test_one_device_with_no_options_is_one_line():
     assert "device" in repr(comparison(timing("cpu", 1e-3), setup="x = 1"))
 
 
-def test_machine_and_devices_are_named():
-    text = two().remarks[-1]
-    for part in ("cuda:0: H200", "EPYC 9654, 192 CPUs, torch on 96", "torch 2.9.1", "CUDA 12.8"):
-        assert part in text
-    assert "driver 580.65" in text
+def test_a_gpu_is_named_by_its_model():
+    assert two().remarks[-1] == cubes().remarks[-1] == "cuda:0: H200"
 
 
 # Lines of words are broken by their characters, whatever room these take: here each takes one.
@@ -252,7 +249,6 @@ NARROW = st.characters(max_codepoint=0x2FF)
             st.floats(1e-9, 1e4),
             st.floats(0, 1.5),
             st.integers(3, 30).map(lambda n: 2 * n + 1),
-            energy=st.none() | st.floats(0, 1e6),
             peak=st.just({}) | st.just({"cuda:0": 2**40 - 1}),
             virtual=st.booleans(),
             error=st.none() | st.text(NARROW, max_size=90),

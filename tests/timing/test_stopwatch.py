@@ -11,30 +11,27 @@ from gpumagic.timing.runner import Stopwatch, TorchDevices
 
 def test_a_kernel_that_was_not_waited_for_is_not_done():
     late = Late(GPU0)
-    lap = late.stopwatch.lap(lambda runs: late.work(0.001, GPU0, 5.0), 1, [GPU0])
+    lap = late.stopwatch.lap(lambda runs: late.work(0.001, GPU0, 5.0), 1)
     assert lap.total == pytest.approx(5.001)
     assert lap.host == pytest.approx(0.001)
-    assert lap.device == pytest.approx(5.001)
 
 
 def test_every_device_is_waited_for_whichever_is_meant():
     late = Late(GPU0, GPU1)
-    lap = late.stopwatch.lap(lambda runs: late.work(0.001, GPU1, 3.0), 1, [GPU0])
+    lap = late.stopwatch.lap(lambda runs: late.work(0.001, GPU1, 3.0), 1)
     assert lap.total == pytest.approx(3.001)
-    assert lap.device == pytest.approx(0.001)
     assert late.waits == [GPU0, GPU1] * 2
 
 
 def test_code_of_the_cpu_that_uses_a_gpu_is_waited_for():
     late = Late(GPU1)
-    cpu = torch.device("cpu")
-    lap = late.stopwatch.lap(lambda runs: late.work(0.5, GPU1, 1.0), 1, [cpu])
-    assert (lap.total, lap.host, lap.device) == (pytest.approx(1.5), pytest.approx(0.5), None)
+    lap = late.stopwatch.lap(lambda runs: late.work(0.5, GPU1, 1.0), 1)
+    assert (lap.total, lap.host) == pytest.approx((1.5, 0.5))
 
 
 def test_a_device_that_the_code_starts_is_waited_for_too():
     late = Late(GPU0)
-    lap = late.stopwatch.lap(lambda runs: late.work(0.0, GPU1, 2.0), 1, [GPU0])
+    lap = late.stopwatch.lap(lambda runs: late.work(0.0, GPU1, 2.0), 1)
     assert lap.total == pytest.approx(2.0)
 
 
@@ -51,8 +48,8 @@ def test_intels_gpus_are_waited_for(monkeypatch):
 def test_what_was_queued_before_is_not_counted():
     late = Late(GPU0)
     late.work(0.0, GPU0, 60.0)
-    lap = late.stopwatch.lap(lambda runs: late.work(0.25), 1, [GPU0])
-    assert (lap.total, lap.host, lap.device) == pytest.approx((0.25, 0.25, 0.25))
+    lap = late.stopwatch.lap(lambda runs: late.work(0.25), 1)
+    assert (lap.total, lap.host) == pytest.approx((0.25, 0.25))
 
 
 def test_it_runs_as_often_as_asked():
@@ -77,26 +74,22 @@ def test_no_garbage_is_collected_meanwhile(collects):
 
 def test_an_interrupt_anywhere_leaves_the_collector_on_and_gives_no_lap():
     late = Late(GPU0, GPU1)
-    late.stopwatch.lap(lambda runs: late.work(0.1, GPU0, 1.0), 1, [GPU0])
+    late.stopwatch.lap(lambda runs: late.work(0.1, GPU0, 1.0), 1)
     stages = late.calls
-    assert stages > 8
+    assert stages >= 6
     for stage in range(1, stages + 1):
         late = Late(GPU0, GPU1)
         late.interrupt = stage
         with pytest.raises(KeyboardInterrupt):
-            late.stopwatch.lap(lambda runs: late.work(0.1, GPU0, 1.0), 1, [GPU0])  # noqa: B023
+            late.stopwatch.lap(lambda runs: late.work(0.1, GPU0, 1.0), 1)  # noqa: B023
         assert gc.isenabled()
 
 
 def test_torchs_own_devices(gpus):
     devices = TorchDevices()
     assert list(devices.started()) == [GPU0, GPU1]
-    start = devices.record(GPU1)
     torch.ones(3, device=GPU1) + 1
-    end = devices.record(GPU1)
     devices.wait(GPU1)
-    assert devices.elapsed(GPU1, start, end) >= 0
-    assert devices.record(torch.device("cpu")) is None
 
 
 def test_a_gpu_without_a_context_is_left_alone(gpus, monkeypatch):

@@ -24,7 +24,7 @@ def test_statistics_are_those_of_torchs_measurement(seconds, number):
 def test_where_nothing_was_measured_nothing_is_known():
     failed = Timing("cuda:0", error="out of memory")
     assert failed.median is failed.iqr is failed.interval is failed.quartiles is None
-    assert failed.host_median is failed.device_median is failed.scaling is None
+    assert failed.host_median is failed.scaling is None
     assert not failed.unsteady
 
 
