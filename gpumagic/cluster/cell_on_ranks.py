@@ -71,7 +71,7 @@ class CellOnRanks:
             while self._running:
                 self._look()
                 self._say(time.monotonic() - began)
-            self._streamed.flush()
+            self._streamed.end()
             self._replace_stuck()
 
     def times(self) -> Iterator[RankTime]:
@@ -93,8 +93,6 @@ class CellOnRanks:
             with suppress(GpuError):  # it has died; reported with its cause in a moment
                 asked = self._engines.ask(rank, engine.run, self.orders.order(part))
                 self._running[rank.number] = part, asked
-        else:
-            self._streamed.end(rank.number)
 
     def _pending(self) -> list[RankEngine]:
         return [rank for rank in self.ranks if rank.number in self._running]
@@ -112,7 +110,6 @@ class CellOnRanks:
             self._streamed.take(rank.number, part, asked.metadata)
             if over:
                 self._take(rank, part, asked)
-        self._streamed.flush()
         self._engines.check()
         for rank in self._pending():
             if rank.lost:

@@ -169,12 +169,6 @@ def receive(variables: bytes, prints: dict[str, Print]) -> "ErrorInRank | None":
     return None
 
 
-def forget(names: list[str]) -> None:
-    """Want these variables of the notebook for the next cell that reads them."""
-    for name in names:
-        _sent.pop(name, None)
-
-
 def _print_of(name: str) -> bytes | None:
     try:
         return sending.fingerprint(name, shell().user_ns[name])

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count, pairwise
-from pathlib import Path
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -26,38 +25,30 @@ import ipyparallel
 from gpumagic.cluster import engine, parent_watch, this_rank
 from gpumagic.cluster.engine import ErrorInRank
 from gpumagic.cluster.launching import FIRST, EngineSet, Plan, connections, stop_elsewhere, threads
-from gpumagic.cluster.this_rank import ENDING
+from gpumagic.cluster.this_rank import ENDING, PULSE
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.collect import host_name
+from gpumagic.telemetry.memory_group import MemoryGroup
 
 
 class ExitCauses:
     """The causes of the ends of processes started after this."""
 
     def __init__(self) -> None:
-        self._killed = _killed_for_memory()
+        self._group = MemoryGroup()
+        self._killed = self._group.kills() or 0
 
     def in_words(self, code: int) -> str:
         """Return the meaning of a child's exit code."""
         if code >= 0:
             return f"it exited with code {code}"
         name = signal.Signals(-code).name
-        if -code == signal.SIGKILL and _killed_for_memory() > self._killed:
-            self._killed = _killed_for_memory()
+        if -code == signal.SIGKILL and (killed := self._group.kills() or 0) > self._killed:
+            self._killed = killed
             return "the operating system killed it, for the host had no memory left"
         return f"it was ended by {name} (signal {-code})"
-
-
-def _killed_for_memory() -> int:
-    """Return how many processes the kernel has killed for lack of memory."""
-    killed = 0
-    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        with contextlib.suppress(OSError):
-            words = Path(path).read_text().split()
-            killed += sum(int(n) for name, n in pairwise(words) if name == "oom_kill")
-    return killed
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -344,6 +335,31 @@ class Engines:
         # They hold open files, and reference cycles keep them until a collection.
         self.store = self._client = self._cluster = None
         self._launchers.clear()
+
+
+_ANSWER_S = 2.0
+
+
+def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
+    """Return a row for each rank; also for one that is busy or dead and cannot answer."""
+    engines.check()
+    asked: dict[int, Any] = {}
+    for rank in engines.ranks:
+        with contextlib.suppress(GpuError):
+            asked[rank.number] = engines.ask(rank, engine.about)
+    rows = []
+    for rank in engines.ranks:
+        about, state = dict(rank.about, used=None), "idle"
+        try:
+            about = engines.answer(asked.get(rank.number), _ANSWER_S)
+        except TimeoutError:
+            where = engines.read(PULSE.format(rank.number))
+            state = f"busy, line {where['line']}" if where else "busy"
+        except GpuError:
+            engines.check()
+        state = f"gone: {rank.lost}" if rank.lost else state
+        rows.append({"rank": rank.number, "state": state, **about})
+    return tuple(rows)
 
 
 def died(rank: RankEngine) -> str:

@@ -2,27 +2,34 @@
 
 import ast
 import atexit
+import os
 import sys
 import threading
 import time
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.cluster import engine, launching
 from gpumagic.cluster.cell_on_ranks import CellOnRanks
-from gpumagic.cluster.engines import Engines, RankEngine, RanksError, died, interrupt, named, others
-from gpumagic.cluster.rank_messages import Orders, predict, prints_here, values_of
-from gpumagic.cluster.rank_states import RankHosts, rows_of
+from gpumagic.cluster.engines import (
+    Engines,
+    RankEngine,
+    RanksError,
+    died,
+    interrupt,
+    named,
+    others,
+    rows_of,
+)
+from gpumagic.cluster.rank_messages import Orders, prints_here, values_of
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
 from gpumagic.cluster.scattered import Sharing, Whole, put_together, sharing_in_words
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import many, some
-from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
-from gpumagic.usercode.files import shell, user_namespace
+from gpumagic.usercode.files import shell
 
 if TYPE_CHECKING:
-    from gpumagic.cluster.checkpoints import Checkpoints
+    from gpumagic.cluster.checkpoints import Checkpoint
 
 _LOOK_S = 0.5
 _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard again"
@@ -39,10 +46,6 @@ class GpuCluster:
         The number of ranks.
     last_report : RanksReport or None
         The report of the last cell.
-    hosts : RankHosts
-        Other hosts that have ranks.
-    checkpoints : Checkpoints
-        Saves and loads variables of the ranks.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -50,7 +53,6 @@ class GpuCluster:
         self.last_report: RanksReport | None = None
         self._broken = False
         self._busy = threading.Lock()
-        self.hosts = RankHosts(engines)
         self._ending = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -130,10 +132,7 @@ class GpuCluster:
                 cell.run()
             self._broken = self._is_broken(cell, len(ranks))
         seconds = time.perf_counter() - began
-        result = self._finish(cell, sent_s, seconds)
-        if len(ranks) == self.size and "checkpoints" in vars(self):
-            self.checkpoints.after_cell()
-        return result
+        return self._finish(cell, sent_s, seconds)
 
     def _ranks(self, where: str) -> list[RankEngine]:
         asked = where.removeprefix("@").strip()
@@ -161,8 +160,8 @@ class GpuCluster:
         if self._broken or cell.replaced:
             notes.append(_REWRAP)
         if kept := orders.kept:
-            push = f"%gpucluster push {next(iter(kept))} sends the notebook's"
-            notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {push}")
+            again = f"del {next(iter(kept))} there to get the notebook's"
+            notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {again}")
         if cell.interrupted:
             notes += [died(rank) for rank in ranks if rank.lost]
         done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
@@ -201,27 +200,39 @@ class GpuCluster:
         apart = count == self.size and len(set(begun.values())) > 1
         return apart or any(outcome.cut for outcome in outcomes)
 
-    def dry_run(self, tree: ast.Module, file: str, on: str | None = None) -> DryRun:
-        """Predict a cell's memory and traffic on each rank; on other cards, or here."""
-        self._ranks("@0")
-        with self._busy:
-            return predict(self._engines, tree, file, on)
+    # -- checkpoints
+    def checkpoint(self, *names: str, to: str | None) -> str:
+        """Save variables of the ranks; return the new directory.
 
-    @cached_property
-    def checkpoints(self) -> "Checkpoints":
-        from gpumagic.cluster.checkpoints import Checkpoints  # takes torch a second
+        Tensors, numbers, lists, dicts, and objects with a `state_dict`; replicated values from
+        rank 0. `to` is a directory that all ranks see. If it raises `GpuError`, there is no new
+        checkpoint.
+        """
+        if not names or len(set(names)) < len(names) or not to:
+            raise GpuError("name each variable once, as in checkpoint net,opt --to runs/cats")
+        path: str = self._of_checkpoints("save", [*names], to).path
+        return path
 
-        return Checkpoints(self)
+    def restore(self, directory: str) -> "Checkpoint":
+        """Load a checkpoint into the variables of all ranks, of any number.
 
-    @property
-    def checkpoint(self) -> Any:
-        """`Checkpoints.save`."""
-        return self.checkpoints.save
+        Loads the last complete one in the directory, or the directory itself. Raises `GpuError` if
+        a module or an optimizer is missing or has another shape; then nothing is changed.
+        """
+        loaded = self._of_checkpoints("restore", directory)
+        self.keep(*loaded.variables)
+        return loaded
 
-    @property
-    def restore(self) -> Any:
-        """`Checkpoints.restore`."""
-        return self.checkpoints.restore
+    def _of_checkpoints(self, function: str, *args: Any) -> "Checkpoint":
+        """Call a function of `checkpoints` on all ranks, as a cell; return rank 0's answer."""
+        *before, directory = args
+        given = [*before, os.path.abspath(os.path.expanduser(directory))]
+        module = "__import__('gpumagic.cluster.checkpoints', fromlist=['save'])"
+        answers, _ = self.run(f"{module}.{function}(*{given!r})")
+        made: Checkpoint = answers[0]
+        if made.error:
+            raise GpuError(made.error)
+        return made
 
     # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:
@@ -238,19 +249,6 @@ class GpuCluster:
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
         return {n: values_of([each[n] for each in found if n in each]) for n in names}
-
-    def push(self, *names: str) -> None:
-        """Send variables of the notebook with the next cell that reads them, replacing the ranks'.
-
-        Raises
-        ------
-        GpuError
-            A name that the notebook does not have.
-        """
-        missing = [name for name in names if name not in user_namespace()]
-        if missing:
-            raise GpuError(f"no such variable: {some(missing)}")
-        self._engines.answers(self._ranks("@all"), engine.forget, list(names))
 
     def keep(self, *names: str) -> None:
         """Keep the ranks' values of variables until the notebook's change."""
@@ -283,9 +281,8 @@ class GpuCluster:
         self._engines.stop()
 
     def _watch(self) -> None:
-        """Listen to hosts, and report at once when a rank dies between cells."""
+        """Report at once when a rank dies between cells."""
         while not self._ending.wait(_LOOK_S):
-            self.hosts.listen()
             if not self._busy.acquire(blocking=False):
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Show what ranks print: in whole lines, labelled by rank, limited in size.
+"""Show what ranks print: whole lines, labelled by rank, limited in size.
 
 Figures and tables are shown as they arrive, below the rank's number.
 """
@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -87,8 +86,26 @@ def whole_lines(labels: Mapping[int, str]) -> Iterator[None]:
 _MOVES = re.compile("[\r\x1b]")
 
 
-def _line(label: str, line: str) -> str:
-    return f"[{label}] {line}\n" if line else "\n"
+class _Labelled:
+    """Writes whole lines, after the label of who printed them."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self.begun: dict[str, str] = {}  # unfinished lines by label
+
+    def add(self, label: str, text: str) -> None:
+        *lines, self.begun[label] = (self.begun.get(label, "") + text).split("\n")
+        # Text replaced by a carriage return (a progress bar) is not kept.
+        lines = [line.rpartition(OVER)[2] for line in lines]
+        mark = f"[{label}] " if label else ""
+        if lines:
+            self._write("".join(f"{mark}{line}\n" if line else "\n" for line in lines))
+
+    def end(self) -> None:
+        """Write unfinished lines."""
+        for label, rest in self.begun.items():
+            if rest:
+                self.add(label, "\n")
 
 
 class _WholeLines:
@@ -97,7 +114,8 @@ class _WholeLines:
     def __init__(self, stream: Any, labels: Mapping[int, str]) -> None:
         self._stream, self._labels = stream, labels
         self._lock = threading.Lock()
-        self._begun: dict[str, str] = {}  # unfinished lines by label
+        self._lines = _Labelled(stream.write)
+        self.end = self._lines.end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -109,90 +127,36 @@ class _WholeLines:
             self._stream.write(text)
         else:
             with self._lock:
-                *lines, rest = (self._begun.get(label, "") + text).split("\n")
-                self._begun[label] = rest
-                if lines:
-                    self._stream.write("".join(_line(label, line) for line in lines))
+                self._lines.add(label, text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
-    def end(self) -> None:
-        """Write unfinished lines."""
-        for label, rest in self._begun.items():
-            if rest:
-                self._stream.write(f"[{label}] {rest}\n")
-        self._begun.clear()
 
-
-# Seconds that a line waits for the same line of other ranks.
-_PATIENCE_S = 0.3
 _BAR = 40  # characters
-
-
-class MergedLines:
-    """The lines of one stream from several ranks, merged in their order."""
-
-    def __init__(self, ranks: list[int], write: Callable[[str], object]) -> None:
-        self._write = write
-        self._waiting: dict[int, deque[tuple[str, float]]] = {rank: deque() for rank in ranks}
-        self._part = dict.fromkeys(ranks, "")
-        self._over: set[int] = set()
-
-    def add(self, rank: int, text: str) -> None:
-        """Add output of a rank."""
-        *lines, self._part[rank] = (self._part[rank] + text).split("\n")
-        now = time.monotonic()
-        # Text replaced by a carriage return (a progress bar) is not kept.
-        self._waiting[rank].extend((line.rpartition(OVER)[2], now) for line in lines)
-
-    def end(self, rank: int) -> None:
-        """End the output of a rank."""
-        if self._part[rank]:
-            self.add(rank, "\n")
-        self._over.add(rank)
-
-    def unfinished(self, rank: int) -> str:
-        """Return the unfinished line of a rank."""
-        return short(self._part[rank].rstrip().rpartition(OVER)[2].strip(), _BAR)
-
-    def flush(self) -> None:
-        """Write lines that need not wait any longer."""
-        while any(self._waiting.values()):
-            heads = {rank: queue[0] for rank, queue in self._waiting.items() if queue}
-            awaited = [r for r in self._waiting if r not in heads and r not in self._over]
-            texts = {text for text, _ in heads.values()}
-            oldest = min(when for _, when in heads.values())
-            if awaited and time.monotonic() - oldest < _PATIENCE_S:
-                return
-            together = len(texts) == 1 and len(heads) == len(self._waiting) > 1
-            for rank, (text, _) in heads.items():
-                self._waiting[rank].popleft()
-                if not together:
-                    self._write(f"[{rank}] {text}\n" if len(self._waiting) > 1 else f"{text}\n")
-            if together:
-                self._write(f"{texts.pop()}\n")
 
 
 class Streamed:
     """The output of a cell's ranks, shown as it arrives."""
 
     def __init__(self, ranks: list[int]) -> None:
-        self._merged = {
-            "stdout": MergedLines(ranks, lambda text: sys.stdout.write(text)),
-            "stderr": MergedLines(ranks, lambda text: sys.stderr.write(text)),
+        self._labels = {rank: str(rank) * (len(ranks) > 1) for rank in ranks}
+        self._lines = {
+            "stdout": _Labelled(lambda text: sys.stdout.write(text)),
+            "stderr": _Labelled(lambda text: sys.stderr.write(text)),
         }
         self._shown: dict[tuple[int, int, str], int] = {}  # length already read, by rank's part
-        self._many = len(ranks) > 1
 
     def take(self, rank: int, part: int, metadata: Mapping[str, Any]) -> None:
-        """Read new output of a rank's part."""
-        for name, merged in self._merged.items():
-            merged.add(rank, self._new(rank, part, name, metadata[name]))
+        """Show new output of a rank's part."""
+        for name, lines in self._lines.items():
+            lines.add(self._labels[rank], self._new(rank, part, name, metadata[name]))
         for drawn in self._new(rank, part, "outputs", metadata["outputs"]):
             self._draw(rank, drawn)
+        sys.stdout.flush()
+        sys.stderr.flush()
 
     def _new(self, rank: int, part: int, name: str, every: Any) -> Any:
         known = self._shown.get((rank, part, name), 0)
@@ -201,24 +165,17 @@ class Streamed:
 
     def unfinished(self, rank: int) -> str:
         """Return a rank's unfinished line: a progress bar."""
-        return self._merged["stderr"].unfinished(rank)
+        begun = self._lines["stderr"].begun.get(self._labels[rank], "")
+        return short(begun.rstrip().rpartition(OVER)[2].strip(), _BAR)
 
-    def end(self, rank: int) -> None:
-        """End the output of a rank."""
-        for merged in self._merged.values():
-            merged.end(rank)
+    def end(self) -> None:
+        """Show unfinished lines."""
+        for lines in self._lines.values():
+            lines.end()
 
     def _draw(self, rank: int, drawn: Mapping[str, Any]) -> None:
         from IPython.display import display
 
-        self.flush()
-        if self._many:
-            print(f"[{rank}]", flush=True)
+        if label := self._labels[rank]:
+            print(f"[{label}]", flush=True)
         display(drawn["data"], metadata=drawn["metadata"] or {}, raw=True)
-
-    def flush(self) -> None:
-        """Show output that need not wait any longer."""
-        for merged in self._merged.values():
-            merged.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Plan what each rank runs, send it the variables it lacks, or predict the cell.
+"""Plan what each rank runs, and send it the variables it lacks.
 
 A variable is sent if the rank does not have it, or if the notebook has assigned or changed it
 since. A value that the rank changed stays as it is until then. Each rank remembers which of the
@@ -7,23 +7,17 @@ notebook's values it has received, so a rank that was replaced lacks all.
 
 import ast
 import linecache
-import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
-import ipyparallel
-
 from gpumagic.cluster import engine, sending
 from gpumagic.cluster.engine import CellOrder, Wants
-from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt
-from gpumagic.cluster.scattered import Sharing, SplitValues, Whole, check
+from gpumagic.cluster.engines import Engines, RankEngine, RanksError
+from gpumagic.cluster.scattered import Sharing, SplitValues, check
 from gpumagic.cluster.sending import Print
-from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun.dry_cell import dry_run_cell
-from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.program import awaits
@@ -115,34 +109,3 @@ class Orders:
 def values_of(packed: Sequence[bytes]) -> list[Any]:
     """Unpack returned values; None if there are none."""
     return [sending.unpack(each) if each else None for each in packed]
-
-
-_END_S = 5.0
-
-
-def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> DryRun:
-    """Predict a cell's memory and traffic on each rank: on ``"8 x H100 80GB"``, or here.
-
-    Raises `GpuError`, and KeyboardInterrupt.
-    """
-    rank = engines.ranks[0]
-    orders = Orders(tree, file, [rank], Whole())
-    orders.deliver(engines)
-    asked = engines.ask(rank, follow, orders.order(0), on or f"{len(engines.ranks)} x cuda:0")
-    try:
-        with ProgressLine(shell()) as line:
-            line.update("dry run in rank 0; Ctrl-C ends it")
-            found: DryRun = asked.get()
-    except KeyboardInterrupt:
-        engines.signal([rank], signal.SIGINT)
-        asked.wait(_END_S)
-        raise interrupt("the dry run was ended; nothing of yours has changed", ()) from None
-    except ipyparallel.error.RemoteError as error:
-        raise GpuError(str(error.evalue)) from None
-    return found
-
-
-def follow(order: CellOrder, on: str) -> DryRun:
-    """Dry-run a cell, in an engine."""
-    engine.bring(order)
-    return dry_run_cell(shell(), order.tree, order.file, on)

@@ -30,10 +30,7 @@ from gpumagic.errors import GpuError, meant
 from gpumagic.faults import first_line
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-WHAT = (
-    "a list, a tuple, a range, a tensor, an array, a data frame, a dataset, or a dict or named "
-    "tuple of these"
-)
+WHAT = "a list, a tuple, a range, a tensor, an array, a data frame, a dataset, or a dict of these"
 Bounds = tuple[int, int]
 
 
@@ -43,7 +40,7 @@ def kind_of(value: Any) -> str:
     if issubclass(kind, Tensor):
         return "tensor" if value.dim() else ""
     if issubclass(kind, tuple):
-        return "fields" if hasattr(kind, "_fields") else "sequence" if kind is tuple else ""
+        return "sequence" if kind is tuple else ""
     if issubclass(kind, (list, range)):
         return "sequence"
     if issubclass(kind, (dict, UserDict)):
@@ -70,8 +67,6 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
 def length(value: Any) -> int:
     """Return the number of items; raise `GpuError` for a value that cannot be split."""
     kind = kind_of(value)
-    if kind == "fields":
-        return length(value._asdict())
     if kind == "columns":
         return _of_all(value.items())
     try:
@@ -113,8 +108,6 @@ def take(value: Any, start: int, stop: int) -> Any:
         return part.requires_grad_(value.requires_grad)
     if kind == "columns":
         return _of_columns(value, start, stop)
-    if kind == "fields":
-        return type(value)(**take(value._asdict(), start, stop))
     if kind == "frame":
         return value.iloc[start:stop]
     if kind == "rows":
@@ -212,10 +205,6 @@ def _columns(parts: Sequence[Any]) -> Any:
     return made
 
 
-def _fields(parts: Sequence[Any]) -> Any:
-    return type(parts[0])(**_columns([part._asdict() for part in parts]))
-
-
 def _named(name: Any, parts: Sequence[Any]) -> Any:
     try:
         return gather(parts)
@@ -230,7 +219,6 @@ _GATHER: dict[str, Callable[[Sequence[Any]], Any]] = {
     "frame": _frames,
     "rows": _rows,
     "columns": _columns,
-    "fields": _fields,
 }
 _PLAIN: dict[str, Callable[[Sequence[Any]], Any]] = {
     "mean": lambda parts: sum(parts) / len(parts),

@@ -27,7 +27,6 @@ from torch.distributed import distributed_c10d
 from gpumagic import faults
 from gpumagic.cluster import parent_watch
 from gpumagic.device import Device
-from gpumagic.telemetry import collect
 from gpumagic.usercode.files import is_users
 
 _connections: set[int] = set()
@@ -157,10 +156,6 @@ ENDING = "end/{}"
 """Set when a cell must end."""
 PULSE = "pulse/{}"
 """The last position of a rank."""
-WATCHED = "look/{}"
-"""Set while a rank must report its host."""
-HOST_REPORT = "host/{}"
-"""The last snapshot that a rank took of its host."""
 
 
 class ThisRank:
@@ -202,15 +197,13 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time, and the host if asked, twice a second.
+        """Report the cell's position and idle time twice a second.
 
         Abort a collective in which a cell waits that is to end.
         """
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
-            if self._is_there(WATCHED.format(self.rank)):
-                self._say(HOST_REPORT.format(self.rank), json.dumps(collect.snapshot().to_dict()))
             running = self.running
             ending_for = ending_for + 1 if self._is_to_end(running) else 0
             if ending_for >= _FREE and self.running == running:

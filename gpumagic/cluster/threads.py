@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
@@ -103,7 +102,7 @@ class DeviceThread:
         self.worker = Worker(str(device))
         self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
         self.number = 0  # the number of its current or last part
-        self._copies = CopiedVariables(namespace, names, self._target, stays=stays, otherwise="")
+        self._copies = CopiedVariables(namespace, names, self._target, stays=stays)
         self.copied_bytes, self.copy_seconds = self._copies.sent, self._copies.seconds
         self.notes = self._copies.notes
         self.sent: dict[str, None] = {}  # names of copied parts
@@ -139,7 +138,7 @@ class DeviceThread:
             return part
         space = {**self._namespace, **part}
         with _copying:
-            copies = CopiedVariables(space, part, self._target, stays=_is_plain, otherwise="")
+            copies = CopiedVariables(space, part, self._target, stays=_is_plain)
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.sent
         self.copy_seconds += copies.seconds
@@ -158,23 +157,6 @@ class DeviceThread:
 
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
-
-
-@dataclass(frozen=True)
-class PartsDone:
-    """The number of finished parts."""
-
-    done: int
-    total: int
-    where: str
-
-    @property
-    def share(self) -> float:
-        """The finished part, from 0 to 1."""
-        return self.done / self.total
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.done} of {self.total} parts"
 
 
 class CellOnDevices:
@@ -206,7 +188,7 @@ class CellOnDevices:
         self._threads: list[DeviceThread] = []
         self._failed = True  # until all have succeeded
 
-    def run(self, progress: Callable[[PartsDone | str], object] = lambda step: None) -> Any:
+    def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
         """Run the cell; return its last expression by part, None if all are; set the variables."""
         labels: dict[int, str] = {}
         meter = MemoryMeter()
@@ -244,7 +226,7 @@ class CellOnDevices:
                 DeviceThread(device, self._codes, self._namespace, self._names, stays)
             )
 
-    def _run_all(self, progress: Callable[[PartsDone], object]) -> None:
+    def _run_all(self, progress: Callable[[str], object]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
             for thread, queue in zip(self._threads, self._split.queues, strict=True):
@@ -269,12 +251,12 @@ class CellOnDevices:
         wait_for_all(futures)
 
     def _work(
-        self, thread: DeviceThread, queue: "deque[int]", progress: Callable[[PartsDone], object]
+        self, thread: DeviceThread, queue: "deque[int]", progress: Callable[[str], object]
     ) -> None:
         """On a thread: run parts until none is left."""
         where = some(str(device) for device in self._devices)
         while True:
-            progress(PartsDone(len(self._came), self._split.total, where))
+            progress(f"{where}: {len(self._came)} of {self._split.total} parts")
             try:
                 number = queue.popleft()
             except IndexError:

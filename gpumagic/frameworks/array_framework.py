@@ -63,7 +63,7 @@ class ArrayFramework(Framework):
                 moving.left.append(Left(name, _CAPTURED))
             elif found.arrays and moving.copy(found, lambda array: self.bring(array, device)):
                 committed = any(getattr(array, "committed", True) for array in found.arrays)
-                originals = moving.originals(found) if back else {}
+                originals = moving.originals(found, kept=back)
                 source = next(iter(found.sources))
                 origin = Origin(name, source, str(device), "", type(value), committed, originals)
                 origins.append(((self.name, name), origin))
@@ -79,26 +79,34 @@ class ArrayFramework(Framework):
     ) -> Moves:
         """Move the present values of the moved variables, also new ones, back to where they were.
 
-        An unchanged copy is replaced by its original, if its origin has that.
+        So are the copies of a moved variable that others hold. An unchanged copy is replaced by
+        its original, if its origin has that.
         """
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         wanted = [(k, o) for k, o in _origins.items() if k[0] == self.name]
-        wanted = wanted if origins is None else origins
-        originals = {key: pair for _, o in wanted for key, pair in o.originals.items()}
+        wanted = [(k, o) for k, o in origins or wanted if o.device in devices]
+        known: dict[int, tuple[Any, Any, Any]]
+        known = {key: (*pair, o) for _, o in wanted for key, pair in o.originals.items()}
         moving = _Moving(self)
+
+        def bring(array: Any, origin: Origin) -> Any:
+            copy, original, _ = known.get(id(array), (None, None, origin))
+            if original is not None and copy() is array:
+                return original
+            return self.bring(array, devices[origin.device], committed=origin.committed)
+
         for (_, name), origin in wanted:
-            value, device = namespace.get(name), devices.get(origin.device)
-            if type(value) is not origin.kind or device is None:
-                continue
-
-            def bring(array: Any, device: Device = device, origin: Origin = origin) -> Any:
-                copy, original = originals.get(id(array), (None, None))
-                if copy is not None and copy() is array:
-                    return original
-                return self.bring(array, device, committed=origin.committed)
-
-            moving.copy(_look(name, value, self, origin.device), bring)
+            value = namespace.get(name)
+            if type(value) is origin.kind:
+                found = _look(name, value, self, origin.device)
+                moving.copy(found, partial(bring, origin=origin))
         variables = [(n, v) for n, v in namespace.items() if n[0] != "_"]
+        for name, value in variables:
+            for array in _look(name, value, self, "").arrays:
+                copy, _, came = known.get(id(array), (None, None, None))
+                if copy is not None and copy() is array:
+                    one = _Found(name, [array], {self.where(array): None})
+                    moving.copy(one, partial(bring, origin=came))
         moves = moving.finish(variables, namespace)
         for key, _ in wanted if origins is None else ():
             del _origins[key]
@@ -143,10 +151,10 @@ class _Moving:
             self._moved.append(Moved(found.name, nbytes, tuple(found.sources)))
         return True
 
-    def originals(self, found: _Found) -> dict[int, tuple[Any, Any]]:
-        """Return each copy, weakly because its id may be reused, and its original, by its id."""
+    def originals(self, found: _Found, kept: bool) -> dict[int, tuple[Any, Any]]:
+        """Return each copy by its id, weakly because that may be reused; if `kept` its original."""
         pairs = [self._copies[id(array)] for array in found.arrays]
-        return {id(copy): (weakref.ref(copy), array) for array, copy in pairs}
+        return {id(copy): (weakref.ref(copy), array if kept else None) for array, copy in pairs}
 
     def finish(self, variables: Iterable[tuple[str, Any]], namespace: dict[str, Any]) -> Moves:
         """Replace the arrays in the variables by their copies, and wait for these."""

@@ -1,9 +1,9 @@
 """Count JAX's copies between devices and its waits, by the user's line, and advise on them.
 
 An operand on another device is copied silently: NumPy's always, JAX's unless it is committed to its
-device. Not counted: a single number, constants that a program closes over (they are compiled in),
-and what a program over several devices exchanges while it runs. On virtual GPUs an array counts as
-read once, as on a GPU, where JAX keeps the copy.
+device. Not counted: a single number as an operand, constants that a program closes over (they are
+compiled in), and what a program over several devices exchanges while it runs. On virtual GPUs an
+array counts as read once, as on a GPU, where JAX keeps the copy.
 """
 
 import sys
@@ -210,7 +210,7 @@ class _Counting:
         # What a library makes an array of is an operand of the user's all the same.
         users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
         making = users and call.function in _MAKING
-        if not call.explicit:
+        if not (call.explicit or making):
             moves = [move for move in moves if not move.single]
         operator = call.function if making else "device_put" if call.explicit else "operand"
         call = call._replace(explicit=call.explicit or making)

@@ -145,12 +145,6 @@ def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool =
     return False
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of `imported` by name: ``{"JAX": "0.10.2"}``."""
-    there = [module for module in _PACKAGES if module in sys.modules]
-    return {_made(m).name: str(getattr(sys.modules[m], "__version__", "")) for m in there}
-
-
 def imports_of(tree: ast.AST | None) -> set[str]:
     """Return the packages that code imports: ``{"jax"}`` for ``import jax.numpy as jnp``."""
     found: set[str] = set()

@@ -30,10 +30,7 @@ _STAYS = (
     "a tf.Variable stays where it was made; make it in this cell, or give the cell a copy: "
     "v = tf.Variable(v)"
 )
-_MODEL_STAYS = (
-    "its variables stay where they were made; make it in this cell, or copy it here: "
-    "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
-)
+_VARIABLES_STAY = "its variables stay where they were made; make it in this cell"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
     "XLA, with which Keras compiles by itself, ran it on {ran} and reaches no variable elsewhere: "
@@ -109,7 +106,7 @@ class TensorFlow(ArrayFramework):
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
-            raise GpuError(_STAYS if isinstance(array, tf.Variable) else _MODEL_STAYS)
+            raise GpuError(_STAYS if isinstance(array, tf.Variable) else _stays(array))
         with self.place(device):
             return tf.identity(array)
 
@@ -208,6 +205,18 @@ def _variables(value: object) -> list[tf.Variable]:
     if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
         return [variable.value for variable in value.variables]
     return []
+
+
+def _stays(value: object) -> str:
+    """Say how to have a module on this device: Keras's layers and optimizers are made there."""
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(value, keras.Model):
+        how = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
+        return f"{_VARIABLES_STAY}, or copy it here: {how}"
+    if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
+        return _VARIABLES_STAY
+    how = "for to, old in zip(new.variables, old.variables): to.assign(old)"
+    return f"{_VARIABLES_STAY}, as new, and give it the values: {how}"
 
 
 def _model_like(value: Any) -> Any:

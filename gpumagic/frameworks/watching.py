@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ class watch:
     """Count every copy between devices and every wait for one: ``with gpumagic.watch() as w:``.
 
     It counts the code within, also in threads that the code starts and in nested watches: of torch,
-    and of JAX, TensorFlow and CuPy once they are imported. Nothing is counted outside of a watch,
-    and a watch counts only its own thread or task.
+    and of JAX and TensorFlow once they are imported; CuPy's are not counted. Nothing is counted
+    outside of a watch, and a watch counts only its own thread or task.
 
     Parameters
     ----------
@@ -54,6 +54,7 @@ class watch:
     ) -> None:
         self._strict, self._warn, self._frameworks = strict, warn, frameworks
         self._counting: ExitStack | None = None
+        self.checks: AbstractContextManager[Any] | None = None  # to run meanwhile
         self._tally = Tally()
         self.complete = True
         """Whether no framework's counter failed to start."""
@@ -67,6 +68,8 @@ class watch:
         if any(framework.name != "torch" for framework in counted):
             self._tally.virtual = any(gpu.virtual for gpu in here(memory=False))
         with ExitStack() as stack:
+            if self.checks is not None:
+                stack.enter_context(self.checks)
             for framework in counted:
                 try:
                     counter = framework.count(self._tally, self._strict, warn=self._warn)
@@ -105,6 +108,9 @@ class watch:
 
     def _repr_html_(self) -> str:
         return self.ledger._repr_html_()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return self.ledger._repr_mimebundle_()
 
 
 PRINTING = {"__repr__", "__str__", "__format__"}

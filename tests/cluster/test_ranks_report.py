@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from gpumagic.cluster.ranks_report import RanksReport, RankTime
-from gpumagic.cluster.threads import PartsDone
 
 KIB = 2**10
 PLAIN = RanksReport(
@@ -49,8 +48,3 @@ def test_the_line(report, line):
     assert repr(report) == line
     html = report._repr_html_()
     assert all(f"{each.name}<" in html for each in report.ranks)
-
-
-def test_how_far_it_is():
-    done = PartsDone(3, 12, "cuda:0, cuda:1")
-    assert (str(done), done.share) == ("cuda:0, cuda:1: 3 of 12 parts", 0.25)

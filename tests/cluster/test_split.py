@@ -58,8 +58,7 @@ KINDS = {
     "series": lambda n: pd.Series(range(n), index=[f"row {k}" for k in range(n)], name="s"),
     "dict": lambda n: {"x": torch.arange(n), "texts": ["t"] * n},
     "default dict": lambda n: defaultdict(list, a=[*range(n)]),
-    "named tuple": lambda n: Pair(torch.arange(n), [*range(n)]),
-    "nested": lambda n: {"a": {"b": [*range(n)]}, "p": Pair([*range(n)], (0,) * n)},
+    "nested": lambda n: {"a": {"b": [*range(n)]}, "p": {"q": (0,) * n}},
     "encoded": lambda n: Encoded({"ids": torch.arange(n)}, [f"e{k}" for k in range(n)]),
     "rows": lambda n: Rows(range(n)),
 }
@@ -173,7 +172,7 @@ class Endless(IterableDataset):
         (torch.ones(2, 2).max(0), "a max cannot be split"),
         ({"x": [1], "y": [1, 2]}, "different lengths: 'x' has 1, 'y' has 2"),
         ({"x": [1], "lr": 0.1}, "'lr': a float cannot be split"),
-        (Pair([1], "a"), "'y': one str"),
+        (Pair([1], "a"), "a Pair cannot be split"),
     ],
 )
 def test_what_cannot_be_split_is_told_in_one_line(value, says):

@@ -54,8 +54,14 @@ CELLS = """
 
     warnings.simplefilter("error")  # to fork while JAX has threads is no news
     assert "V  float32[50, 50]  cuda:1" in dry("V = T @ T")
-    assert "W  float32[100, 100]  cuda:1" in dry("W = jnp.matmul(X, X)")
-    assert "gpumagic.dry_run(" in dry("V = T @ T\\nfor _ in [1]: W = X @ X")
+    assert "uses JAX; JAX's compiler says it: step.lower(" in dry("V = T @ T\\nW = X @ X")
+    for function, given in ((names["jax"].jit(lambda x: x), 1), (lambda x: x, {"x": names["X"]})):
+        try:
+            gpumagic.dry_run(function, given)
+        except gpumagic.GpuError as error:
+            assert "dry_run is for torch; JAX's compiler says it" in str(error)
+        else:
+            raise AssertionError("a dry run of JAX")
     warnings.simplefilter("ignore")
 
     def refused(cell):

@@ -20,7 +20,7 @@ def test_a_cell_is_placed_and_what_it_reads_is_brought(notebook):
     shown = notebook.run("%%ongpu 1\nZ = X @ X + data[1]['a'][0]")
     assert shown.startswith("cuda:1 (virtual)")
     assert "moved X: 39.1 KiB from cpu" in shown  # once, for they are one array
-    assert "for good (--back brings home)" in shown
+    assert "for good (%ongpu home undoes it)" in shown
     names = notebook.names
     gpu = names["jax"].devices("gpu")[1]
     assert names["Z"].devices() == names["X"].devices() == {gpu}
@@ -77,6 +77,7 @@ def test_gpus_show_what_arrays_hold(notebook):
         ("%%ongpu 5\nx = 1", "no GPU 5: there are cuda:0 and cuda:1 (virtual)"),
         ("%%ongpu 1 --fix\nx = 1", "--fix is for torch; this cell uses JAX"),
         ("%%ongpu 1 --memory\nx = 1", "--memory is for torch; this cell uses JAX"),
+        ("%%ongpu 1 --profile\nx = 1", "--profile is for torch; this cell uses JAX"),
         ("%%gpufit 1 n=1..9\njnp.ones(n)", "%%gpufit is for torch; this cell uses JAX"),
         (
             "%%ongpu 0,1 --split x\nx + 1",

@@ -16,19 +16,17 @@ def test_a_cell_on_each_device(notebook):
     assert all(timing.compiled > 0 for timing in made.timings)
     assert all(timing.copied == 256 for timing in made.timings)
     assert [timing.virtual for timing in made.timings] == [False, True, True]
-    assert f"JAX {notebook.names['jax'].__version__}" in made.remarks[-1]
     assert "y" not in notebook.names
     assert sys.modules["torch"] is None
 
 
-def test_a_sweep_and_what_changed_since(notebook, tmp_path):
+def test_a_sweep_and_what_changed_since(notebook):
     notebook.run(IMPORTS)
     sweep = "--sweep n=2,4 --setup 'A = jnp.ones((n, n))' --max-time 0.02"
     shown = notebook.run(f"%%gputime cpu 0 {sweep} -o made\nA + 1")
     assert "cuda:0 (virtual)" in shown
     assert "numbers: cuda:0 same" in notebook.names["made"].remarks
-    notebook.names["made"].save(tmp_path / "a.json")
-    shown = notebook.run(f"%%gputime cpu 0 {sweep} --against {tmp_path / 'a.json'}\nA + 1")
+    shown = notebook.run(f"%%gputime cpu 0 {sweep} --against made\nA + 1")
     assert "change" in shown
     assert "differs from the earlier run" not in shown
 
@@ -56,7 +54,6 @@ def test_a_cell_of_no_framework_is_timed(notebook):
         ("cpu cpu", "cpu is named twice; type it once"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual); type 0, 1, cpu, or 7? to fall"),
         ("0+", "a device is missing in 0+; type two or more, such as 0+1"),
-        ("0+1 --in-place", "cuda:0+cuda:1 cannot run in place"),
     ],
 )
 def test_bad_input_is_one_line(notebook, line, said):

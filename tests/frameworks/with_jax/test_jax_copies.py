@@ -252,6 +252,11 @@ def test_an_array_counts_as_read_once(counted):
     assert ran.moved == {("cuda:1", "cpu"): 32}
 
 
+def test_an_array_of_one_element_counts_where_the_code_makes_it_and_not_as_an_operand(counted):
+    assert counted(ON_1 + "jnp.asarray(n[:1])").moved == {TO_1: 4}
+    assert counted("b + n[:1]").moved == {}
+
+
 def test_waits_are_counted_and_named(counted):
     ran = counted("jax.block_until_ready((a, b))\na.block_until_ready()\na[0].item()")
     waits = {(e.line, e.operator, e.source, e.implicit, e.count) for e in ran.ledger}

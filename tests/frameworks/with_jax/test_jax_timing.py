@@ -61,20 +61,18 @@ def test_a_compiled_functions_copy_has_all_that_it_has(framework, names):
     copies.close()
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_each_device_has_the_inputs_and_the_same_numbers(framework, names, in_place):
+def test_each_device_has_the_inputs_and_the_same_numbers(framework, names):
     names["p"] = {"w": names["a"]}
     code = "y = (p['w'] + n).sum()\nnote(y.device)"
     SEEN.clear()
     names["note"] = noted
-    made = compare(code, ["cpu", "0", "1"], namespace=names, max_time=0.02, in_place=in_place)
+    made = compare(code, ["cpu", "0", "1"], namespace=names, max_time=0.02)
     assert [t.error for t in made.timings] == [None] * 3
     assert [t.virtual for t in made.timings] == [False, True, True]
     assert len({str(device) for device in SEEN}) == 3
-    assert [a.same for a in made.agreements] == [None if in_place else True] * 2
+    assert [a.same for a in made.agreements] == [True] * 2
     assert framework.where(names["p"]["w"]) == "cuda:0"
     assert all(timing.compiled is not None for timing in made.timings)
-    assert made.machine.frameworks["JAX"] == names["jax"].__version__
 
 
 def test_what_code_gives_away_is_not_the_users(framework, names):

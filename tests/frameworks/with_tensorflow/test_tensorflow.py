@@ -152,6 +152,10 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
     assert (framework.where(net), framework.nbytes(net)) == ("cpu", 4 * (3 * 4 + 4))
     with pytest.raises(GpuError, match="clone_model"):
         framework.bring(net, GPUS[1])
+    module = tf.Module()
+    module.v = names["v_c"]
+    with pytest.raises(GpuError, match=r"in zip\(new\.variables, old\.variables\)"):
+        framework.bring(module, GPUS[1])
     with framework.place(GPUS[1]):  # as it says
         new = keras.models.clone_model(net)
         new.set_weights(net.get_weights())
