@@ -8,21 +8,36 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    "magics between-devices memory dry-runs timing many frameworks monitor vendors http"
-    " virtual-gpus containers limits architecture"
-)
-
-STAND_IN = "tests/stand_in/cuda/README"
+SECTIONS = {
+    "Tutorial": "examples/quickstart examples/tour examples/d2l_gpus examples/d2l_gpus_jax"
+    " examples/d2l_gpus_tensorflow",
+    "How-to": "docs/between-devices docs/memory docs/dry-runs docs/timing docs/many"
+    " docs/frameworks docs/monitor docs/testing docs/containers",
+    "Notebooks": "examples/between_devices examples/memory examples/timing"
+    " examples/sentence_encoder examples/prompts_on_two_gpus examples/cluster",
+    "Reference": "docs/magics docs/library docs/http docs/vendors docs/limits CHANGELOG",
+    "Explanation": "docs/virtual-gpus docs/architecture CONTRIBUTING tests/stand_in/cuda/README",
+}
 
 project = "gpumagic"
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", f"{STAND_IN}.md"]
-extensions = ["myst_parser", "sphinx_copybutton", "sphinxcontrib.mermaid"]
+include_patterns = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/library.rst"),
+    *("examples/*.ipynb", "tests/stand_in/cuda/README.md"),
+]
+extensions = [
+    *("myst_nb", "sphinx_copybutton", "sphinxcontrib.mermaid"),
+    *("sphinx.ext.autodoc", "sphinx.ext.napoleon"),
+]
+nb_execution_mode = "off"  # they carry their outputs
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings have them
 myst_fence_as_directive = ["mermaid"]
 # Links to a heading, as GitHub has them.
 myst_heading_anchors = 3
 nitpicky = True
+# Types in docstrings are words; pages are linked, and a dead link among them fails.
+nitpick_ignore_regex = [("py:.*", ".*")]
 # A magic is no Python, and is highlighted as if it were.
 suppress_warnings = ["misc.highlighting_failure"]
 html_theme = "furo"
@@ -32,9 +47,9 @@ html_copy_source = False
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """On the site, the README's side has all pages; elsewhere it is a plain page."""
-    if page == root_doc:
-        pages = [*(f"docs/{name}" for name in PAGES.split()), "CONTRIBUTING", "CHANGELOG", STAND_IN]
-        source[0] += "\n".join(["", "```{toctree}", ":hidden:", "", *pages, "```", ""])
+    for section, pages in SECTIONS.items() if page == root_doc else ():
+        toctree = ["```{toctree}", ":hidden:", f":caption: {section}", "", *pages.split(), "```"]
+        source[0] += "\n".join(["", *toctree, ""])
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:

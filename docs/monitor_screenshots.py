@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from played_machines import instincts, many, training, workstation
+from played_machines import instincts, many, training, two_cards, workstation
 from playwright.sync_api import Browser, Page
 from studio import (
+    ROOT,
     Gateway,
     Lab,
     View,
@@ -37,6 +38,27 @@ TRAIN = [
     "time.sleep(4)  # evaluate(net)",
     "time.sleep(300)  # train(net, epochs=90)",
 ]
+# Both run torch's CUDA code, on the stand-in CUDA runtime.
+NETWORK = [
+    "%load_ext gpumagic\nimport torch\nfrom torch import nn\n"
+    "from sklearn.datasets import load_digits",
+    "images, labels = map(torch.tensor, load_digits(return_X_y=True))\n"
+    "tokens = images.long() + 17 * torch.arange(64)\n"
+    "layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)\n"
+    "net = nn.Sequential(nn.Embedding(17 * 64, 64), layer)\n"
+    "head = nn.Linear(64, 10)\n"
+    "bank = torch.rand(420_000, 1024, device='cuda:1')",
+    "def train(net, epochs, batch=64):\n"
+    "    adam = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=1e-3)\n"
+    "    for epoch in range(epochs):\n"
+    "        for x, y in zip(tokens.split(batch), labels.split(batch)):\n"
+    "            loss = nn.functional.cross_entropy(head(net(x).mean(1)), y)\n"
+    "            adam.zero_grad()\n            loss.backward()\n            adam.step()\n"
+    "        print(f'epoch {epoch + 1}: loss {loss:.3f}')",
+    "%%ongpu 1\ntrain(net, epochs=3)",
+    "%%ongpu 1\ntrain(net, epochs=90)",
+]
+EXPLORING = ["import torch\nfeatures = torch.rand(90_000, 1024, device='cuda:0')"]
 EXPLORE = ["import torch\nframe = torch.zeros(1000)"]
 LIVE = [
     "%load_ext gpumagic",
@@ -91,9 +113,9 @@ def widen(page: Page, pixels: int) -> None:
 
 
 @contextmanager
-def somebody_else() -> Iterator[int]:
-    """The pid of another user's process; needs root."""
-    with subprocess.Popen(["sleep", "600"], user="games") as other:
+def somebody_else(user: str = "games") -> Iterator[int]:
+    """The pid of another user's process; needs root, and that user: `useradd alice`."""
+    with subprocess.Popen(["sleep", "600"], user=user) as other:
         try:
             yield other.pid
         finally:
@@ -140,6 +162,61 @@ def to_width(view: View, pixels: int) -> None:
     view.page.wait_for_timeout(600)
 
 
+@contextmanager
+def cuda_laboratory(machine: dict[str, object]) -> Iterator[Lab]:
+    """A JupyterLab whose kernels have torch for CUDA, on the stand-in CUDA runtime."""
+    python = ROOT / ".venv-cuda" / "bin" / "python"
+    spec = {
+        "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "env": {
+            "STANDIN_CUDA_DEVICES": "2",
+            "STANDIN_CUDA_MEMORY": str(12 * 1024),
+            "OMP_NUM_THREADS": "2",
+        },
+    }
+    with driver() as (folder, library):
+        kernel = folder / "first" / "kernels" / "python3" / "kernel.json"
+        kernel.parent.mkdir(parents=True)
+        kernel.write_text(json.dumps(spec))
+        path = os.pathsep.join([str(folder / "first"), os.environ.get("JUPYTER_PATH", "")])
+        with patch.dict(os.environ, JUPYTER_PATH=path):
+            made = Lab(folder, library, host="ml-box")
+        with running(made, machine) as lab:
+            yield lab
+
+
+def monitor(browser: Browser) -> None:
+    """The first picture of the README: a network trains on a GPU; somebody else has the other."""
+    with (
+        cuda_laboratory(two_cards({})(0)) as lab,
+        opened(lab, browser, 1320, 800, "pictures-monitor") as view,
+        somebody_else("alice") as other,
+    ):
+        page = view.page
+        lab.write("train.ipynb", NETWORK)
+        lab.write("explore.ipynb", EXPLORING)
+        view.open_panel()
+        widen(page, 100)
+        view.set(period=0.5, history=1)
+        page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        run_notebook(view, "explore.ipynb", len(EXPLORING))
+        view.open_notebook("train.ipynb")
+        pids = {name: pid_of(lab, f"{name}.ipynb") for name in ("train", "explore")}
+        machine = two_cards(pids | {"other": other})
+        lab.machine(machine(0))
+        last = len(NETWORK) - 1
+        page.evaluate(f"window.jupyterapp.shell.currentWidget.content.activeCellIndex = {last}")
+        page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-above')")
+        play(lab, view, 40, machine)
+        view.panel.get_by_role("button", name="Variables").first.click()
+        view.panel.get_by_text("as of In").wait_for()
+        page.evaluate("void window.jupyterapp.commands.execute('notebook:run-cell')")
+        play(lab, view, 14, lambda now: machine(now + 40))
+        in_both_themes(page, "monitor", lambda path: page.screenshot(path=path))
+
+
 def sidebar(browser: Browser) -> None:
     with (
         laboratory(training(1, 1, 1)(0)) as lab,
@@ -158,7 +235,6 @@ def sidebar(browser: Browser) -> None:
             page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
         machine = training(pid_of(lab, "train.ipynb"), pid_of(lab, "explore.ipynb"), other)
         play(lab, view, 34, machine)
-        in_both_themes(page, "monitor", lambda path: page.screenshot(path=path))
         view.panel.get_by_role("button", name="Details").nth(1).click()
         page.set_viewport_size({"width": 1320, "height": 830})
         play(lab, view, 4, machine)
@@ -329,5 +405,17 @@ def widget(browser: Browser) -> None:
 
 
 if __name__ == "__main__":
-    scenes = (sidebar, counts, narrow, page, notebooks, hosts, amd, holdings, doctor, widget)
+    scenes = (
+        monitor,
+        sidebar,
+        counts,
+        narrow,
+        page,
+        notebooks,
+        hosts,
+        amd,
+        holdings,
+        doctor,
+        widget,
+    )
     run({scene.__name__: scene for scene in scenes})

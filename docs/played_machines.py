@@ -27,14 +27,6 @@ def training(train: int, explore: int, other: int) -> Callable[[float], dict[str
             "power": (1000 * (560 if epoch else 210)),
             "clock": 1755,
             "used": held,
-            "gpm.2": busy * 0.93,
-            "gpm.3": 46,
-            "gpm.5": busy * 0.66,
-            "gpm.10": busy * 0.5,
-            "gpm.20": 310,
-            "gpm.21": 12_400 if epoch else 2_100,
-            "gpm.60": 18_300,
-            "gpm.61": 17_900,
             "throttle": 4,
         }
         cool = {
@@ -45,10 +37,6 @@ def training(train: int, explore: int, other: int) -> Callable[[float], dict[str
             "clock": 1200,
             "used": int(30.4 * GIB),
             "throttle": 0,
-            "gpm.2": 9,
-            "gpm.3": 5,
-            "gpm.5": 2,
-            "gpm.10": 3,
         }
         return {
             "gpus": 2,
@@ -60,6 +48,29 @@ def training(train: int, explore: int, other: int) -> Callable[[float], dict[str
             "gpu.1.compute": f"{train}:{held - 500 * 2**20}",
             "gpu.0.busy": f"{other}:{cool['util']}",
             "gpu.1.busy": f"{train}:{hot['util']}",
+        }  # fmt: skip
+
+    return machine
+
+
+def two_cards(pids: Mapping[str, int]) -> Callable[[float], dict[str, object]]:
+    """A machine with two cards: somebody else has most of the first; the second one trains."""
+
+    def machine(now: float) -> dict[str, object]:
+        busy = int(91 + 5 * math.sin(3 * now)) if now > 4 else 3
+        idle = int(24 + 9 * math.sin(now))
+        train, explore, other = (pids.get(name, 1) for name in ("train", "explore", "other"))
+        held = int(min(now * 0.7, 2.6) * GIB)
+        return {
+            "gpus": 2, "gpu.*.name": "NVIDIA GeForce RTX 4070", "gpu.*.total": 12 * GIB,
+            "gpu.*.reserved": 300 * 2**20, "gpu.*.limit": 200_000,
+            "gpu.0.util": idle, "gpu.0.temp": 52, "gpu.0.power": 1000 * (60 + idle),
+            "gpu.0.used": int(8.9 * GIB), "gpu.0.clock": 1900,
+            "gpu.0.compute": f"{explore}:{650 * 2**20},{other}:{8 * GIB}",
+            "gpu.1.util": busy, "gpu.1.temp": 71, "gpu.1.power": 1000 * (90 + busy),
+            "gpu.1.used": held + 500 * 2**20, "gpu.1.clock": 2475,
+            "gpu.1.compute": f"{train}:{held + 200 * 2**20}",
+            "gpu.1.busy": f"{train}:{busy}", "gpu.0.busy": f"{other}:{idle}",
         }  # fmt: skip
 
     return machine
@@ -108,11 +119,6 @@ def many(count: int, pids: Mapping[str, int]) -> Callable[[float], dict[str, obj
                 f"gpu.{n}.used": held,
                 f"gpu.{n}.temp": int(34 + busy * 0.38),
                 f"gpu.{n}.power": int(1000 * (80 + 5.4 * busy)),
-                # By GPM, in MiB a second: what comes over PCIe and NVLink, and what goes.
-                f"gpu.{n}.gpm.20": 300 + 40 * (n % 4),
-                f"gpu.{n}.gpm.21": (5_000 + 900 * (n % 5)) * (1 + wave),
-                f"gpu.{n}.gpm.60": (9_000 + 2_000 * (n % 3)) * (1 - wave),
-                f"gpu.{n}.gpm.61": (8_000 + 1_500 * (n % 4)) * (1 - wave),
                 f"gpu.{n}.busy": ",".join(f"{pids[k]}:{int(busy)}" for k in [*holders][:1]),
                 f"gpu.{n}.compute": ",".join(f"{pids[k]}:{v}" for k, v in holders.items()),
             }

@@ -94,7 +94,13 @@ def _text(output: Any) -> str:
 def _first_notebook() -> Path:
     """The quickstart; where there is no torch, the textbook's chapter in the framework there is."""
     names = {"torch": "quickstart", "jax": "d2l_gpus_jax", "tensorflow": "d2l_gpus_tensorflow"}
-    name = next((name for module, name in names.items() if find_spec(module)), "quickstart")
+    return example(
+        next((name for module, name in names.items() if find_spec(module)), "quickstart")
+    )
+
+
+def example(name: str) -> Path:
+    """Return the path of an example notebook; raise GpuError if it is not installed."""
     here = Path(__file__).parent
     for folder in (here / "examples", here.parent / "examples"):
         if (folder / f"{name}.ipynb").is_file():

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pages
 import pytest
 
+import gpumagic
 from gpumagic import cli
 
 if sys.version_info >= (3, 11):
@@ -157,11 +158,21 @@ def test_every_page_is_in_the_readme_and_on_the_site():
     (site,) = (
         ast.literal_eval(line.value)
         for line in conf.body
-        if isinstance(line, ast.Assign) and getattr(line.targets[0], "id", "") == "PAGES"
+        if isinstance(line, ast.Assign) and getattr(line.targets[0], "id", "") == "SECTIONS"
     )
     names = {page.stem for page in pages.PAGES[1:]}
-    assert set(site.split()) == names
+    there = " ".join(site.values()).split()
+    notebooks = {path.stem for path in (pages.ROOT / "examples").glob("*.ipynb")}
+    assert names | {"library"} == {p.removeprefix("docs/") for p in there if p.startswith("docs/")}
+    assert notebooks == {p.removeprefix("examples/") for p in there if p.startswith("examples/")}
     assert {f"{name}.md" for name in names} <= from_readme
+
+
+def test_every_public_name_is_on_the_library_s_page():
+    text = (pages.ROOT / "docs" / "library.rst").read_text()
+    assert [
+        name for name in gpumagic.__all__ if not re.search(rf":: .*\b{name}$", text, re.M)
+    ] == []
 
 
 def test_the_readme_is_short_and_says_what_is_not_known():
