@@ -4,6 +4,7 @@
 imports its room, torch or IPython only when it is first used.
 """
 
+import sys
 from typing import Any
 
 import lazy_loader
@@ -27,6 +28,9 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext gpumagic``."""
+    if sys.platform == "emscripten":  # JupyterLite
+        print("gpumagic needs a server: Python in the browser has no GPUs, no torch, no processes")
+        return
     from gpumagic.magics.loading import load
 
     load(shell)

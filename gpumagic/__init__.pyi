@@ -1,6 +1,7 @@
 from . import virtual as virtual
 from .cell.report import Report as Report
 from .cell.report import last_report as last_report
+from .checked.check_mode import check as check
 from .cluster.gpu_cluster import GpuCluster as GpuCluster
 from .cluster.gpu_cluster import cluster as cluster
 from .cluster.ranks_report import RanksReport as RanksReport

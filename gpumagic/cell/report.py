@@ -10,10 +10,12 @@ from html import escape
 from gpumagic.device import Device
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
-from gpumagic.display.units import duration, size, some
+from gpumagic.display.units import duration, energy, size, some
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Memory
 from gpumagic.moving.moved import Left, Moved, Moves
+
+FOR_GOOD = " for good (%ongpu home undoes it)"
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,19 @@ class Report(Shown):
         What `--back` moved back after the cell; None without it.
     results : tuple of str
         The new variables that stay on the device although `--back` moved the others back.
-    stays : bool
-        Whether this is the notebook's first cell whose moves stay; the report then says so.
+    said : frozenset of str
+        What the notebook's earlier reports said, and this one leaves out: that moves are for good,
+        what was left and taken.
     batches : Batches
         What loaders copied to the device while the cell ran.
     memory : tuple of Memory
         Every CUDA device on which the cell allocated; bytes.
     peak : MemoryPeak or None
         The composition of its device's peak, with `--memory`.
+    profile : CellProfile or None
+        Where the time went, with `--profile`.
+    energy : float or None
+        Joules that the whole board used, by NVML's counter; None if unknown, or below a second.
     ledger : Ledger
         Every copy between devices and every wait while the cell ran: with the batches, without the
         moves before it ran.
@@ -96,10 +103,12 @@ class Report(Shown):
     move_seconds: float = 0.0
     returned: Moves | None = None
     results: tuple[str, ...] = ()
-    stays: bool = False
+    said: frozenset[str] = frozenset((FOR_GOOD,))
     batches: Batches = Batches()
     memory: tuple[Memory, ...] = ()
     peak: Shown | None = None
+    profile: Shown | None = None
+    energy: float | None = None
     ledger: Ledger = field(default_factory=Ledger)
     ledger_complete: bool = True
     fixed: tuple[Fixed, ...] = ()
@@ -114,6 +123,13 @@ class Report(Shown):
     def moved_bytes(self) -> int:
         """Bytes copied before the cell ran."""
         return sum(m.nbytes for m in self.moved)
+
+    @property
+    def says_once(self) -> frozenset[str]:
+        """Return what a notebook needs to read only once."""
+        said = [*_left(self.left), *([_taken(self)] if self.taken else [])]
+        stays = self.moved and self.returned is None
+        return frozenset([*said, FOR_GOOD] if stays else said)
 
     @property
     def touched(self) -> bool:
@@ -152,10 +168,10 @@ def text(report: Report) -> str:
     """``cuda:1 (virtual) · 1.24 s · peak 12.5 MiB · moved X, net: 1.2 MiB from cpu in 3.1 ms``."""
     clauses = _clauses(report)
     lines = [" · ".join([*_head(report), *clauses[:_CLAUSES]])]
-    if more := clauses[_CLAUSES:]:
+    if more := [*clauses[_CLAUSES:], *_energy(report)]:
         lines.append(f"  more: {' · '.join(more)}")
     lines += [f"  → {hint}" for hint in _hints(report)]
-    below = [repr(report.peak)] if report.peak else []
+    below = [repr(shown) for shown in (report.profile, report.peak) if shown]
     if report.table:
         below.insert(0, ledger_view.text(report.ledger))
     return "\n".join([*lines, *below])
@@ -168,7 +184,9 @@ def html(report: Report) -> str:
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
     parts = map(coded, (*rest, *clauses[:_CLAUSES]))
     line = ' <span class="gm-dim">·</span> '.join([first, *parts])
-    more = "".join(f"<div>{coded(clause)}</div>" for clause in clauses[_CLAUSES:])
+    more = "".join(
+        f"<div>{coded(clause)}</div>" for clause in [*clauses[_CLAUSES:], *_energy(report)]
+    )
     details = _details(report)
     if details or more:
         more += table.html(details) if details else ""
@@ -176,7 +194,12 @@ def html(report: Report) -> str:
     body = line + "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))
     shown = block(body, "report", css="gpumagic gm-report")
     shown += ledger_view.html(report.ledger, with_line=False) if report.table else ""
-    return shown + (report.peak._repr_html_() if report.peak else "")
+    below = (report.profile, report.peak)
+    return shown + "".join(each._repr_html_() for each in below if each)
+
+
+def _energy(report: Report) -> list[str]:
+    return [] if report.energy is None else [f"the board used {energy(report.energy)}"]
 
 
 def _hints(report: Report) -> list[str]:
@@ -209,16 +232,15 @@ def _clauses(report: Report) -> list[str]:
         moved = str(Moves(report.moved, seconds=report.move_seconds))
         if report.returned is not None and report.returned.moved:
             moved += f", and back in {duration(report.returned.seconds)}"
-        elif report.stays:
-            moved += " for good (--back brings home)"
+        elif FOR_GOOD in report.says_once - report.said:
+            moved += FOR_GOOD
         parts.append(moved)
-    if report.taken:
-        was = "was" if len(report.taken) == 1 else "were"
-        parts.append(f"{' and '.join(report.taken)} {was} taken as {report.device}")
+    if report.taken and (taken := _taken(report)) not in report.said:
+        parts.append(taken)
     if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
         parts.append(said)
-    if report.left:
-        parts.append(f"left {'; '.join(_left(report.left))}")
+    if left := [part for part in _left(report.left) if part not in report.said]:
+        parts.append(f"left {'; '.join(left)}")
     if report.results:
         parts.append(f"new on {report.device}: {some(report.results)}")
     if report.batches.count:
@@ -238,6 +260,11 @@ def _ran(report: Report) -> list[str]:
     if report.fault:
         parts.append(f"the device reports: {report.fault}")
     return parts
+
+
+def _taken(report: Report) -> str:
+    was = "was" if len(report.taken) == 1 else "were"
+    return f"{' and '.join(report.taken)} {was} taken as {report.device}"
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:

@@ -8,38 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+
+from gpumagic.placement.function_mode import FunctionMode
 
 _MISMATCH = re.compile(
     r"same device|not at the same device|two devices|weight type .* should be the same", re.S
 )
 
 
-class RetryMode(TorchFunctionMode):
+class RetryMode(FunctionMode):
     """Catch the error of mixed devices, bring the operands together, and try again."""
 
     def together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments of a call on one device; None if they were on one already."""
         raise NotImplementedError
-
-    def start(self) -> None:
-        """Enter the mode on this thread."""
-        _push_mode(self)
-
-    def stop(self) -> None:
-        """Leave the mode, whatever other modes were entered since and not left."""
-        if self not in _get_current_function_mode_stack():
-            return
-        above = []
-        while (mode := _pop_mode()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
 
     def __torch_function__(
         self,

@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from gpumagic import faults
-from gpumagic.cell.report import Batches, Report, keep_last
+from gpumagic.cell.report import FOR_GOOD, Batches, Report, keep_last
 from gpumagic.device import Device, cuda_state
+from gpumagic.device.discover import LEAST_S, joules
 from gpumagic.display.table import Shown
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
@@ -32,6 +33,18 @@ class Recorder(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> Shown | None: ...
+
+
+class Profiler(Protocol):
+    """Define a profiler of a cell, which runs until the device has finished."""
+
+    stopping: float  # seconds that are none of the cell's
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def result(self, ledger: Ledger | None) -> Shown | None: ...
 
 
 def _whose(name: str) -> str:
@@ -101,8 +114,10 @@ class Run:
         fix: bool = False,
         table: bool = False,
         back: bool = False,
-        first: bool = False,
+        said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
         recorder: Recorder | None = None,
+        checks: Any = None,
+        profiler: Profiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -112,15 +127,16 @@ class Run:
         self._namespace = namespace
         self._names = list(names)
         self._left = tuple(left_alone(self._names, namespace, device, unusable))
-        self._move, self._back, self._first, self._table = move, back, first, table
+        self._move, self._back, self._said, self._table = move, back, said, table
         self._clock = clock
         self._watch = watch(strict=strict, warn=False, frameworks=frameworks)  # the report says it
         self._fix = _fixer(device) if fix else None
-        self._recorder = recorder
+        self._recorder, self._profiler, self._watch.checks = recorder, profiler, checks
         self._placed = ExitStack()
         self._undo: ExitStack | None = None  # of all that `start` began
         self._started = self._seconds = 0.0
         self._peak: Any = None
+        self._joules: float | None = None  # of the device, at the start
         self._interrupted = False
         self._fault: str | None = None
         self.left_out = 0.0  # seconds that are none of the cell's
@@ -150,6 +166,9 @@ class Run:
     def _begin(self) -> None:
         arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
         self._before = {id(array): weakref.ref(array) for array in arrays}
+        if not self.device.virtual:
+            with faults.kept("reading the energy of a cell's device"):
+                self._joules = joules((self.device,))
         with ExitStack() as undo:
             undo.callback(self._wait)
             self._stops = [share.framework.peak(self.device) for share in self._shares]
@@ -168,6 +187,9 @@ class Run:
                     self.device, batches=self._move, namespace=self._namespace
                 )
                 share.placed = self._placed.enter_context(placed)
+            if self._profiler is not None:
+                undo.callback(self._guarded, "stopping the profiler", self._stop_profiler)
+                self._guarded("starting the profiler", self._profiler.start)
             self._undo = undo.pop_all()
         self._started = self._clock()
 
@@ -217,10 +239,12 @@ class Run:
             move_seconds=sum(each.seconds for each in moves),
             returned=returned,
             results=tuple(there),
-            stays=self._first and not self._back,
+            said=self._said,
             batches=Batches(len(batches), sum(map(sum, batches))),
             memory=tuple(memory for share in self._shares for memory in share.memory),
             peak=self._peak,
+            profile=self._profile(ledger),
+            energy=self._energy(),
             ledger=Ledger() if ledger is None else ledger,
             ledger_complete=self._ledger_complete and self._watch.complete,
             fixed=self._fix.done if self._fix is not None else (),
@@ -238,6 +262,29 @@ class Run:
     def _read_peak(self) -> None:
         if self._recorder is not None:
             self._peak = self._recorder.stop()
+
+    def _stop_profiler(self) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            self.left_out += self._profiler.stopping
+
+    def _profile(self, ledger: Ledger | None) -> Shown | None:
+        profile = None
+        if self._profiler is not None:
+            with faults.kept("reading the profile of a cell"):
+                profile = self._profiler.result(ledger)
+        return profile
+
+    def _energy(self) -> float | None:
+        """Return the joules of the cell; None if unknown, or too short for the counter."""
+        if self._joules is None or self._seconds < LEAST_S:
+            return None
+        with faults.kept("reading the energy of a cell's device"):
+            after = joules((self.device,))
+            # A reloaded driver counts from 0.
+            if after is not None and after >= self._joules:
+                return after - self._joules
+        return None
 
     def _leave(self) -> None:
         began = self._clock()

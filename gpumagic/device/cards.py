@@ -126,20 +126,6 @@ def cards(given: str) -> tuple[Card, ...]:
     return tuple(dict.fromkeys(card(part) for part in given.split(",")))
 
 
-_MANY = re.compile(r"\s*(\d[\d_]*)\s*[xX×*]\s*(.+)")
-
-
-def how_many(given: str) -> tuple[int | None, str]:
-    """Return the number and the cards of ``"8 x H100 80GB"``; None without a number."""
-    found = _MANY.fullmatch(given)
-    if found is None:
-        return None, given
-    count = int(found[1])
-    if not 1 <= count <= 2**20:
-        raise GpuError(f"{given}: {count} is no number of GPUs; type 8 x {found[2]}")
-    return count, found[2]
-
-
 _UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}} | {
     unit: 1024**n for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), start=1)
 }

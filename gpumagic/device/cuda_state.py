@@ -35,6 +35,7 @@ _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 # What may be said of a GPU that is no longer there.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
 _CURES = {
+    "device-side assert": "restart the kernel; %%ongpu … --check names the bad index",
     "uncorrectable ECC error": "restart the kernel; if it comes again, the GPU must be reset "
     "(sudo nvidia-smi --gpu-reset)",
     "launch timed out": "restart the kernel, and give each call less work",

@@ -318,3 +318,23 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
         chosen += matches
     named_twice = len(set(entries)) < len(entries) or len(set(chosen)) < len(chosen)
     return [] if named_twice else chosen
+
+
+LEAST_S = 1.0
+"""A stretch shorter than this has no energy: the counter follows a power reading that is renewed
+every 100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack
+of attention, SC24, arXiv:2312.02741), so that of ten of them a tenth is not certain."""
+
+
+def joules(devices: Sequence[Device], door: nvml.Nvml | None = None) -> float | None:
+    """Return joules of whole boards since the driver was loaded; None if one has no counter."""
+    if not all(d.kind == "cuda" and d.uuid and not d.virtual for d in devices):
+        return None
+    door = door or nvml.door()
+    question = {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
+    gpus = {gpu.uuid: gpu for gpu in door.gpus()}
+    known = [gpus[device.uuid] for device in devices if device.uuid in gpus]
+    counters = [door.ask(gpu, question, alive=True)["energy"] for gpu in known]
+    if None in counters or len(counters) < len(devices):
+        return None
+    return float(sum(counters)) * 1e-3  # from millijoules

@@ -218,8 +218,7 @@ class Plot:
     """Curves in a frame; a label is left out where another one already stands.
 
     `words` are the labels of the values of x, in ascending order. If x has no numbers the plot is
-    `ordinal`: values are evenly spaced and not connected. Axes are logarithmic, or `linear` with
-    heights from zero.
+    `ordinal`: values are evenly spaced and not connected. Axes are logarithmic.
     """
 
     def __init__(
@@ -230,22 +229,18 @@ class Plot:
         curves: Sequence[Curve],
         *,
         ordinal: bool,
-        quantity: str = "time",
-        linear: bool = False,
     ) -> None:
         self._frame, self._words, self._ordinal = frame, words, ordinal
-        self._curves, self._quantity = curves, quantity
+        self._curves = curves
         self._foot = frame.height - _BOTTOM
         self._end = frame.width - _RIGHT - LETTER * max(len(c.name) for c in curves)
         low, high = min(heights := list(heights)), max(heights)
         # Space above and below, and around a flat curve.
         air = max((high / low) ** 0.06, 1.08)
-        foot, top = (0.0, 1.05 * high) if linear else (low / air, high * air)
-        self._y = Scale(foot, top, self._foot, _TOP, not linear)
-        self._ticks = even_ticks if linear else ticks
+        self._y = Scale(low / air, high * air, self._foot, _TOP)
         xs, start, end = list(words), _LEFT + 12, self._end - 12
         half = (end - start) / len(xs) / 2 if ordinal else 0.0
-        log = xs[0] > 0 and not ordinal and not linear
+        log = xs[0] > 0 and not ordinal
         self._x = Scale(xs[0], xs[-1], start + half, end - half, log)
         # The placed labels: (x from, x to, y).
         self._taken: list[tuple[float, float, float]] = []
@@ -271,9 +266,9 @@ class Plot:
         )
 
     def _grid(self, tick: Callable[[float], str]) -> Iterator[str]:
-        yield text(_LEFT - 8, _TOP - 11, self._quantity, "end", "gm-dim")
+        yield text(_LEFT - 8, _TOP - 11, "time", "end", "gm-dim")
         self._free(0.0, _LEFT - 8, 0.0)
-        for value in self._ticks(self._y.low, self._y.high):
+        for value in ticks(self._y.low, self._y.high):
             y = self._y(value)
             yield line(_LEFT, y, self._end, y, "gm-grid")
             yield text(_LEFT - 8, y + 4, tick(value), "end")

@@ -1,8 +1,9 @@
-"""Show records by their registered views, and lay out tables as text and HTML.
+"""Show records by their registered views and as JSON; lay out tables as text and HTML.
 
 A room's `__init__.py` registers the view of each of its records. A view is imported when it is
-first needed, so that importing a record is cheap. Colors are those of palette.css, for light and
-dark pages; text is always escaped.
+first needed, so that importing a record is cheap. The JSON has units in its keys and names no other
+user, process or notebook. Colors are those of palette.css, for light and dark pages; text is always
+escaped.
 
 Lines have at most 100 columns, or as many as the caller says. Numbers are right-aligned, and
 double-width characters count as two.
@@ -10,16 +11,18 @@ double-width characters count as two.
 
 import re
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from html import escape
 from importlib import import_module
 from importlib.resources import files
 from itertools import zip_longest
+from math import isfinite
 from textwrap import wrap
 from typing import Any
 
+JSON = "application/vnd.gpumagic+json"
 _views: dict[str, str] = {}
 
 
@@ -34,6 +37,71 @@ def view(record: object) -> Any:
     return import_module(next(_views[name] for name in names if name in _views))
 
 
+# Fields in bytes whose names do not say so.
+_BYTES = {
+    *("adds", "after", "allocated", "before", "free", "gives", "held_for_it", "limit", "measured"),
+    *(
+        "memory_free",
+        "memory_reserved",
+        "memory_total",
+        "memory_used",
+        "needed",
+        "other_in_process",
+        "others",
+    ),
+    *("peak", "predicted", "reserved", "returned", "room", "taken", "torn", "total"),
+    *("traceback_holds", "used", "wanted"),
+}
+_LEFT_OUT = {"file", "filename", "html", "others_by_name", "processes", "uuid"}
+_MOST_ITEMS = 10
+"""Items of each list, so that a notebook's file stays small."""
+
+
+def as_json(record: object) -> dict[str, Any]:
+    """Return the name of a record's class and its fields; long lists lose their ends."""
+    return {"record": type(record).__name__, **_fields(record)}
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {key: _plain(getattr(record, name)) for name, key in _keys(record.__class__)}
+
+
+@lru_cache
+def _keys(kind: Any) -> list[tuple[str, str]]:
+    """Return the fields of a record's class with their keys."""
+    return [
+        (field.name, _key(field.name, str(field.type)))
+        for field in fields(kind)
+        if field.name not in _LEFT_OUT and not field.name.startswith("_")
+    ]
+
+
+def _key(name: str, kind: str) -> str:
+    if name.endswith("nbytes"):
+        return name.replace("nbytes", "bytes")
+    return f"{name}_bytes" if name in _BYTES and "int" in kind else name
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return _fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in [*value][:_MOST_ITEMS]}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [_plain(item) for item in [*value][:_MOST_ITEMS]]
+    # Anything else may be the user's, and reading it may wait for a GPU.
+    return type(value).__name__
+
+
+def json_bundle(record: object) -> dict[str, Any]:
+    """Return a record as JSON for IPython, which displays it with the text and the HTML."""
+    return {JSON: as_json(record)}
+
+
 class Shown:
     """A record shown as HTML by IPython, and as text elsewhere."""
 
@@ -44,9 +112,9 @@ class Shown:
         return str(view(self).html(self))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """For JupyterLab's panel: title and bars of a measurement. It draws no HTML."""
+        """The record as JSON; of a measurement also its title and bars, for JupyterLab's panel."""
         panel = getattr(view(self), "panel", None)
-        return {"application/vnd.gpumagic+json": panel(self)} if panel else {}
+        return {JSON: as_json(self) | (panel(self) if panel else {})}
 
 
 @lru_cache

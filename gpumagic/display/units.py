@@ -1,4 +1,4 @@
-"""Format bytes, seconds, joules, rates and lists for people; N/A for an unknown value."""
+"""Format bytes, seconds, rates and lists for people; N/A for an unknown value."""
 
 from collections.abc import Iterable
 
@@ -93,7 +93,7 @@ def tick(seconds: float) -> str:
 
 def energy(joules: float | None) -> str:
     """Format joules, three digits: ``"12.4 mJ"``, ``"1.24 kJ"``, ``"N/A"``."""
-    return NOT_KNOWN if joules is None else f"{_digits(joules, _ANY)}J"
+    return NOT_KNOWN if joules is None else f"{_digits(joules, (*_MANY[:-1], *_SECONDS[:-1]))}J"
 
 
 def rate(each_second: float | None) -> str:
@@ -113,7 +113,6 @@ def times(ratio: float | None) -> str:
 
 _SECONDS = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-_ANY = (*_MANY[:-1], *_SECONDS[:-1])
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:

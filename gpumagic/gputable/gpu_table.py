@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from html import escape
 from textwrap import wrap
+from typing import Any
 
 from gpumagic.display import table
 from gpumagic.display.table import block, tag
@@ -29,8 +31,7 @@ _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be
 class GpuTable:
     """The GPUs of a snapshot as text of 80 columns, or `width`, and as HTML.
 
-    Shows all GPUs, or those with a UUID in `only`; each process, or sums by notebook. Snapshots of
-    other hosts (`others`) follow below, under the host's name.
+    Shows all GPUs, or those with a UUID in `only`; each process, or sums by notebook.
     """
 
     def __init__(
@@ -38,15 +39,10 @@ class GpuTable:
         snapshot: Snapshot,
         only: Collection[str] | None = None,
         processes: bool = False,
-        others: Sequence[Snapshot] = (),
         width: int = 80,
     ) -> None:
         self.snapshot = snapshot
         self.width = width
-        self.others = [GpuTable(other, processes=processes, width=width) for other in others]
-        self.headed = bool(others)
-        for other in self.others:
-            other.headed = True
         self.processes = processes
         named = [g for g in snapshot.gpus if only is None or g.uuid in only or g.mig in only]
         # Another kernel's virtual GPUs cannot be used here: its line has their number.
@@ -56,15 +52,11 @@ class GpuTable:
         self.holders = holders(named, snapshot.processes, each=processes)
 
     def __repr__(self) -> str:
-        return "\n\n".join(one._text() for one in (self, *self.others))
-
-    def _text(self) -> str:
         blocks = []
-        if self.gpus or self.headed:
+        if self.gpus:
             host, dot, facts = _caption(self.snapshot, self.gpus).partition(" · ")
             host = table.short(host, max(self.width - table.width(dot + facts), 12))
             blocks.append([table.short(host + dot + facts, self.width)])
-        if self.gpus:
             blocks[-1] += self._gpu_lines() + _legend(self._owners(), self.width)
         if self.holders:
             held = self._holder_columns(html=False)
@@ -86,15 +78,9 @@ class GpuTable:
         return table.lines(columns, room=self.width)
 
     def _repr_html_(self) -> str:
-        return block("".join(one._html() for one in (self, *self.others)))
-
-    def _html(self) -> str:
         parts = []
-        if self.gpus or self.headed:
-            name, dot, facts = _caption(self.snapshot, self.gpus).partition(" · ")
-            head = tag("b" if self.headed else "span", name) + escape(dot + facts)
-            parts.append(f'<div class="gm-caption{" gm-host" * self.headed}">{head}</div>')
         if self.gpus:
+            parts.append(tag("div", _caption(self.snapshot, self.gpus), "gm-caption"))
             parts.append(
                 table.html(gpu_columns(self.gpus, self.splits, html=True), css="gm-titled")
             )
@@ -110,11 +96,12 @@ class GpuTable:
             f"{'<br>' if self.gpus else ' '}{_typed(_sentence(problem.cure))}</div>"
             for problem in self.snapshot.problems
         ]
-        return "".join(parts)
+        return block("".join(parts))
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return table.json_bundle(self.snapshot)
 
     def _remarks(self) -> list[str]:
-        if self.headed and not self.gpus and not self.snapshot.problems:
-            return ["No GPU."]
         if self._held and not self.gpus and not self.snapshot.problems:
             return [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         return _notes(self.gpus)
@@ -162,7 +149,7 @@ def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
         _count(len(whole) - virtual, "GPU"),
         _count(virtual, "virtual GPU"),
         f"{_count(host.cpu_count, 'CPU')}{busy}" if host.cpu_count else "",
-        f"RAM {share(host.memory_used, host.memory_total)}" if host.memory_total else "",
+        f"RAM {share(*host.ram)}" if host.memory_total else "",
     ]
     return " · ".join(filter(None, parts))
 
@@ -219,6 +206,9 @@ class DoctorTable:
 
     def _repr_html_(self) -> str:
         return block(table.html(self._columns()))
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return {table.JSON: {"record": "Checks", "checks": list(map(asdict, self.checks))}}
 
     def _columns(self) -> list[table.Column]:
         cures = [f"→ {check.cure}" if check.cure else "" for check in self.checks]

@@ -6,7 +6,8 @@
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
@@ -68,9 +69,24 @@ here = _Here()
 serials = itertools.count(1)
 
 
+_nobody = ActiveWatch(Tally(), live=False)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Count nothing within: what gpumagic reads is none of the user's copies and waits."""
+    before = current.set(_nobody)
+    try:
+        yield
+    finally:
+        current.reset(before)
+
+
 def watches() -> tuple[ActiveWatch, ...]:
     """Return the watches that count this thread's calls now."""
     watch, found = current.get(), []
+    if watch is _nobody:
+        return ()
     while watch is not None:
         if watch.live:
             found.append(watch)

@@ -3,7 +3,7 @@
 from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, size
-from gpumagic.ledger.advice import SILENT, advise, is_crawl
+from gpumagic.ledger.advice import SILENT, Advice, advise, is_crawl
 from gpumagic.ledger.entry import Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
@@ -96,10 +96,23 @@ def hints(ledger: Ledger) -> list[str]:
     """Return advice for each line that copies or waits again and again, the worst first."""
     found: dict[str, int] = {}
     for e in filter(is_crawl, ledger.entries):
-        if (advice := advise(e)) is not None:
+        if (advice := _advised(e, ledger)) is not None:
             place = f"{e.where.place}: " if e.where else ""
             found[f"{place}{advice.text}"] = e.count
     return sorted(found, key=lambda words: -found[words])[:_HINTS]
+
+
+def _advised(e: Entry, ledger: Ledger) -> Advice | None:
+    """Advise on an entry; not to move operands one way where others of the line go the other."""
+    advice = advise(e)
+    for other in ledger.entries if advice is not None and e.operator == "operand" else ():
+        ends = other.operator, other.source, other.destination
+        if ends == (e.operator, e.destination, e.source) and other.where == e.where:
+            first, second = sorted((e.source, e.destination))
+            return Advice(
+                f"it reads arrays on {first} and on {second}: make all on one", 0, 0.0, ""
+            )
+    return advice
 
 
 def text(ledger: Ledger) -> str:
@@ -127,7 +140,7 @@ def _columns(ledger: Ledger) -> list[table.Column]:
             "source",
             [table.short((e.where and e.where.source) or e.code, _CODE) for e in entries],
             fit="cut",
-            notes=[_advice(e, ledger.virtual or ledger.predicted) for e in entries],
+            notes=[_advice(e, ledger) for e in entries],
             css="gm-code gm-long",
         ),
         table.Column("what", [_what(e) for e in entries], fit="wrap", least=38, css="gm-long"),
@@ -156,12 +169,14 @@ def _inside(module: str) -> str:
     return "in " + ".".join(module.split(".")[:2])
 
 
-def _advice(e: Entry, in_calls: bool) -> str:
+def _advice(e: Entry, ledger: Ledger) -> str:
     """Return what to do, and what it saves: time, or calls if there are no times of a GPU."""
-    advice = advise(e)
+    advice = _advised(e, ledger)
     if advice is None:
         return ""
+    in_calls = ledger.virtual or ledger.predicted
     saved = f"≈ {duration((e.seconds or 0) * advice.share)} ({advice.how})"
+    saved = saved if advice.share else ""
     if in_calls or e.untimed:
         kind = "waits" if e.kind == "wait" else "copies"
         saved = f"{advice.saved:,} of {e.count:,} {kind}" if advice.saved else ""
@@ -182,6 +197,9 @@ class LedgerLine:
 
     def __repr__(self) -> str:
         return "\n".join(self._lines())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        return table.json_bundle(self.ledger)
 
     def _repr_html_(self) -> str:
         return block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in self._lines()))

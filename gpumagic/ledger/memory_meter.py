@@ -22,18 +22,21 @@ class MemoryMeter:
             self._before[index] = allocated, allocations
         _running.append(self)
 
-    def stop(self) -> list[Memory]:
-        """Return the memory of each device with allocations since `start`."""
+    def read(self) -> list[Memory]:
+        """Return the memory of each device so far."""
         found = []
-        if self in _running:
-            _running.remove(self)
         for index, (allocated, peak, allocations) in _read_memory():
             before, allocations_before = self._before.get(index, (0, 0))
-            if allocations != allocations_before:
-                peak = max(peak, self._peaks.get(index, 0))
-                made = allocations - allocations_before
-                found.append(Memory(f"cuda:{index}", peak, allocated, before, made))
+            peak = max(peak, self._peaks.get(index, 0))
+            made = allocations - allocations_before
+            found.append(Memory(f"cuda:{index}", peak, allocated, before, made))
         return found
+
+    def stop(self) -> list[Memory]:
+        """Return the memory of each device with allocations since `start`."""
+        if self in _running:
+            _running.remove(self)
+        return [memory for memory in self.read() if memory.allocations]
 
 
 _running: list[MemoryMeter] = []

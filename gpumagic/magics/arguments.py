@@ -123,6 +123,10 @@ def parser_of(typed: str) -> LineParser:
     for option in options(name):
         if option.examples:
             how = {"action": _StoreOnce, "type": option.type, "default": option.default}
+            if option.optional:
+                how |= {"nargs": "?", "const": option.bare}
+            if option.optional and option.type is str:
+                how |= {"choices": ("", *option.examples)}
             parser.add_argument(*option.flags, **how, help="|".join(option.examples))
         elif option.flag.startswith("--no-"):
             parser.add_argument(*option.flags, dest=option.flag[5:], action="store_false")
@@ -139,7 +143,14 @@ def parse(magic: str, line: str) -> Namespace:
             return parser.parse_args(_NAMES.findall(line))
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
         # Options may stand between the words. "/gpu:1" and "0,1" are plain words to shlex.
-        return parser.parse_intermixed_args(shlex.split(line, comments=True))
+        words = shlex.split(line, comments=True)
+        for option in options(magic.lstrip("%")):
+            if option.optional and option.flag in words[:-1]:
+                at = words.index(option.flag)
+                file = option.type is not str and "." in words[at + 1]
+                if not file and words[at + 1] not in option.examples:
+                    words.append(words.pop(at))  # `--check 1`: 1 is no value of it
+        return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
 

@@ -34,9 +34,7 @@ class ClusterMagics(Magics):
             %gpucluster                      show the ranks, their hosts, and what they do
             %gpucluster restart 1            replace the engine of rank 1
             %gpucluster pull loss net        set variables to the lists of their values by rank
-            %gpucluster push net             send the notebook's value again before the next cell
-            %gpucluster checkpoint net,opt --to DIR [--every 10min]
-            %gpucluster checkpoint off       no more
+            %gpucluster checkpoint net,opt --to DIR
             %gpucluster restore DIR          load the last one, also with another number of ranks
             %gpucluster stop
 
@@ -69,9 +67,6 @@ class ClusterMagics(Magics):
             ranks.restart(*map(int, asked.what))
             print(_NEW)
             return display(ranks.status())
-        if verb == "push":
-            ranks.push(*asked.what)
-            return print(f"the next cell that reads {some(asked.what)} gets the notebook's values")
         if verb == "pull":
             found = ranks.pull(*asked.what)
             shell: Any = self.shell
@@ -79,9 +74,11 @@ class ClusterMagics(Magics):
             ranks.keep(*found)
             return print(f"{some(asked.what)}: {'each ' * (len(found) > 1)}a list by rank")
         if verb == "checkpoint":
-            return print(_checkpoint(asked, ranks))
+            names = [name for word in asked.what for name in word.split(",") if name]
+            return print(f"{some(names)} saved to {ranks.checkpoint(*names, to=asked.to)}")
         if verb == "restore":
-            return print(ranks.restore(asked.what[0]).loaded())
+            loaded = ranks.restore(asked.what[0])
+            return print(f"{some(loaded.variables)} loaded from {loaded.path}")
         ranks.stop()
         return print("the cluster has ended")
 
@@ -106,24 +103,13 @@ def _start(asked: Namespace) -> Any:
     return gpu_cluster.cluster(where, **how).status()
 
 
-def _checkpoint(asked: Namespace, ranks: Any) -> str:
-    if asked.what == ["off"]:
-        ranks.checkpoints.off()
-        return "no more checkpoints are saved"
-    from gpumagic.display.units import some
-
-    names = [name for word in asked.what for name in word.split(",") if name]
-    made = ranks.checkpoint(*names, to=asked.to, every=asked.every)
-    return str(made or f"after a cell of @all, every {asked.every}: {some(names)} to {asked.to}")
-
-
 def _check(verb: str, what: list[str]) -> None:
     """Refuse arguments that the verb does not take."""
     if verb in ("status", "stop") and what:
         raise GpuError(f"{verb} takes no argument; leave out {what[0]}")
     if verb == "restart" and not (what and all(word.isdecimal() for word in what)):
         raise GpuError("restart: which rank? type %gpucluster restart 1")
-    if verb in ("pull", "push") and not what:
-        raise GpuError(f"{verb}: which variable? type %gpucluster {verb} net")
+    if verb == "pull" and not what:
+        raise GpuError("pull: which variable? type %gpucluster pull net")
     if verb == "restore" and len(what) != 1:
         raise GpuError("restore: from where? type %gpucluster restore DIR")

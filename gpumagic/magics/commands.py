@@ -78,7 +78,7 @@ class GpuMagics(Magics):
 
         Usage::
 
-            %gpus                    all GPUs, also those of the hosts of a cluster
+            %gpus                    all GPUs of this machine
             %gpus 1                  one of them, by any of its names
 
             {options}
@@ -98,17 +98,15 @@ class GpuMagics(Magics):
         if asked.virtual is not None and asked.virtual.lower() == "off":
             return gpus.virtual_off(self.cells, force=asked.force)
         if asked.virtual is not None:
-            gpus.virtual_on(asked.virtual, asked.memory, force=asked.force)
+            gpus.virtual_on(asked.virtual, asked.memory, force=asked.force, asserts=asked.asserts)
             return self.once.show(gpus.gpus())
-        if asked.memory or asked.force:
-            raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
+        if asked.memory or asked.force or asked.asserts:
+            raise GpuError("--memory, --force and --asserts need --virtual; type %gpus --virtual 2")
         if asked.doctor:
             return gpus.doctor()
         if asked.live:
             return self._live(asked.where)
-        snapshot = gpus.gpus(asked.where)
-        others = () if asked.where else gpus.of_cluster(snapshot)
-        return self.once.show(snapshot, processes=asked.processes, others=others)
+        return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
 
     def _live(self, where: str | None) -> Any:
         """Show the monitor; in a terminal, which has none, it prints the table."""
@@ -154,6 +152,11 @@ class GpuMagics(Magics):
 
             %%ongpu free
             %%time
+            train(net, loader)
+
+            %%ongpu 1 --check
+            loss = F.cross_entropy(net(X), y)      # an error that names the bad label
+            %%ongpu 1 --profile trace.json         # which line takes the time
             train(net, loader)
 
         A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
@@ -222,12 +225,14 @@ class GpuMagics(Magics):
             {options}
 
         A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
-        the CPU. `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
+        the CPU. `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`,
+        and for --check `with gpumagic.check():`.
         """
         watched = self.watched
         if asked.verb == "on":
-            watched.start(report=asked.report, strict=asked.strict)
+            watched.start(report=asked.report, strict=asked.strict, check=asked.check)
             strict = ", and the first implicit one is an error" if asked.strict else ""
+            strict += ", and values are checked" if asked.check is not None else ""
             print(f"copies and waits are counted from now on{strict}; %gpuwatch off ends it")
         elif asked.verb == "off":
             off = "copies and waits are no longer counted"
@@ -258,7 +263,7 @@ class GpuMagics(Magics):
             {options}
 
             --sweep n=pow2:64..8192  powers of two; how=mean,sum are words
-            --against NAME or FILE   an earlier -o NAME, or a saved file
+            --against NAME           an earlier -o NAME
 
         Examples::
 
@@ -272,7 +277,6 @@ class GpuMagics(Magics):
             run(x)                     # nearly twice as fast
 
             result.speedup("cuda:0", "cpu", n=4096)
-            result.save("products.json")
 
         Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """

@@ -1,20 +1,20 @@
-"""Send snapshots of the GPUs on the kernel's control channel, also while a cell runs.
+"""Answer pages and assistants on the kernel's control channel, also while a cell runs.
 
 The control thread must not wait. The sampler takes the snapshots on its own threads, only while a
-page asks; if the driver stalls it returns the last one. The hosts of the notebook's cluster have
-sent theirs before.
+page asks; if the driver stalls it returns the last one. Variables are read on
+the main thread, between two cells.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from comm.base_comm import BaseComm
 
 from gpumagic import faults
-from gpumagic.magics.hooks import running_cluster
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -42,8 +42,9 @@ class Sign(BaseComm):
 class ControlChannel:
     """A handler of the kernel's control channel."""
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, last_error: Callable[[], Any] = lambda: None) -> None:
         self._kernel = kernel
+        self._last_error = last_error
         self._sign = Sign(TARGET, primary=False)
         self._subscription: Subscription | None = None
         self._asked_at = 0.0
@@ -61,10 +62,11 @@ class ControlChannel:
         """Answer a request, without waiting: this thread also handles interrupts."""
         from gpumagic.telemetry.sampler import shared_sampler
 
+        if about := parent["content"].get("about"):
+            with faults.kept("answering an assistant"):
+                self._answer_assistant(stream, ident, parent, about)
+            return
         with faults.kept("answering a page about the GPUs of this host"):
-            if not parent["content"].get("own", True):
-                self._send(stream, ident, parent, None)
-                return
             sampler = shared_sampler()
             self._asked_at = time.monotonic()
             if self._subscription is None:
@@ -78,15 +80,34 @@ class ControlChannel:
 
             sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
 
-    def _send(self, stream: Any, ident: Any, parent: Any, snapshot: Snapshot | None) -> None:
-        """Send a snapshot of this host, if not None, and those of the cluster's hosts."""
+    def _answer_assistant(self, stream: Any, ident: Any, parent: Any, about: str) -> None:
+        """Answer a tool of `server/assistant_tools.py`."""
+        from gpumagic.magics import assistant_answers as answers
+
+        def reply(content: dict[str, Any]) -> None:
+            send = self._kernel.session.send
+            stream.io_loop.add_callback(send, stream, REPLY, content, parent=parent, ident=ident)
+
+        def read_variables() -> None:
+            with faults.kept("answering an assistant"):
+                reply(answers.between_cells(self._kernel.shell, answers.held))
+
+        if about == "report":
+            reply(answers.last_report())
+        elif about == "error":
+            reply(answers.last_error(self._last_error()))
+        elif self._kernel.shell.displayhook.exec_result is None:
+            self._kernel.io_loop.add_callback(read_variables)
+        else:
+            reply(answers.between_cells(self._kernel.shell, answers.held))
+
+    def _send(self, stream: Any, ident: Any, parent: Any, snapshot: Snapshot) -> None:
+        """Send a snapshot of this host."""
         with faults.kept("sending a page the GPUs of this host"):
-            ranks = running_cluster()
             content = {
                 "status": "ok",
                 "pid": os.getpid(),
-                "snapshot": snapshot and snapshot.to_dict(),
-                "hosts": ranks.hosts.heard() if ranks else None,
+                "snapshot": snapshot.to_dict(),
             }
             self._kernel.session.send(stream, REPLY, content, parent=parent, ident=ident)
 

@@ -1,5 +1,6 @@
 """Collect what `%gpus` shows: a Snapshot, the doctor's checks; switch virtual GPUs."""
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,8 @@ from IPython.display import display
 from gpumagic import device, faults
 from gpumagic.display.units import many, size, some
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import running_cluster
 from gpumagic.telemetry import collect
-from gpumagic.telemetry.snapshot import Snapshot, other_hosts
+from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.values import torch_here
 
 
@@ -34,12 +34,6 @@ def gpus(where: str | None = None) -> Snapshot:
     )
 
 
-def of_cluster(own: Snapshot) -> list[Snapshot]:
-    """Return Snapshots of the cluster's other hosts."""
-    ranks = running_cluster()
-    return other_hosts(own, ranks.hosts.now()) if ranks else []
-
-
 def doctor() -> None:
     """Show the doctor's checks, and the faults of gpumagic itself in this kernel."""
     from gpumagic.gputable.gpu_table import DoctorTable
@@ -58,7 +52,12 @@ def doctor() -> None:
 
 
 def virtual_on(
-    number: str, memory: str | None = None, *, force: bool = False, quiet: bool = False
+    number: str,
+    memory: str | None = None,
+    *,
+    force: bool = False,
+    quiet: bool = False,
+    asserts: bool = False,
 ) -> None:
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
@@ -68,7 +67,7 @@ def virtual_on(
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
     before = virtual.enabled()
-    virtual.enable(int(number), memory, force=force)
+    virtual.enable(int(number), memory, force=force, asserts=asserts)
     each = device.here()[0].memory_total or 0
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
@@ -89,6 +88,8 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if not virtual.enabled():
         print("there were no virtual GPUs")
         return
+    if asserts := sys.modules.get("gpumagic.virtual.asserts"):
+        asserts.revive()
     home, made = bring_home(cells.shell.user_ns)
     if home.moved:
         print(home.back)

@@ -6,7 +6,6 @@ import ast
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpumagic.errors import GpuError, torch_needed
@@ -39,7 +38,6 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
             sweep=sweep,
             items=asked.items,
             max_time=asked.max_time,
-            in_place=asked.in_place,
             namespace=namespace,
             against=against,
             progress=line.update,
@@ -52,7 +50,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 def _earlier(
     named: str | None, names: Mapping[str, Any], last: Comparison | None
 ) -> Comparison | Literal["last"] | None:
-    """Return what `--against` names: a result of the notebook, or a file."""
+    """Return the result of the notebook that `--against` names."""
     from gpumagic.timing.comparison import Comparison
 
     if named is None:
@@ -63,13 +61,10 @@ def _earlier(
         return "last"
     if isinstance(value := names.get(named), Comparison):
         return value
-    path = Path(named).expanduser()
-    if not path.is_file():
-        raise GpuError(
-            f"--against {named} is neither a comparison of this notebook nor a file;"
-            " type --against last, or the NAME of an earlier -o NAME"
-        )
-    return Comparison.from_json(path)
+    raise GpuError(
+        f"--against {named} is no comparison of this notebook;"
+        " type --against last, or the NAME of an earlier -o NAME"
+    )
 
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
@@ -94,7 +89,6 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
             code,
             on,
             margin=asked.margin,
-            target=asked.target,
             dry=asked.dry,
             namespace=shell.user_ns,
             progress=line.update,

@@ -30,12 +30,6 @@ def cuda_state() -> Any:
     return cuda_state
 
 
-def running_cluster() -> Any:
-    """Return the cluster of this notebook, or None; imports nothing."""
-    starts = sys.modules.get("gpumagic.cluster.gpu_cluster")
-    return starts.current() if starts is not None and starts.is_running() else None
-
-
 class Explaining:
     """Explains errors below their tracebacks in one shell."""
 
@@ -45,6 +39,8 @@ class Explaining:
         self._shown = 0  # the id of an error, until its cell has ended
         self._active = False
         self._death_told = self._death_published = False
+        self.last: Any = None
+        """The last explanation, a record or a line; None before the first."""
 
     def install(self) -> None:
         self._original = self.shell.showtraceback
@@ -72,10 +68,13 @@ class Explaining:
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
-                from gpumagic.usercode.frames import cut_ours, libraries_hidden
+                from gpumagic.usercode.frames import cut_ours, end_at_user, libraries_hidden
 
                 cut_ours(error)
-                if found and not again:
+                ends_at_user = type(error).__module__.startswith("gpumagic.checked.")
+                if ends_at_user:
+                    end_at_user(error)
+                if (found or ends_at_user) and not again:
                     afterwards.enter_context(libraries_hidden(error))
             return self._original(exc_tuple, *args, **kwargs)
 
@@ -93,8 +92,12 @@ class Explaining:
 
     def tell_death(self, where: str) -> None:
         """Say once that CUDA is dead, also in the panel; `where` is the cell that ended."""
-        state = None if self._death_published else cuda_state()
-        if state is not None and (death := state.look(where)) is not None:
+        state = cuda_state()
+        if self._death_published and state.death() is None:  # a virtual GPU's, and it works again
+            self._death_told = self._death_published = False
+        if state is None or self._death_published:
+            return
+        if (death := state.look(where)) is not None:
             self._death_published = True
             with faults.kept("reporting that CUDA is dead"):
                 from gpumagic.memory.save_host import what_is_left
@@ -117,9 +120,11 @@ class Explaining:
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
             if line := of_cuda(error):
+                self.last = line
                 self._death_told = cuda_state().death() is not None
                 print(f"→ {line}")
             elif found := found or explain_out_of_memory(error, earlier=earlier):
+                self.last = found
                 display(found)
 
     @contextmanager
@@ -178,7 +183,8 @@ def _publish(value: Any, **how: Any) -> None:
         from gpumagic.gputable.gpu_table import GpuTable
 
         shown = GpuTable(value, **how)
-    display({"text/plain": repr(shown), "text/html": shown._repr_html_()}, raw=True)
+    shapes = {"text/plain": repr(shown), "text/html": shown._repr_html_()}
+    display(shapes | shown._repr_mimebundle_(), raw=True)
 
 
 _STAMPING = "recording which cell allocates"
@@ -195,14 +201,9 @@ class MemoryHooks:
 
     def pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
-        if cuda := _working_cuda():
-            with faults.kept("asking torch to record when memory runs out"):
-                from gpumagic.memory.shortage import note_shortages
-
-                note_shortages()
-            if info.store_history:
-                with faults.kept(_STAMPING):
-                    self._threads.stamped = _stamp(cuda.memory)
+        if info.store_history and (cuda := _working_cuda()):
+            with faults.kept(_STAMPING):
+                self._threads.stamped = _stamp(cuda.memory)
 
     def post_run_cell(self, result: Any = None) -> None:
         number = getattr(result, "execution_count", None)
@@ -221,8 +222,7 @@ class MemoryHooks:
         from gpumagic.memory.growth import GrowthWatch
 
         self._growth = self._growth or GrowthWatch()
-        shell = self.shell
-        if grown := self._growth.ended(cell, shell.transform_cell, shell.user_ns):
+        if grown := self._growth.ended(cell, self.shell.user_ns):
             print(f"→ {grown}")
 
 

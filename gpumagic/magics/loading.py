@@ -56,7 +56,8 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
         once,  # shell.display_formatter
         *_called(memory, "pre_run_cell", "post_run_cell"),
-        *([_control_channel(kernel)] if hasattr(kernel, "control_handlers") else []),
+        *([_control_channel(kernel, cells)] if hasattr(kernel, "control_handlers") else []),
+        *([_crash_file()] if kernel is not None else []),
         _appended(shell.Completer.custom_matchers, _matcher),
         _Change(lambda: None, watched.stop),
         _Change(lambda: None, cells.end_all),
@@ -92,10 +93,16 @@ def _called(hook: Any, *events: str) -> list[_Change]:
     ]
 
 
-def _control_channel(kernel: Any) -> Any:
+def _control_channel(kernel: Any, cells: CellHooks) -> Any:
     from gpumagic.magics.control_channel import ControlChannel
 
-    return ControlChannel(kernel)
+    return ControlChannel(kernel, lambda: cells.explaining.last)
+
+
+def _crash_file() -> Any:
+    from gpumagic.telemetry.crash_file import CrashFile
+
+    return CrashFile()
 
 
 def _complete(context: Any) -> dict[str, Any]:

@@ -193,7 +193,7 @@ class MemoryMagics(Magics):
 
         Examples::
 
-            %%gpufit 0 batch=1..4096 --target 4096
+            %%gpufit 0 batch=1..4096
             X, y = torch.randn(batch, 784), torch.randint(10, (batch,))
             optimizer.zero_grad()
             F.cross_entropy(net(X), y).backward()

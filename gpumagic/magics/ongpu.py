@@ -119,7 +119,7 @@ class CellHooks:
         self.explaining = Explaining(shell, self.current)
         self.standing: Request | None = None
         self.standing_on = ""
-        self._moved = False  # a cell has moved something for good
+        self._said: frozenset[str] = frozenset()  # what reports say only once
         self.watched: Watched | None = None  # while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
@@ -242,17 +242,23 @@ class CellHooks:
         cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell, space) if cell.tree else []
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
-        options |= {"first": not self._moved, "table": asked.report}
+        options |= {"said": self._said, "table": asked.report}
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
-        for option in ("fix", "memory") if not needed.torch else ():
-            if getattr(asked, option):
-                used = " and ".join(framework.name for framework in needed.frameworks)
-                raise GpuError(f"--{option} is for torch; this cell uses {used}; leave it out")
-        if asked.memory:
-            from gpumagic.magics.run_elsewhere import refuse_others
+        for option in ("fix", "memory", "check", "profile"):
+            if getattr(asked, option) not in (None, False):
+                from gpumagic.magics.run_elsewhere import refuse_others
 
-            refuse_others("--memory", self.shell, cell.tree)
-            options["recorder"] = _peak_recorder(asked, device, space)
+                placed = [] if needed.torch else [each.name for each in needed.frameworks]
+                refuse_others(f"--{option}", self.shell, cell.tree, placed=placed)
+        if asked.memory:
+            options["recorder"] = _peak_recorder(asked, device)
+        if asked.check is not None:
+            options["checks"] = _checks(asked.check)
+        if asked.profile:
+            from gpumagic.profiling.cell_profiler import CellProfiler
+
+            save = asked.profile if isinstance(asked.profile, str) else ""
+            options["profiler"] = CellProfiler(device, save)
         # Set before it starts: after an interrupt the cell must know what to undo.
         cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
@@ -267,7 +273,7 @@ class CellHooks:
         cell.reported = True
         report = run.finish(error)
         if report and not asked.quiet and (not asked.standing or report.touched):
-            self._moved |= bool(report.moved and report.stays)
+            self._said |= report.says_once
             display(report)
 
     # -- what the magics call
@@ -309,11 +315,17 @@ def _is_handed_over(text: str) -> bool:
         return False
 
 
-def _peak_recorder(asked: "Request", device: Any, namespace: dict[str, Any]) -> Any:
+def _checks(wanted: str) -> Any:
+    from gpumagic.checked.check_mode import check
+
+    return check(nan=wanted == "nan")
+
+
+def _peak_recorder(asked: "Request", device: Any) -> Any:
     from gpumagic.memory.peak import PeakRecorder
     from gpumagic.placement.torch_devices import as_torch
 
-    return PeakRecorder(as_torch(device), namespace, asked.save)
+    return PeakRecorder(as_torch(device), asked.save)
 
 
 class Watched:
@@ -322,15 +334,17 @@ class Watched:
     def __init__(self, cells: CellHooks) -> None:
         self._cells = cells
         self._report = self._strict = False
+        self._check: str | None = None
 
     @property
     def on(self) -> bool:
         return self._cells.watched is self
 
-    def start(self, *, report: bool, strict: bool) -> None:
+    def start(self, *, report: bool, strict: bool, check: str | None = None) -> None:
         """Count from now on, also in the rest of the running cell."""
         self.stop()
         self._cells.watched, self._report, self._strict = self, report, strict
+        self._check = check
         self.begin(self._cells.running())
 
     def stop(self) -> None:
@@ -356,7 +370,10 @@ class Watched:
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
             from gpumagic.frameworks.watching import watch
 
-            cell.watch = watch(strict=self._strict, warn=False).start()
+            cell.watch = watch(strict=self._strict, warn=False)
+            if self._check is not None and "torch" in sys.modules:
+                cell.watch.checks = _checks(self._check)
+            cell.watch.start()
 
     def end(self, cell: RunningCell) -> None:
         """Stop counting in a cell; show what was counted, unless `%%ongpu` has shown it."""

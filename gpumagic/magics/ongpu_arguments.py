@@ -21,11 +21,13 @@ class Request:
     dry_run: bool = False
     report: bool = False
     strict: bool = False
+    check: str | None = None  # "" for indices and labels, "nan" for NaN too
     fix: bool = False
     back: bool = False
     on: str | None = None  # cards that are not here
     memory: bool = False
     save: str | None = None
+    profile: str | bool = False  # or the file for its trace
     split: tuple[str, ...] = ()  # variables
     gather: tuple[str, ...] = ()
     reduce: tuple[tuple[str, str], ...] = ()  # a variable, and how: ("loss", "mean")
@@ -48,13 +50,13 @@ class Request:
 
 
 _WORDS = ("off", "home")
-ALL = "@all"
-"""All ranks of a cluster."""
+_TRACES = (".json", ".json.gz")
 
 
 def _given(asked: Request, *names: str) -> list[str]:
     """Return which of these options are given: ``["--strict"]``."""
-    return [f"--{name}" for name in names if getattr(asked, name)]
+    given = (name for name in names if getattr(asked, name) not in (None, False, ()))
+    return [f"--{name}" for name in given]
 
 
 def _where_mistakes(asked: Request, magic: str) -> Iterator[str]:
@@ -63,7 +65,7 @@ def _where_mistakes(asked: Request, magic: str) -> Iterator[str]:
         on_cards = f"type %%ongpu --dry-run --on '{asked.on}'"
         if standing or not asked.dry_run:
             yield f"--on is for the dry run of a cell; {on_cards}"
-        if where not in ("", ALL) or not asked.move:
+        if where or not asked.move:
             yield f"{where or '--no-move'} is about a device that is here; {on_cards}"
     elif not where:
         yield (
@@ -79,17 +81,19 @@ def _where_mistakes(asked: Request, magic: str) -> Iterator[str]:
 def _dry_run_mistakes(asked: Request, magic: str) -> Iterator[str]:
     if magic == "%ongpu":
         yield f"--dry-run is for one cell; type %%ongpu {asked.where} --dry-run"
-    if given := _given(asked, "report", "strict", "fix", "back", "quiet", "memory"):
+    if given := _given(
+        asked, "report", "strict", "check", "fix", "back", "quiet", "memory", "profile"
+    ):
         yield f"--dry-run runs nothing, so {given[0]} has no effect; leave out one of them"
-    if asked.on_cluster and (asked.where != ALL or _given(asked, "split", "gather", "reduce")):
-        yield f"a dry run is of one of all ranks; type {magic} {ALL} --dry-run"
+    if asked.on_cluster:
+        yield f"--dry-run is for one device, and {asked.where} is ranks; type {magic} 0 --dry-run"
     if asked.on_several:
         yield f"--dry-run is for one device; type one of {asked.where}"
 
 
 def _several_mistakes(asked: Request, magic: str) -> Iterator[str]:
     where, several = asked.where, asked.on_cluster or asked.on_several
-    of_one = _given(asked, "back", "report", "strict", "fix", "memory")
+    of_one = _given(asked, "back", "report", "strict", "check", "fix", "memory", "profile")
     of_one += ["--no-move"] * (not asked.move)
     parts = _given(asked, "split", "gather", "reduce", "chunk")
     if several and magic == "%ongpu":
@@ -111,12 +115,16 @@ def _several_mistakes(asked: Request, magic: str) -> Iterator[str]:
 
 def _mistakes(asked: Request, magic: str) -> Iterator[str]:
     """Yield what does not combine in a request, the most basic first."""
+    if isinstance(asked.profile, str) and not asked.profile.endswith(_TRACES):
+        yield f"--profile {asked.profile}: no .json file; type {magic} {asked.profile} --profile"
     yield from _where_mistakes(asked, magic)
     if asked.dry_run:
         yield from _dry_run_mistakes(asked, magic)
     yield from _several_mistakes(asked, magic)
     if asked.save and not asked.memory:
         yield f"--save is for --memory; type --memory --save {asked.save}"
+    if asked.memory and asked.profile:
+        yield "--memory takes time, which --profile would show; leave out one of them"
     if asked.quiet and asked.report:
         yield "--report shows what --quiet hides; leave out one of them"
     if asked.back and not asked.move:
@@ -131,11 +139,8 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Request:
     for mistake in _mistakes(asked, magic):
         raise UsageError(f"{magic}: {mistake}")
     if asked.on is not None:
-        from gpumagic.device.cards import cards, how_many
+        from gpumagic.device.cards import cards
 
         with in_one_line(magic):
-            count, names = how_many(asked.on)
-            cards(names)
-        if asked.where and not count:
-            raise UsageError(f"{magic}: {ALL} of how many? type --dry-run --on '8 x {asked.on}'")
+            cards(asked.on)
     return asked

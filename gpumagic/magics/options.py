@@ -30,6 +30,7 @@ class Option(NamedTuple):
     does: str
     type: Callable[[str], Any] = str
     default: Any = None
+    bare: Any = ""  # the value of the option alone, if it may be typed so: "--check [nan]"
 
     @property
     def flags(self) -> list[str]:
@@ -44,13 +45,19 @@ class Option(NamedTuple):
     @property
     def examples(self) -> list[str]:
         """Examples of its value; empty for a flag."""
-        value = self.typed.partition(self.flag)[2].strip()
+        value = self.typed.partition(self.flag)[2].strip(" []")
         return value.split("|") if value else []
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be typed without a value: ``--check [nan]``."""
+        return self.typed.endswith("]")
 
     @property
     def usage(self) -> str:
         """The option with at most two examples: ``--virtual 2|off``."""
-        return f"{self.flag} {'|'.join(self.examples[:2])}".rstrip()
+        value = "|".join(self.examples[:2])
+        return f"{self.flag} [{value}]" if self.optional else f"{self.flag} {value}".rstrip()
 
 
 def _above_zero(text: str) -> float:
@@ -107,7 +114,7 @@ def reductions(text: str) -> tuple[tuple[str, str], ...]:
 file: Callable[[str], str] = os.path.expanduser
 """The type of a path: IPython completes it."""
 
-_CLUSTER = ("start", "status", "restart", "stop", "pull", "push", "checkpoint", "restore")
+_CLUSTER = ("start", "status", "restart", "stop", "pull", "checkpoint", "restore")
 MAGICS = {
     "gpus": Magic("[WHERE]"),
     "ongpu": Magic("WHERE"),
@@ -124,14 +131,24 @@ OPTIONS = (
     Option("gpus", "--doctor", "list what cannot be seen, why, and how to fix it"),
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
+    Option(
+        "gpus", "--asserts", "with --virtual: a bad index ends CUDA, as on a GPU; to try that out"
+    ),
     Option("gpus", "--force", "with --virtual: hide real GPUs; with off: give up their tensors"),
     Option("ongpu", "--back", "move the cell's variables back after it"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
     Option("ongpu gpuwatch", "--strict", "raise an error at the first implicit copy or wait"),
+    Option(
+        "ongpu gpuwatch", "--check [nan]", "an error at a bad index or label; where NaN is made"
+    ),
     Option("ongpu", "--fix", "move operands from other devices to this one, and say so"),
-    Option("ongpu", "--memory", "show what the peak of memory consisted of, by kind and line"),
+    Option("ongpu", "--memory", "show what the peak of memory consisted of, by line"),
     Option("ongpu", "--save peak.pickle", "with --memory: write torch's snapshot to a file", file),
+    Option(
+        *("ongpu", "--profile [trace.json]", "show where the time goes, by line; keep the trace"),
+        *(file, None, True),
+    ),
     Option("ongpu", "--dry-run", "run nothing: predict copies, memory, and errors"),
     Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables),
     Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables),
@@ -139,14 +156,12 @@ OPTIONS = (
     Option("ongpu", "--chunk 4", "give this many items at a time to the next free GPU", _count),
     Option("ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, here or not"),
     Option("gpufit", "--margin 5|10", "percent of the memory to leave free", _percent, 0.05),
-    Option("gpufit", "--target 4096", "say in how many steps to accumulate this batch", _count),
     Option("gpufit", "--dry", "predict only, run nothing"),
     Option("gputime", "--sweep n=64,256,1024", "repeat with each value of a variable"),
     Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, untimed"),
     Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run"),
     Option("gputime", "--max-time 5", "seconds for each device and value", _above_zero, 5.0),
-    Option("gputime", "--in-place", "work on the variables themselves, which changes them"),
-    Option("gputime", "--against last", "compare with the last result, a variable, or a file"),
+    Option("gputime", "--against last", "compare with the last result, or a variable"),
     Option("gputime gpufit", "-o --output result", "assign the result to a variable", variable),
     Option("ongpu gputime gpufit", "-q --quiet", "show nothing"),
     Option("gpumem", "--since", "show what changed since the last %gpumem"),
@@ -159,7 +174,6 @@ OPTIONS = (
     Option("gpucluster", "--mpi 4", "start: this many engines by mpiexec"),
     Option("gpucluster", "--ip 10.0.0.1", "start: the address of this machine for the engines"),
     Option("gpucluster", "--to runs/cats", "checkpoint: the directory", file),
-    Option("gpucluster", "--every 10min|30s|1h", "checkpoint: repeat it after cells"),
 )
 
 

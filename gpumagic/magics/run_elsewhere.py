@@ -10,7 +10,7 @@ import ast
 import re
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,7 +19,6 @@ from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
-from gpumagic.magics.hooks import running_cluster
 from gpumagic.magics.ongpu_arguments import Request
 
 # Magics that choose a device, as IPython translates them to Python.
@@ -147,11 +146,15 @@ def hand_over(
     return value
 
 
-def refuse_others(what: str, shell: Any, tree: Any, of_jax: str = "") -> None:
+def refuse_others(
+    what: str, shell: Any, tree: Any, of_jax: str = "", *, placed: Sequence[str] = ()
+) -> None:
     """Raise GpuError if a cell uses other frameworks than torch, which `what` does not support."""
-    if used := _others_used(shell, tree):
+    if used := _others_used(shell, tree) or placed:
+        todo = of_jax if "JAX" in used else ""
+        todo = todo or ("leave it out" if what.startswith("--") else "")
         why = f"{what} is for torch; this cell uses {' and '.join(used)}"
-        raise GpuError(f"{why}; {of_jax}" if of_jax and "JAX" in used else why)
+        raise GpuError(f"{why}; {todo}" if todo else why)
 
 
 def _others_used(shell: Any, tree: Any) -> list[str]:
@@ -166,35 +169,17 @@ def _others_used(shell: Any, tree: Any) -> list[str]:
 def _dry_run(
     shell: Any, tree: Any, asked: Request, file: str, show: Callable[[Any], object]
 ) -> Any:
-    on = asked.on or asked.where
-    if asked.on_cluster and (ranks := running_cluster()):
-        result = ranks.dry_run(tree, file, asked.on)
-    elif (found := _of_arrays(shell, tree, file, on)) is not None:
-        result = found
-    else:
-        with torch_needed("%%ongpu --dry-run"):
-            from gpumagic.dryrun.dry_cell import dry_run_cell
-        result = dry_run_cell(shell, tree, file, on, move=asked.move)
+    from gpumagic.dryrun import OF_JAX
+
+    # In a forked process, as for torch, any of them would wait forever.
+    refuse_others("--dry-run", shell, tree, OF_JAX)
+    with torch_needed("%%ongpu --dry-run"):
+        from gpumagic.dryrun.dry_cell import dry_run_cell
+    result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
         show(result)
         return None
     return result
-
-
-def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
-    """Return the dry run of a cell that uses JAX, None for torch; GpuError for other frameworks."""
-    # In a forked process, as for torch, any of them would wait forever.
-    used = _others_used(shell, tree)
-    if "JAX" not in used:
-        if used:
-            raise GpuError(f"--dry-run is for torch or JAX; this cell uses {used[0]}")
-        return None
-    from gpumagic.dryrun.dry_arrays import NotFollowed, dry_run_array_cell
-
-    try:
-        return dry_run_array_cell(tree, shell.user_ns, file, on)
-    except NotFollowed as error:
-        raise GpuError(str(error)) from None
 
 
 def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:

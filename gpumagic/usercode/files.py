@@ -33,7 +33,7 @@ def user_namespace() -> dict[str, Any]:
 
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_ROOMS = ("frameworks", "ledger", "memory", "placement", "virtual")
+_ROOMS = ("checked", "frameworks", "ledger", "memory", "placement", "profiling", "virtual")
 _STAND_INS = (
     *(os.path.join(_OURS, room, "") for room in _ROOMS),
     os.path.join(_OURS, "cluster", "output.py"),

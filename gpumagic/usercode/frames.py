@@ -58,6 +58,14 @@ def cut_ours(error: BaseException) -> None:
             trace = after
 
 
+def end_at_user(error: BaseException) -> None:
+    """End an error's traceback at the user's innermost frame, as if that had raised it."""
+    chain = _chain(error.__traceback__)
+    users = (tb for tb in reversed(chain) if is_users(tb.tb_frame.f_code.co_filename))
+    if (last := next(users, None)) is not None:
+        last.tb_next = None
+
+
 @contextmanager
 def libraries_hidden(error: BaseException) -> Iterator[None]:
     """Within, IPython counts the libraries' frames in a traceback instead of showing them."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.display.units import age, duration, energy, fine, rate, share, size, times
+from gpumagic.display.units import age, duration, fine, rate, share, size, times
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,6 @@ def test_age(seconds: float | None, text: str) -> None:
         (fine, 3.4e-10, "0 ns"),
         (fine, 59.9, "59.9 s"),
         (fine, 125, "2 min 5 s"),
-        (energy, None, "N/A"),
-        (energy, 0.0124, "12.4 mJ"),
-        (energy, 1240, "1.24 kJ"),
         (rate, None, "N/A"),
         (rate, 448, "448 /s"),
         (rate, 80_600, "80.6 k/s"),

@@ -118,24 +118,6 @@ def test_the_drivers_number_only_where_it_differs() -> None:
     assert line_of(str(other), "cuda:2").split()[1] == "H100"
 
 
-def test_several_hosts_each_below_its_name() -> None:
-    other = Snapshot(1000.0, Host("node-7"), gpus=(gpu(3),), processes=(process(3),))
-    bare = Snapshot(1000.0, Host("node-8"))
-    table = GpuTable(snapshot(gpu(0)), others=(other, bare))
-    text = str(table)
-    heads = [line for line in text.splitlines() if line.startswith(("box", "node"))]
-    assert heads == ["box · driver 580.1 · 1 GPU", "node-7 · 1 GPU", "node-8"]
-    assert text.index("box") < text.index("cuda:0") < text.index("node-7") < text.index("cuda:3")
-    assert text.endswith("node-8\n\nNo GPU.")
-    words = Words(table._repr_html_())
-    assert [name for name in words.said if name in ("box", "node-7", "node-8")] == [
-        "box",
-        "node-7",
-        "node-8",
-    ]
-    assert words.elements.count("style") == 1
-
-
 def test_a_hidden_gpu_is_shown_as_such() -> None:
     table = GpuTable(snapshot(gpu(0, ordinal=None), gpu(1, ordinal=0)))
     assert line_of(str(table), "not visible").split()[2] == "0"

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from gpumagic.ledger.advice import advise
+from gpumagic.ledger.advice import ADVISERS, Advice, advise
 from gpumagic.ledger.entry import Entry, Ledger
-from gpumagic.ledger.ledger_view import line
+from gpumagic.ledger.ledger_view import hints, line
 from gpumagic.usercode.lines import UserLine
 
 CELL = "<ipython-input-2-0a1b>"
@@ -239,3 +239,15 @@ def test_batches_are_concatenated_since_the_last_one_may_be_shorter(read, there,
     for size in (3, 3, 2):
         exec(written, names | {"x": torch.ones(size)})
     assert len(eval(together, {"torch": torch, **names})) == 8
+
+
+@pytest.mark.parametrize("opposite", [True, False])
+def test_a_line_is_not_told_to_move_its_operands_both_ways(monkeypatch, opposite):
+    monkeypatch.setitem(ADVISERS, "Boxes", lambda e: Advice(f"to {e.destination}", 1, 1.0, "all"))
+    there = entry(COPY, operator="operand", framework="Boxes", count=20, implicit=True)
+    back = entry(there, source="cuda:1", destination="cpu")
+    found = Ledger((there, back) if opposite else (there,))
+    either = "it reads arrays on cpu and on cuda:1: make all on one"
+    assert hints(found) == [f"In [2], line 3: {either if opposite else 'to cuda:1'}"]
+    assert (f"→ {either}" in str(found)) is opposite
+    assert ("saves" in str(found)) is not opposite

@@ -21,6 +21,10 @@ from gpumagic.magics.ongpu_arguments import placing_request
         ("%%ongpu 0,1 --split X --strict", "--strict is for one device"),
         ("%%ongpu @1 --no-move", "--no-move is for one device"),
         ("%%ongpu 0,1 --split X --dry-run", "--dry-run is for one device"),
+        (
+            "%%ongpu @all --dry-run",
+            "--dry-run is for one device, and @all is ranks; type %%ongpu",
+        ),
         ("%%ongpu 0,1 --split 1X", "1X cannot be the name of a variable"),
         ("%%ongpu 0,1 --split X,X", "X is there twice"),
         ("%%ongpu 0,1 --split X --chunk 0", "0 is not a whole number above 0"),

@@ -14,10 +14,20 @@ def test_help_teaches_with_examples(ip):
     assert oinspect  # the inspector that `?` uses
 
 
-TIMING = {"--sweep", "--setup", "--items", "--max-time", "--in-place", "--output", "--against"}
+TIMING = {"--sweep", "--setup", "--items", "--max-time", "--output", "--against"}
 TIMING |= {"--quiet"}
-OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix", "--back", "--on"}
-OPTIONS |= {"--memory", "--save", "--split", "--gather", "--reduce", "--chunk"}
+OPTIONS = {
+    "--check",
+    "--no-move",
+    "--quiet",
+    "--dry-run",
+    "--report",
+    "--strict",
+    "--fix",
+    "--back",
+    "--on",
+}
+OPTIONS |= {"--memory", "--save", "--profile", "--split", "--gather", "--reduce", "--chunk"}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +50,7 @@ OPTIONS |= {"--memory", "--save", "--split", "--gather", "--reduce", "--chunk"}
         ("%gpufree mo", {"model", "more"}),
         ("%gpufree model mo", {"more"}),
         ("%gpufree --", {"--grads"}),
-        ("%gpuwatch ", {"on", "off", "--report", "--strict"}),
+        ("%gpuwatch ", {"on", "off", "--report", "--strict", "--check"}),
         ("%ongpu o", {"off"}),
         ("%ongpu h", {"home"}),
         ("%gpus --v", {"--virtual"}),

@@ -77,20 +77,6 @@ def test_a_driver_that_stalls_keeps_no_other_request_waiting(source, channel):
     ((kind, content, parent, ident),) = kernel.sent
     assert (kind, parent, ident) == ("gpumagic_reply", {"content": {}}, b"who")
     assert Snapshot.from_dict(content["snapshot"]) == Snapshot(5.0)
-    assert content["hosts"] is None
-
-
-def test_hosts_of_ranks_are_told_as_heard_last_and_alone_where_that_is_asked(
-    source, channel, monkeypatch
-):
-    kernel, _ = channel
-    heard = [{"pids": [7], "snapshot": Snapshot(4.0).to_dict()}]
-    cluster = SimpleNamespace(hosts=SimpleNamespace(heard=lambda: heard))
-    monkeypatch.setattr("gpumagic.magics.control_channel.running_cluster", lambda: cluster)
-    kernel.ask(own=False)
-    ((_, content, _, _),) = kernel.sent
-    assert (content["snapshot"], content["hosts"]) == (None, heard)
-    assert not source.watching  # what this host does is not sampled for it
 
 
 def test_it_samples_only_while_somebody_asks(source, channel, monkeypatch):

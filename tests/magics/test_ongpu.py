@@ -114,7 +114,7 @@ def test_the_first_move_for_good_says_so_and_home_undoes_all(ip):
     assert "for good" not in ip.run("%%ongpu 1 --back\nX + 1").text
     assert ip.run("z = torch.ones(2)\n%ongpu 1 --quiet\nz + 1").text.count("for good") == 0
     assert ip.run("%ongpu off\n%ongpu home").success
-    assert " for good (--back brings home)" in ip.run("%%ongpu 1\nX + 1").text
+    assert " for good (%ongpu home undoes it)" in ip.run("%%ongpu 1\nX + 1").text
     assert "for good" not in ip.run("%%ongpu 0\ny + 1").text
     assert re.match(r"moved back X, y: 16 B from cuda:1, cuda:0", ip.run("%ongpu home").text)
     assert ip.ns["X"].device == ip.ns["y"].device == torch.device("cpu")
@@ -378,6 +378,9 @@ def test_a_dataset_that_a_cell_reads_is_named_unless_its_batches_came(ip):
         "data = TensorDataset(torch.ones(4, 2)); net = nn.Linear(2, 1)"
     )
     assert "left data: a dataset stays" in ip.run("%%ongpu 1\nlen(data)").text
+    again = ip.run("%%ongpu 1\nlen(data)")
+    assert "dataset stays" not in again.text  # said once in a notebook
+    assert "dataset stays" in gpumagic.last_report()._repr_html_()
     cell = "%%ongpu 1\nfor (x,) in DataLoader(data): net(x)"
     assert "left" not in ip.run(cell).text
 
