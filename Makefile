@@ -22,7 +22,7 @@ CUDA_HEADERS_2.15.0 = nvidia-cuda-runtime==13.2.75 nvidia-cuda-crt==13.2.78
 CUDA_ENV = .venv-cuda$(addprefix -,$(filter-out 2.14.1,$(TORCH_CUDA)))
 CUDA_PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 STANDIN_CUDA_DEVICES=2 \
 	$(CUDA_ENV)/bin/python -m pytest -p standin_gpus $(HANGS)
-CUDA_ROOMS = $(addprefix tests/,cell copies dryrun ledger memory mismatch moving placement timing)
+CUDA_ROOMS = $(addprefix tests/,cell copies dryrun ledger memory mismatch moving placement profiling timing)
 STAND_IN_CUDA = $(wildcard tests/stand_in/nvml.c tests/stand_in/cuda/*)
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
@@ -63,10 +63,11 @@ lab: .venv/lab  ## JupyterLab on the quickstart
 docs: .venv/docs  ## the pages as a site, in site/; a dead link fails
 	$(BIN)/sphinx-build -W --keep-going -c docs . site
 
-screenshots: .venv/lab .venv/test  ## the pictures of the pages, from a real JupyterLab
+screenshots: .venv/lab .venv/test $(CUDA_ENV)/libraries  ## the pictures of the pages, from a real JupyterLab
 	$(BIN)/python docs/screenshots.py
 	$(BIN)/python docs/monitor_screenshots.py
 	$(BIN)/python docs/timing_screenshots.py
+	$(BIN)/python docs/profile_screenshots.py
 
 examples: .venv/test  ## the outputs of the example notebooks; NOTEBOOKS="memory timing" for some
 	$(BIN)/python docs/example_outputs.py $(NOTEBOOKS)
@@ -79,13 +80,14 @@ benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
 	$(BIN)/python benchmarks/watch.py
+	$(BIN)/python benchmarks/checked.py
 	$(BIN)/python benchmarks/virtual_speed.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/jax_ledger.py
 
 wheel: .venv/bin/pip  ## dist/: the source and the wheel, with the JavaScript built
-	rm -rf dist
+	rm -rf dist gpumagic/labextension gpumagic/static
 	$(BIN)/$(PIP_INSTALL) build
 	$(BIN)/python -m build --outdir dist
 

@@ -32,15 +32,27 @@ MAY = {
         "memory",
         "fitting",
         "frameworks",
+        "checked",
     },
     "__main__": {"cli"},
+    "pytest_plugin": {"virtual", "frameworks", "ledger", "memory", "placement", "display", "device"}
+    | {"errors"},
     "cli": {"demo", "gputable", "magics", "telemetry", "errors", "faults"},
     "demo": {"errors", "faults"},
     "magics": GROUND
     | {"timing", "memory", "fitting", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}
-    | {"gputable", "telemetry", "widget", "virtual", "cluster", "frameworks"},
+    | {
+        "gputable",
+        "telemetry",
+        "widget",
+        "virtual",
+        "cluster",
+        "frameworks",
+        "checked",
+        "profiling",
+    },
     "cluster": GROUND
-    | {"cell", "copies", "dryrun", "isolation", "ledger", "moving", "placement", "telemetry"}
+    | {"cell", "copies", "isolation", "ledger", "moving", "placement", "telemetry"}
     | {"virtual", "mismatch", "memory"},
     "timing": GROUND
     | {"copies", "isolation", "ledger", "moving", "placement", "nvml"}
@@ -52,8 +64,10 @@ MAY = {
     | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry"},
     "dryrun": GROUND
     | {"frameworks", "isolation", "ledger", "mismatch", "moving", "placement", "virtual"},
+    "profiling": GROUND | {"ledger"},
     "cell": GROUND | {"frameworks", "ledger", "mismatch", "moving", "placement"},
     "frameworks": GROUND | {"ledger", "mismatch", "moving", "placement"},
+    "checked": GROUND | {"ledger", "mismatch", "placement"},
     "copies": {"device", "frameworks", "moving", "placement", "usercode", "errors", "faults"},
     "isolation": {"usercode", "errors", "faults"},
     "mismatch": GROUND | {"moving"},
@@ -62,7 +76,7 @@ MAY = {
     "placement": {"device", "usercode", "errors", "faults"},
     "usercode": {"errors", "faults"},
     "widget": {"display", "memory", "gputable", "telemetry", "errors", "faults"},
-    "server": {"telemetry", "device", "errors", "faults"},
+    "server": {"telemetry", "display", "device", "demo", "errors", "faults"},
     "gputable": {"display", "telemetry", "device", "errors"},
     "virtual": {"frameworks", "ledger", "telemetry", "device", "usercode", "errors", "faults"},
     "telemetry": {"device", "drm", "nvml", "errors", "faults"},
@@ -75,6 +89,7 @@ MAY = {
 }
 WITH_TORCH = {
     "cell",
+    "checked",
     "cluster",
     "copies",
     "dryrun",
@@ -83,6 +98,7 @@ WITH_TORCH = {
     "mismatch",
     "moving",
     "placement",
+    "profiling",
 }
 WITH_TORCH |= {"memory", "fitting", "timing", "virtual"}
 WITHOUT_TORCH = set(MAY) - WITH_TORCH
