@@ -10,8 +10,8 @@ from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.commands import magic
 
 _NEW = (
-    "the new rank starts with the notebook's variables, the others keep theirs; "
-    "to make them equal, restore a checkpoint or broadcast"
+    "what cells of %%ongpu @all had made is lost on the new rank, the others keep theirs; "
+    "run those cells again, or type %gpucluster restore DIR"
 )
 
 

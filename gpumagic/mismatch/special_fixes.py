@@ -188,7 +188,8 @@ def for_worker(frames: list[FailedFrame]) -> Explanation:
             why += f"; {cells or 'a cell'} brought {names} to a GPU, and "
             why += "%ongpu home brings them back"
         if len(brought) < count:
-            why += "; run %ongpu home, then run the cell again that makes " + name
+            why += f"; run %ongpu home, then run the cell again that makes {name}, "
+            why += "without %%ongpu or with num_workers=0"
     return Explanation(source_of(file, line), line, file, label(file), tuple(rows), None, why)
 
 

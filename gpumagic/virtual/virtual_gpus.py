@@ -278,7 +278,7 @@ class MemoryAccount:
     def reserved(self) -> int:
         """Bytes that the "driver" has given."""
         self.refresh()
-        return self.allocator.reserved.current
+        return self._given()
 
     def worked(self, since: int) -> None:
         """Note that an operator ran from `since` (``perf_counter_ns``) until now."""
@@ -302,7 +302,11 @@ class MemoryAccount:
 
     def _publish(self) -> None:
         self._row[ALLOCATED] = self.allocator.bytes.current
-        self._row[RESERVED] = self.allocator.reserved.current
+        self._row[RESERVED] = self._given()
+
+    def _given(self) -> int:
+        # Pieces too small are not refused: the model may have reserved more than there is.
+        return min(self.allocator.reserved.current, self.capacity)
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """Return the error of CUDA's allocator; `host`: the host has no more memory."""
@@ -313,7 +317,7 @@ class MemoryAccount:
             observer(self.ordinal, size, self.limit, self.free)
         if self.ring is not None:
             self.ring.note("oom", self.free, size, size, outer_line(_getframe(1)))
-        held = self.allocator.bytes.current, self.allocator.reserved.current
+        held = self.allocator.bytes.current, self._given()
         text = refusal(size, self.ordinal, self.capacity, self.limit, *held, host=host)
         return torch.OutOfMemoryError(text)
 

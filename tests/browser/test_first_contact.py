@@ -63,8 +63,7 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
 
 def test_the_tour_is_a_notebook_beside_the_panel(view):
     for _ in range(2):  # then the same one again
-        view.page.get_by_role("menuitem", name="Help", exact=True).click()
-        view.page.get_by_role("menuitem", name="GPU Tour").click()
+        view.choose("Help", "GPU Tour")
         tour = view.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         expect(tour).to_have_count(1)
         expect(tour.get_by_role("heading", name="GPU tour")).to_be_visible()

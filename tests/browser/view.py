@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from lab import Lab
-from playwright.sync_api import Locator, Page, TimeoutError, WebSocket
+from playwright.sync_api import Locator, Page, TimeoutError, WebSocket, expect
 
 # What a browser and JupyterLab say of a server or a kernel that is away, which tests do on purpose.
 NOT_OURS = (
@@ -108,8 +108,21 @@ class View:
         self.lab.machine()
         self.open_panel()
         self.shows("H100")
-        # The virtual GPUs of a notebook.
+        # The virtual GPUs of a notebook, and its row: its buttons would take a Tab.
         self.hides("virtual")
+        expect(self.panel.locator("li.process")).to_have_count(0)
+
+    def choose(self, menu: str, item: str) -> None:
+        """Chooses an item; JupyterLab closes an open menu whenever a document becomes active."""
+        found = self.page.get_by_role("menuitem", name=item)
+
+        def is_open() -> bool:
+            if not found.is_visible():
+                self.page.get_by_role("menuitem", name=menu, exact=True).click()
+            return found.is_visible()
+
+        self.wait_until(is_open)
+        found.click()
 
     def close_documents(self) -> None:
         """Closes all, saved or not."""

@@ -107,6 +107,17 @@ def test_workers_over_moved_data_name_the_loader_and_each_step(ip, data, steps):
     assert ip.run("epoch(loader)").error is None
 
 
+def test_data_made_on_the_gpu_can_be_loaded_as_the_explanation_says(ip):
+    made = CLASSES + LOADER.format("torch.rand(4, 4)")
+    ip.run("%%ongpu 1\n" + made)
+    told = " ".join(explained(ip.run("for batch in loader: pass")).split())
+    assert AGAIN + ", without %%ongpu or with num_workers=0" in told
+    ip.run("%ongpu home")
+    for cell in (made, "%%ongpu 1\n" + made.replace("num_workers=1", "num_workers=0")):
+        ip.run(cell)
+        assert ip.run("for batch in loader: pass").error is None
+
+
 def test_a_cell_on_several_gpus_places_no_later_one(ip):
     ip.run(CLASSES)
     ip.run("model = Net().cuda(1)")
