@@ -5,6 +5,7 @@ no tensor and no frame. What helps is first to free what nobody needs any more, 
 there and that this cell cannot have; `levers_by_trial.py` has other ways to compute the same.
 """
 
+import ast
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -257,9 +258,19 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> tuple[str, .
     return tuple(free[path] for path in chosen)
 
 
+def load_on_host(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
+    """Propose to read a checkpoint into the host's memory: its tensors were saved on this GPU."""
+    call = s.frames[0].failed
+    if torch_here() is not None and isinstance(call, ast.Call) and len(call.args) == 1:
+        is_load = s.frames[0].scope.value(call.func) is torch_here().load
+        if is_load and not any(key.arg in ("map_location", None) for key in call.keywords):
+            do = '`map_location="cpu"` in that `torch.load`; `load_state_dict` copies from there'
+            yield Lever(do, s.traceback_holds + s.wanted)
+
+
 # -- the choice
 _Find = Callable[[OutOfMemoryState, Any], Iterator[Lever]]
-_FREE: tuple[_Find, ...] = (free_kept, delete)
+_FREE: tuple[_Find, ...] = (load_on_host, free_kept, delete)
 
 
 def _levers(t: "Trials | None") -> Iterator[tuple[_Find, ...]]:

@@ -6,7 +6,6 @@ alone.
 
 import ast
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from gpumagic.display.units import some
@@ -22,7 +20,7 @@ from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Need, Note, Trials, Within
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.usercode.files import is_users
+from gpumagic.memory.rewritten_calls import Rewrites
 from gpumagic.usercode.syntax import stored
 from gpumagic.usercode.values import contents, own
 from gpumagic.usercode.variables import names_read
@@ -38,7 +36,6 @@ _NEAR, _NEAR_REAL = 0.05, 0.1
 # A recomputed part of a Sequential has as many layers as there are parts kept.
 _LEAST_LAYERS = 4
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
-_PAIRS = {"sub", "rsub", "mul", "add", "div", "eq", "mse_loss", "l1_loss", "smooth_l1_loss"}
 _KEEP, _DEPTH = "_gpumagic_keep", 4
 
 
@@ -276,74 +273,3 @@ def _is_cut(code: Iterable[ast.stmt], name: str) -> bool:
     parts += [n.value for n in nodes if isinstance(n, ast.Attribute) and n.attr in _CUTS]
     parts += [n.iter for n in nodes if isinstance(n, (ast.For, ast.comprehension))]
     return any(getattr(part, "id", "") == name for part in parts)
-
-
-# -- rewrites of calls
-class Rewrites(TorchFunctionMode):
-    """Call torch in other ways within; note in words what was rewritten."""
-
-    MARK = ": try "
-    """Between the name of a rewrite and its words, in a note."""
-
-    def __init__(self, note: Callable[[str], object], name: str = "") -> None:
-        super().__init__()
-        self._note, self._name = note, name
-
-    @classmethod
-    def only(cls, name: str) -> Callable[[Callable[[str], object]], "Rewrites"]:
-        """Return what makes the context of one rewrite."""
-        return partial(cls, name=name)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "").strip("_")
-        if name in _PAIRS and self._is_on("broadcast"):
-            args = self._aligned(args)
-        elif name == "cat" and self._name == "cat":
-            args = ([each.cpu() for each in args[0]], *args[1:])
-        elif name in ("to", "cuda") and self._is_on("float") and _is_double(args[0]):
-            self._told("float", f"`.float()` before `.{name}(…)`: float64 takes twice the memory")
-            args = (args[0].float(), *args[1:])
-        return func(*args, **kwargs)
-
-    def _is_on(self, name: str) -> bool:
-        return self._name in ("", name)
-
-    def _told(self, name: str, words: str) -> None:
-        self._note(f"{name}{self.MARK}{words}")
-
-    def _aligned(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Give two operands, [N] and [N, 1], one shape; else they broadcast to [N, N].
-
-        One that the code itself has made from the other shape is meant so.
-        """
-        if len(args) < 2 or not all(isinstance(each, Tensor) for each in args[:2]):
-            return args
-        (one, two), more = args[:2], args[2:]
-        if one.numel() != two.numel() or one.numel() < 2 or one.dim() == two.dim():
-            return args
-        column = one if one.dim() > two.dim() else two
-        if column.shape[-1] != 1 or column._is_view():
-            return args
-        names = [_name_of(one), _name_of(two)]
-        each, other = (one, two) if names[0] and not names[1] else (two, one)
-        name = (names[1] or names[0]) or "x"
-        code = f"{name}.view({', '.join(map(str, other.shape))})"
-        shapes = f"{[*one.shape]} and {[*two.shape]} broadcast to {one.numel():,} × {two.numel():,}"
-        self._told("broadcast", f"`{code}` for `{name}`: {shapes}")
-        new = each.view(other.shape)
-        return (new, two, *more) if each is one else (one, new, *more)
-
-
-def _is_double(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.float64
-
-
-def _name_of(value: Any) -> str:
-    """Return the name by which the user's innermost frame knows a value; empty if none."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    names = {**frame.f_globals, **frame.f_locals}
-    return next((name for name, each in names.items() if each is value), "")

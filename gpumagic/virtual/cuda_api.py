@@ -258,7 +258,7 @@ def _memory_stats(index: int) -> dict[str, Any]:
         (("allocated_bytes", "active_bytes"), allocator.bytes),
         (("requested_bytes",), allocator.requested),
         (("allocation", "active"), allocator.blocks),
-        (("reserved_bytes",), allocator.reserved),
+        (("reserved_bytes",), account.given()),
         (("segment",), allocator.segments),
         (("inactive_split", "inactive_split_bytes"), None),
     ):

@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.device.caching_allocator import CachingAllocator, in_blocks, segment_for
+from gpumagic.device.caching_allocator import CachingAllocator, MemoryStat, in_blocks, segment_for
 from gpumagic.telemetry.state_files import (
     ALLOCATED,
     BUSY_NS,
@@ -278,7 +278,7 @@ class MemoryAccount:
     def reserved(self) -> int:
         """Bytes that the "driver" has given."""
         self.refresh()
-        return self._given()
+        return self.given().current
 
     def worked(self, since: int) -> None:
         """Note that an operator ran from `since` (``perf_counter_ns``) until now."""
@@ -302,11 +302,12 @@ class MemoryAccount:
 
     def _publish(self) -> None:
         self._row[ALLOCATED] = self.allocator.bytes.current
-        self._row[RESERVED] = self._given()
+        self._row[RESERVED] = self.given().current
 
-    def _given(self) -> int:
-        # Pieces too small are not refused: the model may have reserved more than there is.
-        return min(self.allocator.reserved.current, self.capacity)
+    def given(self) -> MemoryStat:
+        """Return what is reserved, at most all: the model may need more for pieces too small."""
+        stat, most = self.allocator.reserved, self.capacity
+        return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """Return the error of CUDA's allocator; `host`: the host has no more memory."""
@@ -317,7 +318,7 @@ class MemoryAccount:
             observer(self.ordinal, size, self.limit, self.free)
         if self.ring is not None:
             self.ring.note("oom", self.free, size, size, outer_line(_getframe(1)))
-        held = self.allocator.bytes.current, self._given()
+        held = self.allocator.bytes.current, self.given().current
         text = refusal(size, self.ordinal, self.capacity, self.limit, *held, host=host)
         return torch.OutOfMemoryError(text)
 

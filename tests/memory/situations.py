@@ -305,7 +305,40 @@ SITUATIONS = [
             "net, x = Attention().cuda(), torch.ones(1, 1500, 64, device='cuda')",
         ],
         "with torch.no_grad():\n    y = net(x)",
-        why="the code needs 70.1 MiB",
+        "`F.scaled_dot_product_attention(q, k, v)`, which keeps no scores, [1, 4, 1500, 1500]",
+    ),
+    Notebook(
+        "attention by einsum, with another scale and dropout",
+        ["q, k, v = (torch.ones(3, 1500, 16, device='cuda') for _ in range(3))"],
+        "w = torch.einsum('bqd, bkd -> bqk', q, k).mul_(0.5)\n"
+        "w = nn.functional.dropout(w.softmax(-1), 0.1)\ny = torch.einsum('bqk,bkd->bqd', w, v)",
+        "`F.scaled_dot_product_attention(q[None], k[None], v[None], dropout_p=0.1, scale=0.5)[0]`",
+    ),
+    Notebook(
+        "attention with a mask, and a transposed key",
+        [
+            "q, v = (torch.ones(1, 2, 2000, 16, device='cuda') for _ in range(2))",
+            "k_t = torch.ones(1, 2, 16, 2000, device='cuda')\n"
+            "keep = torch.ones(2000, 2000, device='cuda').bool().tril()",
+        ],
+        "s = (q @ k_t) / 4\ny = s.masked_fill(~keep, -1e9).softmax(-1) @ v",
+        "`F.scaled_dot_product_attention(q, k_t.mT, v, attn_mask=…)`, which keeps no scores",
+    ),
+    Notebook(
+        "the differences of all pairs",
+        ["x, y = torch.ones(900, 64, device='cuda'), torch.ones(300, 64, device='cuda')"],
+        "d = ((x[:, None] - y[None]) ** 2).sum(-1)",
+        "`torch.cdist(x, y).square()` in place of all differences, [900, 300, 64]",
+    ),
+    Notebook(
+        "a checkpoint that was saved on the GPU",
+        [
+            "import io\nfile = io.BytesIO()\nnet = nn.Linear(2400, 2400).cuda()",
+            "torch.save(net.state_dict(), file)\nfile.seek(0)",
+            "rest = mib(24)",
+        ],
+        "net.load_state_dict(torch.load(file))",
+        '`map_location="cpu"` in that `torch.load`',
     ),
     Notebook(
         "all distances, of which the nearest are kept",
