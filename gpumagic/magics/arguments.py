@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from string import Template
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ from IPython.core.error import UsageError
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError, meant
 from gpumagic.magics.options import MAGICS, file, options, reductions, variables
-from gpumagic.usercode.files import last_cell
+from gpumagic.usercode.files import last_cell, user_namespace
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 # The text before an unquoted -- between blanks.
@@ -141,6 +142,7 @@ def parse(magic: str, line: str) -> Namespace:
     try:
         if magic.endswith("gpumem"):  # quotes and blanks may be in a name: data["my net"]
             return parser.parse_args(_NAMES.findall(line))
+        line = Template(line).safe_substitute(user_namespace())  # `%%ongpu $device`
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
         # Options may stand between the words. "/gpu:1" and "0,1" are plain words to shlex.
         words = shlex.split(line, comments=True)

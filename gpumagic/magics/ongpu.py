@@ -38,8 +38,8 @@ BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Turn a leading `%%ongpu …` line into a call; return other cells unchanged."""
-    first = next((n for n, line in enumerate(lines) if line.strip()), None)
+    """Turn a `%%ongpu …` line above all code into a call; return other cells unchanged."""
+    first = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip()), None)
     if first is None:
         return lines
     line, rest = lines[first], lines[first + 1 :]

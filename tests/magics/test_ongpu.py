@@ -17,6 +17,8 @@ BEGIN = "get_ipython().begin_ongpu"
     [
         ("%%ongpu 1\nx\n", "BEGIN('%%ongpu 1')\nx\n"),
         ("\n\n%%ongpu 1\nx\n", "\n\nBEGIN('%%ongpu 1')\nx\n"),
+        ("# why\n\n%%ongpu 1\nx\n", "# why\n\nBEGIN('%%ongpu 1')\nx\n"),
+        ("# why\nx\n%%ongpu 1\n", None),
         ("%%ongpu\nx\n", "BEGIN('%%ongpu')\nx\n"),
         ("%%ongpu  cuda?  \nx\n", "BEGIN('%%ongpu  cuda?')\nx\n"),
         ("%%ongpu 'a b'\nx\n", "BEGIN(\"%%ongpu 'a b'\")\nx\n"),
@@ -63,6 +65,13 @@ def test_variables_come_new_ones_land_and_the_report_says_so(ip):
     assert report.moved_bytes == 4000
     assert {m.device for m in report.memory} == {"cuda:1"}
     assert report.memory[0].peak >= 12 * 1024
+
+
+def test_the_line_may_name_a_device_by_a_variable_below_a_comment(ip):
+    ip.run("device = 'cuda:1'")
+    ip.run("# on another GPU\n%%ongpu $device\ny = zeros(3)")
+    assert ip.ns["y"].device == torch.device("cuda:1")
+    assert "'$devise' is not a device" in ip.run("%%ongpu $devise\ny = zeros(3)").text
 
 
 def test_functions_of_the_notebook_are_followed(ip):
