@@ -235,7 +235,7 @@ def here(*, memory: bool = True) -> list[Device]:
         found = visible(physical_gpus(), os.environ)
     if not memory:
         return found
-    free = nvml.door().memory_free([device.uuid for device in found if device.uuid])
+    free = nvml.door().memory_free()
     return [replace(d, memory_free=free.get(d.uuid or "", d.memory_free)) for d in found]
 
 
