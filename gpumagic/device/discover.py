@@ -182,7 +182,7 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
 def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     """Return the GPUs that ROCm's torch calls ``cuda``, by ordinal, with free memory."""
     cards = {card.address: (n, card) for n, card in enumerate(drm.graphics_cards(root, "amd"))}
-    nodes = [cards[node.address] for node in drm.kfd_nodes(root) if node.address in cards]
+    nodes = [cards[address] for address in drm.kfd_gpus(root) if address in cards]
     shown = hip_order([(card.uuid, (n, card)) for n, card in nodes], env)
     return [_of_card("cuda", ordinal, *known) for ordinal, known in enumerate(shown)]
 

@@ -206,7 +206,7 @@ class Doctor:
         return any((self._root / mark).exists() for mark in marks)
 
     def _text(self, name: str) -> str:
-        return drm.Folder(self._root).text(name) or ""
+        return drm.Folder(self._root).text(name)
 
     def _wsl(self) -> bool:
         return "microsoft" in self._text("proc/sys/kernel/osrelease").lower()

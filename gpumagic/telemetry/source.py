@@ -4,7 +4,6 @@ Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utiliza
 the host's memory, all of which the GPU may use. Temperature and power need root.
 """
 
-import math
 import plistlib
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from xml.parsers.expat import ExpatError
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 T = TypeVar("T")
-# A mean over a longer time does not describe the present.
-LONGEST_S = 30.0
 # A tick may be slightly early.
 _EARLY_S = 0.05
 
@@ -71,29 +68,6 @@ class CachedReadings:
     def keep_only(self, wanted: Callable[[Any], bool]) -> None:
         """Forget the others."""
         self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
-
-
-class Rates:
-    """The last value and time of each counter."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._before: dict[Hashable, tuple[float, float]] = {}
-
-    def per_second(self, key: Hashable, value: float | None, most: float) -> float | None:
-        """Return the rate of a counter; ``most`` is the greatest possible rate.
-
-        None at first, and if the counter was reset.
-        """
-        if value is None:
-            self._before.pop(key, None)
-            return None
-        now = self._clock()
-        before, at = self._before.get(key, (math.inf, -math.inf))
-        self._before[key] = value, now
-        passed, grown = now - at, value - before
-        plausible = 0 < passed <= LONGEST_S and 0 <= grown <= most * passed
-        return grown / passed if plausible else None
 
 
 class Source(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 from machines import GIB, arc, kfd_process, mac, mi300x, radeon_and_apu
 
-from gpumagic.device import Device, amd_gpus, intel_gpus
+from gpumagic.device import Device, TorchBuild, amd_gpus, intel_gpus
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry import Host
 from gpumagic.telemetry.collect import Collector
@@ -53,7 +53,9 @@ def test_where_torch_cannot_use_them_each_has_its_vendors_number(tmp_path: Path)
 
 def test_intels(tmp_path: Path) -> None:
     arc(tmp_path)
-    shown = repr(table(IntelSource(tmp_path, integrated=True), *intel_gpus({}, tmp_path)))
+    shown = repr(
+        table(IntelSource(tmp_path, build=lambda: TorchBuild(xpu="1")), *intel_gpus({}, tmp_path))
+    )
     assert shown.startswith("box · i915 · xe · 2 GPUs")
     assert "xpu:0          1  Intel Arc B580" in shown
     assert "A GPU that shares the host's memory shows the host's." in shown
@@ -63,7 +65,7 @@ def test_a_number_that_level_zero_may_have_otherwise(tmp_path: Path) -> None:
     arc(tmp_path)
     (one,) = intel_gpus({}, tmp_path)
     unsure = Device("xpu", 0, one.uuid, ordinal_certain=False)
-    shown = repr(table(IntelSource(tmp_path, integrated=False), unsure))
+    shown = repr(table(IntelSource(tmp_path, build=TorchBuild), unsure))
     assert "xpu:0?" in shown
     assert "xpu:N? is a guess" in shown
     assert "CUDA" not in shown

@@ -107,7 +107,7 @@ def test_no_files_make_a_source_fail(
         size = {"drm_memory_vram": "8 KiB", "drm_resident_vram0": "8 MiB"}
         opened(root, 5, 3, "0000:03:00.0", 1, drm_engine_gfx="5 ns", **size)
         opened(root, 6, 3, "0000:03:00.0", 2, drm_cycles_ccs=5, drm_total_cycles_ccs=9, **size)
-        sources = [AmdSource(root), IntelSource(root, integrated=True)]
+        sources = [AmdSource(root), IntelSource(root, build=lambda: TorchBuild(xpu="1"))]
         collector = Collector(sources, here=list, usable=False)
         if not at_once:
             believable(collector.take())
