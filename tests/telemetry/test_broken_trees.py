@@ -18,7 +18,7 @@ from gpumagic import faults
 from gpumagic.device import TorchBuild, amd_gpus, intel_gpus
 from gpumagic.telemetry import Host, Snapshot
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.doctor import LinuxChecks
+from gpumagic.telemetry.doctor import Doctor
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.source import AppleSource
@@ -119,8 +119,9 @@ def test_no_files_make_a_source_fail(
         for _ in range(2):
             believable(collector.take())
         assert isinstance(amd_gpus({}, root) + intel_gpus({}, root), list)
-        checks = LinuxChecks(root, {}, TorchBuild(hip="6.2"), container=False).checks()
-        assert sum(check.ok is False for check in checks) <= 2, "a first cause for each vendor"
+        checks = Doctor(root, {}, build=lambda: TorchBuild(hip="6.2")).checks()
+        wrong = {check.name for check in checks if check.ok is False}
+        assert len(wrong - {"torch", "state files"}) <= 2, "a first cause for each vendor"
         assert faults.all_kept() == []
 
 
