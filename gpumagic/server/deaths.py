@@ -17,8 +17,7 @@ from gpumagic import faults
 from gpumagic.display.units import size
 from gpumagic.server.kernels import KernelCells
 from gpumagic.telemetry.crash_file import frames_of_crash
-from gpumagic.telemetry.kernel_loads import KernelLoads, Trail
-from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20

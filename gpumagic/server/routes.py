@@ -38,7 +38,7 @@ from gpumagic.server.deaths import Deaths
 from gpumagic.server.hub import LONGEST_MESSAGE, Hub, Outbox, aside, parse_want
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.kernel_loads import KernelLoads
+from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import GpuSample, Snapshot

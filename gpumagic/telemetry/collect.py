@@ -6,7 +6,6 @@ that returns somebody else's :class:`Source`.
 """
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -17,18 +16,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from gpumagic import device, faults
-from gpumagic.device import torch_build
 from gpumagic.errors import as_typed
 from gpumagic.telemetry import state_files
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
-from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
-from gpumagic.telemetry.source import AppleSource, Source
+from gpumagic.telemetry.source import AppleSource, CachedReadings, Source
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),
@@ -56,22 +52,16 @@ def chosen(
         try:
             sources.append(_made(name))
         except Exception as error:  # noqa: BLE001  third-party code; shown as a problem
-            why = "" if isinstance(error, _Unknown) else f" ({type(error).__name__}: {error})"
-            cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source{why}"
+            why = faults.in_words(error)
+            cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source ({why})"
             problems.append(Problem("source-unknown", cause, _THERE_ARE))
     return sources, problems
-
-
-class _Unknown(Exception):
-    """The name is no source."""
 
 
 def _made(name: str) -> Any:
     first, colon, rest = name.partition(":")
     if first in _KNOWN and (not colon or rest.startswith("/")):
         return _KNOWN[first](Path(rest or "/"))
-    if not rest.isidentifier():
-        raise _Unknown
     return getattr(import_module(first), rest)()
 
 
@@ -82,49 +72,33 @@ _NO_NVML = Problem(
     "NVML is missing: no more than the name and the memory of these GPUs is known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
-BUILDS_URL = "https://pytorch.org/get-started/locally"
-_BUILDS = {"amd": "ROCm", "intel": "XPU"}
 _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
     """Return the problems that matter with these GPUs, or none; ``named`` if usable GPUs have
     ordinals."""
-    gpus = [gpu for gpu in gpus if not gpu.lost]
-    usable = any(gpu.ordinal is not None or not named for gpu in gpus)
-    if gpus and all(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
-        problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-    if usable:  # known from CUDA, without NVML
-        return [_NO_NVML if problem.code in _JUST_NO_GPU else problem for problem in problems]
-    if gpus and not all(gpu.virtual for gpu in gpus):
-        return [*problems, _none_visible({gpu.vendor for gpu in gpus if not gpu.virtual})]
+    there = [gpu for gpu in gpus if not gpu.lost]
+    if there:
+        found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
+        usable = not named or any(gpu.ordinal is not None for gpu in there)
+        return found if usable or all(gpu.virtual for gpu in there) else [*found, _none_visible()]
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
     why = f"{offer} (why: %gpus --doctor)"
-    if not problems and not gpus:
+    if not problems:
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
-    if any(gpu.virtual for gpu in gpus):
-        return list(problems)
     # Mostly nothing is wrong: the machine has no GPU. The doctor has the cures.
     return [
-        replace(problem, cure=why)
-        if problem.code in _JUST_NO_GPU
-        else replace(problem, cure=f"{problem.cure}; or {offer}")
-        for problem in problems
+        replace(one, cure=why if one.code in _JUST_NO_GPU else f"{one.cure}; or {offer}")
+        for one in problems
     ]
 
 
-def _none_visible(vendors: set[str | None]) -> Problem:
+def _none_visible() -> Problem:
     cause = "this process can use none of these GPUs"
-    build = torch_build()
-    wanted = [name for vendor, name in _BUILDS.items() if vendor in vendors]
-    if wanted and "nvidia" not in vendors and build.hip is None and build.xpu is None:
-        cause = f"{cause}: no torch here is built for {' or '.join(wanted)}"
-        cure = f"install a build for {' or '.join(wanted)} ({BUILDS_URL})"
-        return Problem("none-visible", cause, f"{cure}, or {as_typed('%gpus --virtual 2')}")
     setting = next((name for name in _SHOW if name in os.environ), None)
     if setting is None:
-        shows = "ROCm" if build.hip else "Level Zero" if build.xpu else "CUDA"
-        return Problem("none-visible", f"{cause}: {shows} shows it none", "run %gpus --doctor")
+        return Problem("none-visible", cause, "run %gpus --doctor")
     cause = f"{cause}: {setting} is {os.environ[setting]!r}"
     cure = "set it right before the kernel starts, then restart the kernel"
     return Problem("none-visible", cause, cure)
@@ -164,36 +138,29 @@ class Collector:
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
         self._named: dict[str | None, device.Device] = {}
-        self._known: dict[int, Owner] = {}
-        self._known_at = float("-inf")
+        self._kept = CachedReadings(monotonic)  # owners, by the pids
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
         """Return the machine now; a reading is at most ``max_age`` of its intervals old."""
         with self._lock:
-            host = self._host()
             self._failed = []
-            real, told = self._gpus(host, max_age)
-            real = real or [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
+            host, problems = self._host(), list(self._misnamed)
+            real, sources = self._gpus(host, max_age)
+            if not real:
+                real = [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
+                problems += [_NO_NVML] if real else []
             # This process's own first: a WHERE can name them.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
-            holders: list[ProcessSample] = []
             software: dict[str, str] = {}
-            for source in told:
-                held = self._ask(source, lambda one: one.processes(max_age)) if processes else ()
-                holders += held or ()
+            for source in sources:
                 software |= self._ask(source, lambda one: one.software()) or {}
-            holders += [
-                ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
-                for state in states
-            ]
-            problems = list(self._misnamed)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
             with faults.kept("looking for kernels whose CUDA is dead"):
                 problems += state_files.dead_cuda()
-            owned = self._with_owners(holders, max_age) if processes else []
-            names = [source.name for source in told] + ["virtual"] * bool(states)
+            holders = self._holders(sources, states, max_age) if processes else []
+            names = [source.name for source in sources] + ["virtual"] * bool(states)
             return Snapshot(
                 time=self._clock(),
                 host=host,
@@ -202,7 +169,7 @@ class Collector:
                 software=tuple(f"{name} {text}".strip() for name, text in software.items()),
                 source="+".join(names) or "none",
                 gpus=tuple(gpus),
-                processes=tuple(owned),
+                processes=tuple(holders),
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 
@@ -214,8 +181,7 @@ class Collector:
                 left = max(end - self._monotonic(), 0.0)
                 with faults.kept(f"reading ahead by the source {source.name}"):
                     source.read_ahead(processes=processes, seconds=left)
-            if processes and self._known and self._monotonic() - self._known_at >= _OWNERS_S:
-                self._look_up(set(self._known))
+            self._kept.read_ahead(seconds, lambda key: processes)
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
         """Return the GPUs, and the sources that have some."""
@@ -234,7 +200,7 @@ class Collector:
             return question(source)
         except Exception as error:  # noqa: BLE001  third-party code; recorded and shown
             faults.keep(f"asking the source {source.name}", error)
-            cause = f"the source {source.name} failed ({type(error).__name__}: {error})"
+            cause = f"the source {source.name} failed ({faults.in_words(error)})"
             problem = Problem("source-failed", cause, "run %gpus --doctor; the others are shown")
             self._failed += [] if problem in self._failed else [problem]
             return None
@@ -253,52 +219,21 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _with_owners(self, holders: Sequence[ProcessSample], max_age: float) -> list[ProcessSample]:
-        pids = {holder.pid for holder in holders}
-        too_old = self._monotonic() - self._known_at >= max_age * _OWNERS_S
-        if too_old or not pids <= self._known.keys():
-            self._look_up(pids)
-        return [_owned(holder, self._known[holder.pid]) for holder in holders]
-
-    def _look_up(self, pids: set[int]) -> None:
-        self._known = self._owners.look_up(pids) if pids else {}
-        self._known_at = self._monotonic()
-
-
-_asked = threading.local()
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-@cache
-def _boot() -> str | None:
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return None  # not Linux
-
-
-def host_name() -> str:
-    """Return ``GPUMAGIC_HOST``, or the host's name."""
-    return os.environ.get("GPUMAGIC_HOST") or socket.gethostname()
-
-
-def read_host() -> Host:
-    """Return the host now; ``cpu_utilization`` is since this thread's last call, None at first."""
-    utilization = psutil.cpu_percent()
-    meaningless = not getattr(_asked, "before", False)  # psutil's first value
-    _asked.before = True
-    memory = psutil.virtual_memory()
-    limit = MemoryGroup().limit()
-    return Host(
-        name=host_name(),
-        boot=_boot(),
-        cpu_count=os.cpu_count(),
-        cpu_utilization=None if meaningless else utilization,
-        memory_total=memory.total,
-        memory_used=memory.total - memory.available,
-        memory_limit=limit,
-        limit_used=None if limit is None else MemoryGroup().ram()[0],
-    )
+    def _holders(
+        self, sources: Sequence[Source], states: Sequence[state_files.VirtualState], max_age: float
+    ) -> list[ProcessSample]:
+        """Return the processes that hold memory, with their owners."""
+        found: list[ProcessSample] = []
+        for source in sources:
+            found += self._ask(source, lambda one: one.processes(max_age)) or ()
+        found += [
+            ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
+            for state in states
+        ]
+        pids = frozenset(holder.pid for holder in found)
+        self._kept.keep_only(lambda key: key == pids)
+        owners = self._kept.get(pids, _OWNERS_S, max_age, lambda: self._owners.look_up(set(pids)))
+        return [_owned(holder, owners[holder.pid]) for holder in found]
 
 
 def snapshot(*, processes: bool = True) -> Snapshot:

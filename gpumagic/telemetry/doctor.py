@@ -25,7 +25,6 @@ from gpumagic.device import (
     visible,
 )
 from gpumagic.errors import as_typed
-from gpumagic.telemetry.collect import BUILDS_URL
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.source import AppleSource
 from gpumagic.telemetry.state_files import state_folder
@@ -83,6 +82,7 @@ _NODES = {
     "/dev/kfd": ("dev/kfd", *_DRM),
     "/dev/dri": ("dev/dri/renderD*", *_DRM),
 }
+_BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
 # NVML answers these without the driver.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-missing", "pynvml-clash")
@@ -255,7 +255,7 @@ class Doctor:
         lacks = [needs.build for name, needs in _VENDORS.items() if name in cards and not has[name]]
         lacks += ["CUDA"] if version.endswith("+cpu") and self._door.gpus() else []
         if lacks:
-            cure = f"install a {lacks[0]} build: {BUILDS_URL}; or {as_typed('%gpus --virtual 2')}"
+            cure = f"install a {lacks[0]} build: {_BUILDS}; or {as_typed('%gpus --virtual 2')}"
             return Check("torch", False, f"{version}, a build without {lacks[0]}", cure)
         return Check("torch", True, version)
 

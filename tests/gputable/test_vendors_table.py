@@ -46,8 +46,7 @@ def test_where_torch_cannot_use_them_each_has_its_vendors_number(tmp_path: Path)
     shown = repr(table(AmdSource(tmp_path)))
     assert "not visible    0  AMD Radeon " in shown
     assert "AMD GPU 0 9.0 GiB · AMD GPU 1 384 MiB" in shown
-    assert "no torch here is built for ROCm" in shown
-    assert "pytorch.org/get-started/locally" in shown
+    assert "This process can use none of these GPUs.\n  Run %gpus --doctor." in shown
     assert "CUDA" not in shown
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
-from gpumagic.telemetry.collect import Collector, read_host
+from gpumagic.telemetry.collect import Collector
+from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.state_files import VirtualFacts, VirtualState
 
