@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gpumagic.device import cuda_state
 from gpumagic.telemetry.processes import started
@@ -47,8 +48,7 @@ _ROW = COUNTERS * 8
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 2.0
-# A death's file is not longer.
-_LONGEST = 4096
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,17 @@ class Publisher:
         facts = [asdict(gpu) for gpu in gpus]
         header = {"pid": self._pid, "started": started(self._pid), "gpus": facts}
         self._shared[:_HEADER] = json.dumps(header).encode().ljust(_HEADER)
-        try:
-            self._share(state_folder() if folder is None else folder)
-        except OSError:
-            self.path = None
+        with suppress(OSError):
+            self._share((folder or state_folder()) / f"{self._pid}.state")
         self._cut_rows(self._shared)
         _live.add(self)
         atexit.register(self.close)
 
-    def _share(self, folder: Path) -> None:
-        self.path = folder / f"{self._pid}.state"
-        write_file(self.path, self._shared[:])
-        with self.path.open("r+b") as file:
+    def _share(self, path: Path) -> None:
+        write_file(path, self._shared[:])
+        with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), 0)
+        self.path = path
 
     def _cut_rows(self, memory: mmap.mmap | bytearray) -> None:
         rows = memoryview(memory)[_HEADER:].cast("q")
@@ -165,14 +163,6 @@ def state_folder() -> Path:
         return user_runtime_path("gpumagic") / "virtual"
 
 
-def state_files(suffix: str, folder: Path | None = None) -> list[Path]:
-    """Return the state files of this kind, in order."""
-    folder = folder or state_folder()
-    with suppress(OSError):
-        return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(suffix)]
-    return []
-
-
 def write_file(path: Path, content: bytes) -> None:
     """Write a file of this process; a reader sees all of it or nothing."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -186,7 +176,7 @@ def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, by process and ordinal."""
     found = [state for publisher in list(_live) for state in publisher.states()]
     own = {state.pid for state in found}
-    for path in state_files(".state", folder):
+    for path in _files(".state", folder):
         if path.stem != str(os.getpid()) or os.getpid() not in own:
             found += read_file(path)
     return sorted(found, key=lambda state: (state.pid, state.ordinal))
@@ -195,30 +185,38 @@ def read(folder: Path | None = None) -> list[VirtualState]:
 def read_file(path: Path) -> list[VirtualState]:
     """Return the virtual GPUs in one state file; empty if it is invalid. The file is removed if
     its process has ended."""
+    return _read(path, _virtual) or []
+
+
+def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
+    facts = [
+        VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
+        for gpu in header["gpus"][:_MAX_GPUS]
+    ]
+    counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows[: _ROW * len(facts)])]
+    return _states(int(header["pid"]), facts, counters)
+
+
+def _files(suffix: str, folder: Path | None = None) -> list[Path]:
+    return sorted((folder or state_folder()).glob(f"*{suffix}"))
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
+    """Parse the header and rows of a file; None if it is invalid or not of a living process."""
     try:
         with path.open("rb") as file:
-            header = json.loads(file.read(_HEADER))
-            facts = [
-                VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
-                for gpu in header["gpus"][:_MAX_GPUS]
-            ]
-            rows = [struct.unpack(f"<{COUNTERS}q", file.read(_ROW)) for _ in facts]
-        pid, start = int(header["pid"]), float(header["started"])
+            header, rows = json.loads(file.read(_HEADER)), file.read(_ROW * _MAX_GPUS)
+        pid, start, found = int(header["pid"]), float(header["started"]), parse(header, rows)
     except (OSError, *_MALFORMED):
-        return []
-    return _states(pid, facts, rows) if is_of(path, pid, start) else []
-
-
-def is_of(path: Path, pid: int, start: float) -> bool:
-    """Whether a file is of this live process; remove the file if the process has ended."""
+        return None
     if path.stem != str(pid):
-        return False
+        return None
     begun = started(pid)
-    if begun is None or abs(begun - start) > _SAME_START_S:
-        with suppress(OSError):
-            path.unlink()
-        return False
-    return True
+    if begun is not None and abs(begun - start) <= _SAME_START_S:
+        return found
+    with suppress(OSError):
+        path.unlink()
+    return None
 
 
 def _states(
@@ -252,17 +250,10 @@ def unpublish_death() -> None:
 
 def dead_cuda() -> list[Problem]:
     """Return a problem for each live process whose CUDA is dead, this one first."""
-    death, found = cuda_state.death(), []  # a thread of the sampler's must not ask CUDA
-    if death is not None:
-        found.append(Problem("cuda-dead", death.said, death.cure))
-    for path in state_files(".dead"):
-        if death is not None and path.stem == str(os.getpid()):
-            continue
-        try:
-            with path.open("rb") as file:
-                told = json.loads(file.read(_LONGEST))
-            if is_of(path, int(told["pid"]), float(told["started"])):
-                found.append(Problem("cuda-dead", str(told["cause"]), str(told["cure"])))
-        except (OSError, *_MALFORMED):
-            continue
+    death = cuda_state.death()  # a thread of the sampler's must not ask CUDA
+    found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
+    for path in _files(".dead"):
+        if death is None or path.stem != str(os.getpid()):
+            told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
+            found += [Problem("cuda-dead", *told)] if told else []
     return found
