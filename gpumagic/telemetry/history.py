@@ -34,7 +34,6 @@ class Board:
     """The running and the finished measurements, and their subscribers."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._listeners: dict[object, Callable[[], object]] = {}
         self._numbers = itertools.count()
         # The progress of the running measurement as JSON; finished ones, the newest first.
@@ -48,7 +47,7 @@ class Board:
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
         """Add the result of a measurement; `time` is Unix time."""
-        with self._lock:
+        with _lock:
             made = Measured(title, text, bars, time, str(next(self._numbers)))
             self.entries = (made, *self.entries)[:KEPT]
         self._tell()
@@ -66,6 +65,7 @@ class Board:
                 call()
 
 
+_lock = threading.Lock()
 board = Board()
 
 
@@ -196,8 +196,7 @@ class CellRuns:
         with self._lock:
             self.revision += 1
             self._runs[run.id] = (self.revision, run)
-            if len(self._runs) > self._most:
-                oldest = next(iter(self._runs))
+            for oldest in list(self._runs)[: -self._most]:
                 del self._runs[oldest]
                 self._before.pop(oldest, None)
         self.on_change()

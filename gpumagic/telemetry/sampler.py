@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -33,42 +33,28 @@ TOLERANCE = 0.1
 Listener = Callable[[Snapshot], None]
 
 
+@dataclass(eq=False)
 class Subscription:
     """A subscription to a :class:`Sampler`; a context manager that closes it."""
 
-    def __init__(
-        self,
-        follow: Callable[[], None],
-        listener: Listener | None,
-        period_s: float,
-        processes: bool,
-    ) -> None:
-        self._follow = follow
-        self._listener = listener
-        self.period_s = checked(period_s)
-        self.processes = processes
-        self.closed = False
-        self._delivered_at = -math.inf
+    follow: Callable[[], None]
+    listener: Listener | None
+    period_s: float
+    processes: bool
+    closed: bool = False
+    delivered_at: float = -math.inf
 
     def close(self) -> None:
         """Unsubscribe. Any thread may call it, repeatedly, also the listener."""
         if not self.closed:
             self.closed = True
-            self._follow()
+            self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
         """Whether its period is over at this moment; if so, the next one begins."""
-        turn = always or at - self._delivered_at >= self.period_s * (1 - TOLERANCE)
-        if turn:
-            self._delivered_at = at
+        turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
+        self.delivered_at = at if turn else self.delivered_at
         return turn
-
-    def deliver(self, snapshot: Snapshot) -> None:
-        """Call the listener; its error must not affect the others."""
-        if self._listener is None or self.closed:
-            return
-        with faults.kept("calling a listener of the GPU monitor"):
-            self._listener(snapshot)
 
     def __enter__(self) -> Subscription:
         return self
@@ -97,31 +83,14 @@ class Waiting(NamedTuple):
     not_before: float
 
 
-class Pace:
-    """The times of ticks: on a grid of the period, without drift and without bursts."""
-
-    def __init__(self) -> None:
-        self.period_s = math.inf
-        # The last and the next tick on the grid, in monotonic time.
-        self.ticked = self._due = -math.inf
-
-    def set_period(self, period_s: float, now: float) -> None:
-        """Change the period, counted from the last tick."""
-        if period_s != self.period_s:
-            self.period_s = period_s
-            self._due = max(self.ticked + period_s, now)
-
-    def tick(self, now: float) -> bool:
-        """Whether a tick is due; if so, it counts as done, on the grid even if it is late."""
-        if now < self._due or math.isinf(self.period_s):
-            return False
-        self.ticked = self._due + (now - self._due) // self.period_s * self.period_s
-        self._due = self.ticked + self.period_s
-        return True
-
-    def pause(self, now: float) -> float | None:
-        """Return seconds until the next tick; None if there is none."""
-        return None if math.isinf(self.period_s) else max(self._due - now, 0.0)
+def stalled(seconds: float) -> Problem:
+    """Return the problem of a driver that has not answered for so long."""
+    cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values are older"
+    cure = (
+        "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
+        "if it goes on, see dmesg, and restart the machine"
+    )
+    return Problem("stalled", cause, cure)
 
 
 # A driver that has not answered for this long stalls.
@@ -167,14 +136,15 @@ class Sampler:
         self._called_at = 0.0
         self._at = 0.0  # the time of the last snapshot
         self._new = self._stalled = False
-        self._pace = Pace()
+        # The fastest subscriber's period, and the last tick on its grid.
+        self._period_s, self._ticked = math.inf, -math.inf
 
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
         """Subscribe until the subscription is closed; GpuError for a period out of ``PERIODS_S``.
         The listener is called at most once per period, on a thread that it must not block."""
-        made = Subscription(self._follow, listener, period_s, processes)
+        made = Subscription(self._follow, listener, checked(period_s), processes)
         with self._changed:
             made.closed = self.closed
             self._watching.append(made)
@@ -233,8 +203,7 @@ class Sampler:
         """Adjust to the subscribers."""
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
-            period_s = min((one.period_s for one in self._watching), default=math.inf)
-            self._pace.set_period(period_s, self._monotonic())
+            self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             self._wake()
 
     def _wake(self) -> None:
@@ -277,11 +246,9 @@ class Sampler:
             snapshot = self._source.take(processes=processes, max_age=max_age)
         except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed
             faults.keep("taking a snapshot of the GPUs", error)
-            problem = Problem(
-                "snapshot-failed",
-                f"gpumagic could not take a snapshot ({type(error).__name__}: {error})",
-                "report it to gpumagic with this line; it tries again by itself",
-            )
+            cause = f"gpumagic could not take a snapshot ({faults.in_words(error)})"
+            cure = "report it to gpumagic with this line; it tries again by itself"
+            problem = Problem("snapshot-failed", cause, cure)
             snapshot = Snapshot(self._clock(), problems=(problem,))
         with self._changed:
             self._snapshot, self._read_at = snapshot, self._called_at
@@ -314,7 +281,10 @@ class Sampler:
         for waiting in served:
             waiting.future.set_result(snapshot)
         for subscription in turn:
-            subscription.deliver(snapshot)
+            if subscription.listener and not subscription.closed:
+                # Its error must not affect the others.
+                with faults.kept("calling a listener of the GPU monitor"):
+                    subscription.listener(snapshot)
 
     def _serves(self, one: Waiting) -> bool:
         """Lock held; whether the last snapshot serves a request."""
@@ -326,36 +296,31 @@ class Sampler:
         if not self._call or waited < self._stalled_s:
             return self._snapshot, False
         last = self._snapshot or Snapshot(self._clock())
-        nvidia = all(gpu.vendor == "nvidia" for gpu in last.gpus)
-        whose = "NVIDIA's driver" if nvidia else "a GPU's driver"
-        awake = " (sudo nvidia-smi -pm 1 keeps it awake)" if nvidia else ""
-        problem = Problem(
-            "stalled",
-            f"{whose} has not answered for {waited:.0f} s; the values are older",
-            f"wait: waking an idle GPU takes seconds{awake}; "
-            "if it goes on, see dmesg, and restart the machine",
-        )
         age = round(now - self._read_at, 1)
         gpus = tuple(replace(gpu, age=age) for gpu in last.gpus)
-        return replace(last, gpus=gpus, problems=(*last.problems, problem)), True
+        return replace(last, gpus=gpus, problems=(*last.problems, stalled(waited))), True
 
     def _hand_out(self) -> None:
         """Lock held; begin the work that is due."""
         if self._call or not self._needed():
             return
-        now = self._monotonic()
-        ticks = self._pace.tick(now)
-        if ticks or self._waiting:
-            self._at = self._pace.ticked if ticks else now
-            asked = [one.processes for one in self._watching]
-            processes = any(asked + [one.processes for one in self._waiting])
-            max_age, ahead_s = _MAX_AGE, 0.0
-            if self._pace.period_s <= _AHEAD_UP_TO_S:
-                max_age, ahead_s = _MAX_AGE_AHEAD, self._pace.period_s / 2
-            self._call = partial(self._take, processes, max_age, ahead_s)
-            self._called_at = now
-            self._asking = self._asking or self._start("gpumagic-asker", self._ask)
-            self._changed.notify_all()
+        now, due = self._monotonic(), self._ticked + self._period_s
+        if now >= due:
+            # Without drift, and without a burst after a late one.
+            self._at = self._ticked = due if now < due + self._period_s else now
+        elif self._waiting:
+            self._at = now
+        else:
+            return
+        wants: list[Subscription | Waiting] = [*self._watching, *self._waiting]
+        processes = any(one.processes for one in wants)
+        max_age, ahead_s = _MAX_AGE, 0.0
+        if self._period_s <= _AHEAD_UP_TO_S:
+            max_age, ahead_s = _MAX_AGE_AHEAD, self._period_s / 2
+        self._call = partial(self._take, processes, max_age, ahead_s)
+        self._called_at = now
+        self._asking = self._asking or self._start("gpumagic-asker", self._ask)
+        self._changed.notify_all()
 
     def _start(self, name: str, run: Callable[[], None]) -> bool:
         """Start a thread; return whether it runs."""
@@ -365,12 +330,13 @@ class Sampler:
         return self._threads
 
     def _pause(self) -> float | None:
-        """Lock held."""
+        """Lock held; the seconds until there is something to do, None if that is unknown."""
         now = self._monotonic()
         if not self._call:
-            return self._pace.pause(now)
+            due = self._ticked + self._period_s
+            return None if math.isinf(self._period_s) else max(due - now, 0.0)
         left = self._called_at + self._stalled_s - now
-        return left if left > 0 else min(self._pace.period_s, self._stalled_s)
+        return left if left > 0 else min(self._period_s, self._stalled_s)
 
 
 _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
