@@ -34,6 +34,7 @@ class Board:
     """The running and the finished measurements, and their subscribers."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._listeners: dict[object, Callable[[], object]] = {}
         self._numbers = itertools.count()
         # The progress of the running measurement as JSON; finished ones, the newest first.
@@ -47,7 +48,7 @@ class Board:
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
         """Add the result of a measurement; `time` is Unix time."""
-        with _lock:
+        with self._lock:
             made = Measured(title, text, bars, time, str(next(self._numbers)))
             self.entries = (made, *self.entries)[:KEPT]
         self._tell()
@@ -65,7 +66,6 @@ class Board:
                 call()
 
 
-_lock = threading.Lock()
 board = Board()
 
 

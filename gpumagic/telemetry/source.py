@@ -143,11 +143,11 @@ class AppleSource(Source):
         statistics, model = entry.get("PerformanceStatistics"), entry.get("model")
         known = statistics if isinstance(statistics, dict) else {}
         busy = _count(known.get("Device Utilization %"))
+        if isinstance(model, bytes):  # on some models, with a zero at the end
+            model = model.rstrip(b"\0").decode(errors="replace")
         sample = GpuSample(
             uuid=f"MPS-{host.name or 'here'}",
-            name=model.rstrip(b"\0").decode(errors="replace")
-            if isinstance(model, bytes)
-            else model,
+            name=model if isinstance(model, str) else None,
             index=0,
             ordinal=0,
             vendor="apple",
