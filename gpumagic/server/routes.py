@@ -5,7 +5,6 @@ Requests are authorised by the server's own rules, and by two that it leaves ope
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
@@ -13,6 +12,7 @@ import math
 import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,14 +28,14 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from tornado import web
-from tornado.websocket import WebSocketClosedError, WebSocketHandler
+from tornado.websocket import WebSocketHandler
 
 from gpumagic import faults
 from gpumagic.demo import example
 from gpumagic.errors import GpuError
 from gpumagic.server import kernels
 from gpumagic.server.deaths import Deaths
-from gpumagic.server.hub import LONGEST_MESSAGE, Hub, Outbox, aside, parse_want
+from gpumagic.server.hub import LONGEST_MESSAGE, Client, Hub, aside, parse_want
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import KernelLoads
@@ -292,7 +292,7 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
-    _outbox: Outbox | None = None
+    _client: Client | None = None
 
     @property
     def max_message_size(self) -> int:
@@ -327,41 +327,27 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Add a client."""
         self.set_nodelay(True)
         self._keep_buffers_short()
-        self._outbox = self.hub.join(self._send)
+        self._client = self.hub.join(self.write_message)
 
     def on_message(self, message: str | bytes) -> None:
         """Handle a client's message; ignore a malformed one."""
-        if self._outbox is not None:
-            want = parse_want(message, self._outbox.want)
+        if self._client is not None:
+            want = parse_want(message, self._client.want)
             if want is not None:
-                self.hub.ask(self._outbox, want)
+                self.hub.ask(self._client, want)
 
     def on_close(self) -> None:
         """Remove a client."""
-        if self._outbox is not None:
-            self.hub.leave(self._outbox)
-            self._outbox = None
-
-    def _send(self, message: bytes) -> asyncio.Future[None]:
-        try:
-            return asyncio.ensure_future(self.write_message(message))
-        except WebSocketClosedError as error:
-            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            return failed
+        if self._client is not None:
+            self.hub.leave(self._client)
+            self._client = None
 
     def _keep_buffers_short(self) -> None:
-        link = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
-        if link is None:
-            return
-        options = [(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)]
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            options.append((socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT))
-        for option in options:
-            try:
-                link.setsockopt(*option)
-            except OSError:
-                continue  # a Unix socket, or a system without the option
+        link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
+        # Not for a Unix socket, or on a system without the options.
+        with suppress(OSError, AttributeError):
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
 
 
 # Requests of pages on kernels' control channel. The status that a kernel sends around its answer is
