@@ -85,7 +85,7 @@ class Client:
 
     async def _run(self) -> None:
         sent, told = None, self._hub.cells.revision
-        with suppress(WebSocketClosedError):
+        with faults.kept("sending to a page"), suppress(WebSocketClosedError):
             while True:
                 await self._woken.wait()
                 self._woken.clear()

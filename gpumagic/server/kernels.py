@@ -53,19 +53,15 @@ class Order:
     force: bool = False
 
 
-def parse_order(body: bytes) -> Order:
-    """Parse the order in a request; raise NotEnded if it is malformed."""
-    try:
-        order = json.loads(body)
-    except (ValueError, RecursionError):
-        order = None
-    given = order if isinstance(order, dict) else {}
-    pid, started, force = given.get("pid"), given.get("started"), given.get("force", False)
-    # True is an int in Python.
-    if type(pid) is int and type(started) in (int, float) and type(force) is bool:
-        made = Order(pid, started or 0.0, force)
-        if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
-            return made
+def parse_order(given: Any) -> Order:
+    """Return the order in a request; raise NotEnded if it is malformed."""
+    if isinstance(given, dict):
+        pid, started, force = given.get("pid"), given.get("started"), given.get("force", False)
+        # True is an int in Python.
+        if type(pid) is int and type(started) in (int, float) and type(force) is bool:
+            made = Order(pid, started or 0.0, force)
+            if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
+                return made
     raise NotEnded(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
 
 
@@ -86,35 +82,22 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[boo
         raise NotEnded(403, f"the system does not allow to end process {order.pid}") from None
     if await _ends(order.pid):
         return True, f"{named} has ended"
-    again = 'ask again with "force": true to kill it'
-    if order.force:
-        again = "it may be inside a driver call; look again later"
+    again = "look again later" if order.force else 'ask again with "force": true to kill it'
     return False, f"{named} still runs after {WAIT_S:.0f} s; {again}"
 
 
 def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
-    if all(process.pid != order.pid for process in snapshot.processes):
-        silent = [p.cause for p in snapshot.problems if p.code == "stalled"]
-        if silent:
-            raise NotEnded(503, f"the memory holders are unknown: {silent[0]}")
-        raise NotEnded(404, f"process {order.pid} holds no GPU memory; look again")
-    if not is_alive(order.pid):
-        raise NotEnded(404, f"process {order.pid} has ended; look again")
+    named, seen = f"process {order.pid}", [p for p in snapshot.processes if p.pid == order.pid]
+    if not seen:
+        raise NotEnded(404, f"{named} holds no GPU memory that is known; look again")
     if owner.started is None:
-        raise NotEnded(403, f"process {order.pid} is another user's")
+        raise NotEnded(403, f"{named} is another user's, or has ended")
     if abs(owner.started - order.started) > _SAME_START_S:
-        raise NotEnded(
-            409,
-            f"process {order.pid} started at another time, so it is a new one; look again",
-        )
+        raise NotEnded(409, f"{named} started at another time, so it is a new one; look again")
     # By both: snapshots saw it while its kernel lived; the owner is current.
-    told = any(process.orphan for process in snapshot.processes if process.pid == order.pid)
-    if not owner.orphan or not told:
-        raise NotEnded(
-            403,
-            f"process {order.pid} is no orphan: only what a dead kernel left behind is ended here; "
-            "shut down its kernel, or use kill in a terminal",
-        )
+    if not owner.orphan or not any(process.orphan for process in seen):
+        why = "only what a dead kernel left behind is ended here; use kill in a terminal"
+        raise NotEnded(403, f"{named} is no orphan: {why}")
 
 
 async def _ends(pid: int) -> bool:
