@@ -24,7 +24,6 @@ from gpumagic import faults
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.sampler import PERIODS_S, TOLERANCE, Sampler, Subscription, stalled
 from gpumagic.telemetry.snapshot import Snapshot
 
@@ -46,14 +45,11 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
     """Return the request of a message, None if malformed; missing fields stay unchanged."""
     try:
         message = json.loads(text)
-        if message["type"] != "want":
-            return None
         period_s = float(message.get("period", before.period_s))
-        since = message.get("since")
-        since = None if since is None else float(since)
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+        since = None if message.get("since") is None else float(message["since"])
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
-    if not math.isfinite(period_s) or not math.isfinite(since or 0.0):
+    if message.get("type") != "want" or not math.isfinite(period_s + (since or 0.0)):
         return None
     least, greatest = PERIODS_S
     processes = bool(message.get("processes", before.processes))
@@ -111,7 +107,6 @@ class Client:
 
 
 _YOUNG_S = 2.0
-_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 T = TypeVar("T")
 
@@ -205,25 +200,15 @@ class Hub:
         snapshot = future.result() if done else self.sampler.latest() or silent
         return await aside(lambda: self.deaths.add_to(snapshot))
 
-    async def owner(self, pid: int) -> Owner:
-        """Return the present owner of a process; snapshots have it some seconds late."""
-        await self.kernels.refresh()
-        # Without its GPUs' ordinals, which a stalled driver would delay.
-        owners = Owners(self.kernels.kernels, gpus=tuple)
-        return (await aside(lambda: owners.look_up({pid})))[pid]
-
     async def past(self, since: float | None) -> bytes:
         """Return the message with the history and cells after a moment."""
         cells = [run.to_dict() for run in self.cells.runs(since)]
+        events = [asdict(event) for event in self.deaths.events]
 
         def encoded() -> bytes:
-            past = self.sampler.history.since(since)
-            # GPU by GPU: one long `dumps` would block the event loop.
-            gpus = ",".join(f"{_json(uuid)}:{_json(held)}" for uuid, held in past["gpus"].items())
-            history = f'{{"time":{_json(past["time"])},"gpus":{{{gpus}}}}}'
-            events = _json([asdict(event) for event in self.deaths.events])
-            both = f'"cells":{_json(cells)},"events":{events}'
-            return f'{{"type":"history","history":{history},{both}}}'.encode()
+            history = self.sampler.history.since(since)
+            told = {"type": "history", "history": history, "cells": cells, "events": events}
+            return json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
 
         return await aside(encoded)
 

@@ -25,7 +25,7 @@ from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
 
 from gpumagic.telemetry.history import CellRun, CellRuns
-from gpumagic.telemetry.processes import Kernel, Owner, is_alive, started
+from gpumagic.telemetry.processes import Kernel, is_alive, started
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0
@@ -65,14 +65,13 @@ def parse_order(given: Any) -> Order:
     raise NotEnded(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
 
 
-async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[bool, str]:
+async def terminate(order: Order, snapshot: Snapshot) -> tuple[bool, str]:
     """End an orphan; return whether it has ended, and a message. Raise NotEnded for another process
     or if it is no orphan of this user with GPU memory."""
-    _check(order, snapshot, owner)
-    named = f"process {order.pid} ({owner.name or 'unknown'})"
+    named = f"process {order.pid} ({_checked(order, snapshot).name or 'unknown'})"
     try:
         process = psutil.Process(order.pid)
-        # Another process may have its pid since the look-up; from here on psutil checks that.
+        # Another process may have its pid since the snapshot; from here on psutil checks that.
         if abs(process.create_time() - order.started) > _SAME_START_S:
             raise psutil.NoSuchProcess(order.pid)
         process.kill() if order.force else process.terminate()
@@ -86,18 +85,20 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[boo
     return False, f"{named} still runs after {WAIT_S:.0f} s; {again}"
 
 
-def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
-    named, seen = f"process {order.pid}", [p for p in snapshot.processes if p.pid == order.pid]
+def _checked(order: Order, snapshot: Snapshot) -> ProcessSample:
+    """Return the process that an order may end."""
+    named = f"process {order.pid}"
+    seen = [process for process in snapshot.processes if process.pid == order.pid]
     if not seen:
         raise NotEnded(404, f"{named} holds no GPU memory that is known; look again")
-    if owner.started is None:
+    if seen[0].started is None:
         raise NotEnded(403, f"{named} is another user's, or has ended")
-    if abs(owner.started - order.started) > _SAME_START_S:
+    if abs(seen[0].started - order.started) > _SAME_START_S:
         raise NotEnded(409, f"{named} started at another time, so it is a new one; look again")
-    # By both: snapshots saw it while its kernel lived; the owner is current.
-    if not owner.orphan or not any(process.orphan for process in seen):
+    if not seen[0].orphan:
         why = "only what a dead kernel left behind is ended here; use kill in a terminal"
         raise NotEnded(403, f"{named} is no orphan: {why}")
+    return seen[0]
 
 
 async def _ends(pid: int) -> bool:
@@ -198,8 +199,6 @@ class KernelCells(CellRuns):
         self, notebook: Callable[[str], str | None], clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(MOST_RUNS)
-        # The last message for clients, with its first and last revision.
-        self._news = (-1, -1, b"")
         self.notebook_of = notebook
         self._clock = clock
         self._open: dict[tuple[str, str], str] = {}
@@ -281,11 +280,8 @@ class KernelCells(CellRuns):
 
     def news(self, revision: int) -> bytes:
         """Return the message with the runs that changed after a revision."""
-        if self._news[:2] != (revision, self.revision):
-            runs = [run.to_dict() for run in self.since(revision)]
-            message = json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False)
-            self._news = (revision, self.revision, message.encode())
-        return self._news[2]
+        runs = [run.to_dict() for run in self.since(revision)]
+        return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:
         number = count if isinstance(count, int) else None

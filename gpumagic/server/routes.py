@@ -11,7 +11,7 @@ import json
 import math
 import socket
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -77,42 +77,41 @@ def prometheus_text(snapshot: Snapshot) -> bytes:
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield a metric family for each reading that some GPU has."""
+    """Yield a family for each reading, of the GPUs that have it."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
-            family = make(f"gpumagic_gpu_{name}", about, labels=_LABELS)
-            for gpu in snapshot.gpus:
-                value = getattr(gpu, field)
-                if value is not None:
-                    # Rounded, so that 57 % is 0.57.
-                    family.add_metric(_labels(gpu), round(value * factor, 9))
-            yield family
-    yield _notebooks(snapshot)
-    problems = GaugeMetricFamily(
-        "gpumagic_problem", "1 for each thing that is wrong.", labels=("code", "uuid")
-    )
-    for code, uuid in sorted({(p.code, p.uuid or "") for p in snapshot.problems}):
-        problems.add_metric((code, uuid), 1)
-    yield problems
-
-
-def _notebooks(snapshot: Snapshot) -> Metric:
-    """By notebook and not by process: pids would make a new series each time."""
+            values = {_labels(gpu): getattr(gpu, field) for gpu in snapshot.gpus}
+            # Rounded, so that 57 % is 0.57.
+            known = {at: round(v * factor, 9) for at, v in values.items() if v is not None}
+            yield _family(make, f"gpu_{name}", about, _LABELS, known)
+    # By notebook and not by process: pids would make a new series each time.
     held: dict[tuple[str, str], int] = defaultdict(int)
     for process in snapshot.processes:
         if process.memory is not None:
             held[process.uuid, process.notebook or ""] += process.memory
-    family = GaugeMetricFamily(
-        "gpumagic_notebook_memory_bytes",
-        "GPU memory held by the processes of a notebook; without a name: by all others.",
-        labels=("uuid", "notebook"),
-    )
-    for labels, memory in sorted(held.items()):
-        family.add_metric(labels, memory)
-    return family
+    about = "GPU memory held by the processes of a notebook; without a name: by all others."
+    labels: tuple[str, ...] = ("uuid", "notebook")
+    yield _family(GaugeMetricFamily, "notebook_memory_bytes", about, labels, held)
+    wrong = {(p.code, p.uuid or ""): 1 for p in snapshot.problems}
+    about, labels = "1 for each thing that is wrong.", ("code", "uuid")
+    yield _family(GaugeMetricFamily, "problem", about, labels, wrong)
 
 
-def _labels(gpu: GpuSample) -> tuple[str, str, str]:
+def _family(
+    make: Any,
+    name: str,
+    about: str,
+    labels: tuple[str, ...],
+    samples: Mapping[Any, float],
+) -> Metric:
+    family: Any = make(f"gpumagic_{name}", about, labels=labels)
+    for at, value in sorted(samples.items()):
+        family.add_metric(at, value)
+    made: Metric = family
+    return made
+
+
+def _labels(gpu: GpuSample) -> tuple[str, ...]:
     return gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index)
 
 
@@ -275,8 +274,7 @@ class TerminateRoute(Guard, APIHandler):
         try:
             order = kernels.parse_order(self.get_json_body())
             snapshot = await self.hub.fresh(max_age_s=0.0)
-            owner = await self.hub.owner(order.pid)
-            ended, message = await kernels.terminate(order, snapshot, owner)
+            ended, message = await kernels.terminate(order, snapshot)
         except kernels.NotEnded as refusal:
             raise web.HTTPError(refusal.status, str(refusal)) from None
         self.set_status(200 if ended else 202)
