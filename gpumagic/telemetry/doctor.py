@@ -7,7 +7,6 @@ AMD's and Intel's files and groups are those of the installation guides of ROCm
 
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,12 +75,7 @@ _VENDORS = {
 _DRM = ("--device /dev/kfd --device /dev/dri --group-add render", "sudo dmesg | grep -e kfd -e drm")
 # Device files: their pattern, the options of a container, and what to do elsewhere if there is
 # none.
-_NODES = {
-    "device files": ("dev/nvidia[0-9]*", "--gpus all", "load the driver; nvidia-modprobe"),
-    "under WSL": ("dev/dxg", "--gpus all", "update Windows's driver"),
-    "/dev/kfd": ("dev/kfd", *_DRM),
-    "/dev/dri": ("dev/dri/renderD*", *_DRM),
-}
+_NODES = {"/dev/kfd": ("dev/kfd", *_DRM), "/dev/dri": ("dev/dri/renderD*", *_DRM)}
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
 # NVML answers these without the driver.
@@ -122,7 +116,8 @@ class Doctor:
         # With only another vendor's GPU, NVIDIA's checks do not apply.
         asked = "nvml" in (self._env.get("GPUMAGIC_SOURCES") or "nvml")
         is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or (asked and not others)
-        nvidia = [*first_cause(self._nvidia(cards)), *self._visible()] if is_nvidia else []
+        found = self._nvidia(len(cards.get("nvidia", ())))
+        nvidia = [*first_cause(found), *self._visible()] if is_nvidia else []
         places = [
             name for name, is_in in (("a container", self._container), ("WSL", self._wsl)) if is_in
         ]
@@ -145,37 +140,19 @@ class Doctor:
                 found.setdefault(card[0], []).append(card)
         return found
 
-    def _nvidia(self, cards: Mapping[str, Sequence[_Card]]) -> Iterator[Check]:
-        count, text = len(cards.get("nvidia", ())), self._files.text("proc/driver/nvidia/version")
-        version = re.search(r"\b[0-9]+\.[0-9.]+", text)
-        virtual = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
-        files = [self._nodes("under WSL")]
-        if not self._wsl:
-            files = [
-                Check("NVIDIA card", count > 0, f"{count or 'none'} on the PCI bus", virtual),
-                Check(
-                    "driver in the kernel",
-                    bool(text),
-                    version[0] if version else text or "not loaded",
-                    "install NVIDIA's driver; sudo modprobe nvidia",
-                ),
-                self._nodes("device files"),
-            ]
+    def _nvidia(self, cards: int) -> Iterator[Check]:
         gpus, fault = [gpu for gpu in self._door.gpus() if not gpu.parent], self._door.fault
-        for check in files:
-            # If the driver answers, a missing file is no failure.
-            answers = fault is None or fault.code not in _NOT_ASKED
-            yield replace(check, ok=check.ok or None) if answers else check
-        package = self._installed("nvidia-ml-py")
-        install = "pip install nvidia-ml-py"
-        yield Check("nvidia-ml-py", bool(package), package or "not installed", install)
-        if fault is not None:
-            yield Check("NVML", False, fault.cause, fault.cure)
-            return
+        answers = fault is None or fault.code not in _NOT_ASKED
+        if not self._wsl:  # which shows no PCI bus
+            cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
+            # A container or a virtual machine may show none either.
+            ok = cards > 0 or (None if answers else False)
+            yield Check("NVIDIA card", ok, f"{cards or 'none'} on the PCI bus", cure)
         driver = self._door.system("nvmlSystemGetDriverVersion") or "of unknown version"
         names = ", ".join(gpu.name or "unknown model" for gpu in gpus) or "no GPU"
         cure = "see what nvidia-smi -L lists on the host, and dmesg"
-        yield Check("NVML", bool(gpus), f"driver {driver}: {names}", cure)
+        known = Check("NVML", bool(gpus), f"driver {driver}: {names}", cure)
+        yield known if fault is None else Check("NVML", False, fault.cause, fault.cure)
 
     def _visible(self) -> list[Check]:
         if "CUDA_VISIBLE_DEVICES" not in self._env:

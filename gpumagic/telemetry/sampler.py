@@ -56,6 +56,12 @@ class Subscription:
         self.delivered_at = at if turn else self.delivered_at
         return turn
 
+    def deliver(self, snapshot: Snapshot) -> None:
+        """Call the listener; its error must not affect the others."""
+        with faults.kept("calling a listener of the GPU monitor"):
+            if self.listener is not None and not self.closed:
+                self.listener(snapshot)
+
     def __enter__(self) -> Subscription:
         return self
 
@@ -281,10 +287,7 @@ class Sampler:
         for waiting in served:
             waiting.future.set_result(snapshot)
         for subscription in turn:
-            if subscription.listener and not subscription.closed:
-                # Its error must not affect the others.
-                with faults.kept("calling a listener of the GPU monitor"):
-                    subscription.listener(snapshot)
+            subscription.deliver(snapshot)
 
     def _serves(self, one: Waiting) -> bool:
         """Lock held; whether the last snapshot serves a request."""
