@@ -9,8 +9,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 from gpumagic import device, faults
 from gpumagic.errors import as_typed
-from gpumagic.telemetry import state_files
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 from gpumagic.telemetry.source import AppleSource, CachedReadings, Source
+from gpumagic.telemetry.state_files import VirtualSource
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),
@@ -118,19 +118,16 @@ class Collector:
         self,
         sources: Sequence[Source] | None = None,
         owners: Owners | None = None,
-        virtual_states: Callable[[], Sequence[state_files.VirtualState]] = state_files.read,
         here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         host: Callable[[], Host] | None = None,
         usable: bool = True,
     ) -> None:
-        self._sources, self._misnamed = (
-            chosen(os.environ) if sources is None else (list(sources), [])
-        )
+        found, self._misnamed = chosen(os.environ) if sources is None else (sources, [])
+        self._sources = [*found, VirtualSource()] if sources is None else list(sources)
         self._host = host or read_host
         self._owners = owners or Owners()
-        self._virtual_states = virtual_states
         self._here = here
         self._usable = usable
         self._clock = clock
@@ -145,29 +142,25 @@ class Collector:
         with self._lock:
             self._failed = []
             host, problems = self._host(), list(self._misnamed)
-            real, sources = self._gpus(host, max_age)
-            if not real:
-                real = [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
-                problems += [_NO_NVML] if real else []
-            # This process's own first: a WHERE can name them.
-            states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
-            gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
+            gpus, sources = self._gpus(host, max_age)
+            if all(gpu.virtual for gpu in gpus):
+                of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
+                gpus = [*map(_of_cuda, of_cuda), *gpus]
+                problems += [_NO_NVML] if of_cuda else []
+            gpus = self._with_ordinals(gpus)
             software: dict[str, str] = {}
             for source in sources:
                 software |= self._ask(source, lambda one: one.software()) or {}
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
-            with faults.kept("looking for kernels whose CUDA is dead"):
-                problems += state_files.dead_cuda()
-            holders = self._holders(sources, states, max_age) if processes else []
-            names = [source.name for source in sources] + ["virtual"] * bool(states)
+            holders = self._holders(sources, max_age) if processes else []
             return Snapshot(
                 time=self._clock(),
                 host=host,
                 driver=software.pop("driver", None),
                 cuda=software.pop("cuda", None),
                 software=tuple(f"{name} {text}".strip() for name, text in software.items()),
-                source="+".join(names) or "none",
+                source="+".join(source.name for source in sources) or "none",
                 gpus=tuple(gpus),
                 processes=tuple(holders),
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
@@ -205,8 +198,7 @@ class Collector:
             self._failed += [] if problem in self._failed else [problem]
             return None
 
-    def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
-        gpus = list(gpus)
+    def _with_ordinals(self, gpus: list[GpuSample]) -> list[GpuSample]:
         known: dict[str | None, device.Device] = {one.uuid: one for one in self._here()}
         # While a GPU is lost, all have their names from before: running kernels number them so.
         if any(gpu.lost for gpu in gpus):
@@ -219,17 +211,11 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _holders(
-        self, sources: Sequence[Source], states: Sequence[state_files.VirtualState], max_age: float
-    ) -> list[ProcessSample]:
+    def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory, with their owners."""
         found: list[ProcessSample] = []
         for source in sources:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
-        found += [
-            ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
-            for state in states
-        ]
         pids = frozenset(holder.pid for holder in found)
         self._kept.keep_only(lambda key: key == pids)
         owners = self._kept.get(pids, _OWNERS_S, max_age, lambda: self._owners.look_up(set(pids)))
@@ -263,13 +249,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_collector.cache_clear)
 
 
-_OWNED = {field.name for field in fields(ProcessSample)} & {field.name for field in fields(Owner)}
-
-
 def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
-    known = {name: getattr(owner, name) for name in _OWNED}
-    known |= {"ordinal": owner.ordinals.get(holder.uuid), "mine": holder.pid == os.getpid()}
-    return ProcessSample(**{**vars(holder), **known})
+    known = {**vars(owner), "mine": holder.pid == os.getpid()}
+    known["ordinal"] = known.pop("ordinals").get(holder.uuid)
+    return replace(holder, **known)
 
 
 def _of_cuda(found: device.Device) -> GpuSample:
@@ -282,16 +265,4 @@ def _of_cuda(found: device.Device) -> GpuSample:
         ordinal=found.ordinal,
         memory_total=total,
         memory_used=used,
-    )
-
-
-def _virtual_sample(state: state_files.VirtualState) -> GpuSample:
-    return GpuSample(
-        uuid=state.facts.uuid,
-        name=state.facts.name,
-        virtual=True,
-        memory_total=state.facts.memory_total,
-        memory_used=state.reserved,
-        utilization=state.utilization,
-        virtual_ordinal=state.ordinal,
     )

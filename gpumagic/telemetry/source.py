@@ -95,6 +95,7 @@ class Source(Protocol):
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read expensive values that are due, for at most `seconds`."""
+        return
 
 
 # It takes some 20 ms.

@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 
 from gpumagic.device import cuda_state
 from gpumagic.telemetry.processes import started
-from gpumagic.telemetry.snapshot import Problem
+from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.source import Source
 
 NAME = "Virtual GPU"
 """The name of each, in place of a real GPU's model."""
@@ -257,3 +258,37 @@ def dead_cuda() -> list[Problem]:
             told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
             found += [Problem("cuda-dead", *told)] if told else []
     return found
+
+
+class VirtualSource(Source):
+    """Samples of this user's virtual GPUs, and the processes whose CUDA is dead."""
+
+    name = "virtual"
+
+    def __init__(self, states: Callable[[], Sequence[VirtualState]] = read) -> None:
+        self._read = states
+        self._states: list[VirtualState] = []
+
+    def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
+        """Return all of them; this process's first, since a WHERE can name them."""
+        self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
+        return [
+            GpuSample(
+                uuid=state.facts.uuid,
+                name=state.facts.name,
+                virtual=True,
+                memory_total=state.facts.memory_total,
+                memory_used=state.reserved,
+                utilization=state.utilization,
+                virtual_ordinal=state.ordinal,
+            )
+            for state in self._states
+        ]
+
+    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
+        """Return the process of each, which holds all of its memory."""
+        return [ProcessSample(s.facts.uuid, s.pid, s.reserved, "compute") for s in self._states]
+
+    def problems(self) -> list[Problem]:
+        """Return a problem for each process whose CUDA is dead."""
+        return dead_cuda()

@@ -21,7 +21,7 @@ from gpumagic.telemetry.source import AppleSource
 def table(source: Any, *here: Device, processes: bool = False) -> GpuTable:
     owners: Any = SimpleNamespace(look_up=lambda pids: {pid: Owner("ada", "py") for pid in pids})
     host = Host("box", memory_total=64 * GIB, memory_used=20 * GIB)
-    made = Collector([source], owners, tuple, lambda: here, host=lambda: host)
+    made = Collector([source], owners, lambda: here, host=lambda: host)
     return GpuTable(made.take(), processes=processes)
 
 

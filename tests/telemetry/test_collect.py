@@ -16,7 +16,7 @@ from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.processes import Owner, Owners
-from gpumagic.telemetry.state_files import VirtualFacts, VirtualState
+from gpumagic.telemetry.state_files import VirtualFacts, VirtualSource, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")
 MISMATCH = Problem("version-mismatch", "driver updated", "restart")
@@ -43,9 +43,8 @@ def collector(
         look_up=lambda pids: {pid: Owner("ada", "python3", "a.ipynb", 9.0) for pid in pids}
     )
     return Collector(
-        [nvml],
+        [nvml, VirtualSource(lambda: states)],
         owners,
-        lambda: states,
         lambda: here,
         lambda: 17.0,
         host=lambda: Host("box"),
@@ -224,7 +223,7 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
         read_ahead=lambda processes, seconds: None,
     )
     owners: Any = SimpleNamespace(look_up=look_up)
-    made = Collector([nvml], owners, tuple, list, monotonic=lambda: now[0])
+    made = Collector([nvml], owners, list, monotonic=lambda: now[0])
 
     def tick() -> None:
         (*_, last) = made.take(max_age=2.0).processes

@@ -45,7 +45,7 @@ class Clock:
 
 def take(*sources: Any) -> Snapshot:
     owners: Any = SimpleNamespace(look_up=lambda pids: {pid: Owner() for pid in pids})
-    return Collector(sources, owners, tuple, tuple, host=lambda: HOST, usable=False).take()
+    return Collector(sources, owners, tuple, host=lambda: HOST, usable=False).take()
 
 
 def known(gpu: GpuSample) -> dict[str, Any]:
