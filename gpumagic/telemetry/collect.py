@@ -81,8 +81,9 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     there = [gpu for gpu in gpus if not gpu.lost]
     if there:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-        usable = not named or any(gpu.ordinal is not None for gpu in there)
-        return found if usable or all(gpu.virtual for gpu in there) else [*found, _none_visible()]
+        unnamed = named and all(gpu.ordinal is None for gpu in there)
+        hidden = unnamed and not all(gpu.virtual for gpu in there)
+        return [*found, _none_visible()] if hidden else found
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
     why = f"{offer} (why: %gpus --doctor)"
     if not problems:
@@ -148,11 +149,9 @@ class Collector:
                 gpus = [*map(_of_cuda, of_cuda), *gpus]
                 problems += [_NO_NVML] if of_cuda else []
             gpus = self._with_ordinals(gpus)
-            software: dict[str, str] = {}
-            for source in sources:
-                software |= self._ask(source, lambda one: one.software()) or {}
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
+            software = self._software(sources)
             holders = self._holders(sources, max_age) if processes else []
             return Snapshot(
                 time=self._clock(),
@@ -210,6 +209,12 @@ class Collector:
             else gpu
             for gpu in gpus
         ]
+
+    def _software(self, sources: Sequence[Source]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for source in sources:
+            found |= self._ask(source, lambda one: one.software()) or {}
+        return found
 
     def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory, with their owners."""

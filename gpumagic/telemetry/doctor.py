@@ -111,21 +111,18 @@ class Doctor:
         self._door.retry()
         cards = self._cards()
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
-        apples = [gpu.name or "unknown model" for gpu in self._apple.gpus(Host())]
-        others += [Check("Apple GPU", True, name) for name in apples]
+        apples = self._apple.gpus(Host())
+        others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
         # With only another vendor's GPU, NVIDIA's checks do not apply.
         asked = "nvml" in (self._env.get("GPUMAGIC_SOURCES") or "nvml")
         is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or (asked and not others)
-        found = self._nvidia(len(cards.get("nvidia", ())))
-        nvidia = [*first_cause(found), *self._visible()] if is_nvidia else []
-        places = [
-            name for name, is_in in (("a container", self._container), ("WSL", self._wsl)) if is_in
-        ]
+        nvidia = self._nvidia(len(cards.get("nvidia", ()))) if is_nvidia else ()
+        places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
-            *nvidia,
+            *first_cause(nvidia),
             *others,
             self._torch({} if is_nvidia else cards),
-            *([Check("runs in", None, " in ".join(places))] if places else []),
+            *(Check("runs in", None, place) for place in places),
             _state_files(),
             *(Check("GPU", False, fault.cause, fault.cure) for fault in self._door.lost.values()),
             Check("Python", None, f"{platform.python_version()} at {sys.executable}"),
@@ -153,13 +150,10 @@ class Doctor:
         cure = "see what nvidia-smi -L lists on the host, and dmesg"
         known = Check("NVML", bool(gpus), f"driver {driver}: {names}", cure)
         yield known if fault is None else Check("NVML", False, fault.cause, fault.cure)
-
-    def _visible(self) -> list[Check]:
-        if "CUDA_VISIBLE_DEVICES" not in self._env:
-            return []
-        every = physical_gpus(self._door)
-        left = visible(every, self._env)
-        return [self._leaves("CUDA_VISIBLE_DEVICES", len(left), len(every))]
+        if "CUDA_VISIBLE_DEVICES" in self._env:
+            every = physical_gpus(self._door)
+            left = visible(every, self._env)
+            yield self._leaves("CUDA_VISIBLE_DEVICES", len(left), len(every))
 
     def _of_vendor(self, vendor: str, cards: Sequence[_Card]) -> list[Check]:
         """Return the checks of AMD's or Intel's GPUs."""

@@ -280,14 +280,19 @@ class Sampler:
                 return
             at = now if stalls else self._at
             turn = [one for one in self._watching if one.has_turn(at, always=over)]
-            served = [one for one in self._waiting if stalls or self._serves(one)]
-            self._waiting = [one for one in self._waiting if one not in served]
+            served = self._served(always=stalls)
         if new:
             self.history.add(snapshot)
         for waiting in served:
             waiting.future.set_result(snapshot)
         for subscription in turn:
             subscription.deliver(snapshot)
+
+    def _served(self, always: bool) -> list[Waiting]:
+        """Lock held; take the requests that the last snapshot serves."""
+        served = [one for one in self._waiting if always or self._serves(one)]
+        self._waiting = [one for one in self._waiting if one not in served]
+        return served
 
     def _serves(self, one: Waiting) -> bool:
         """Lock held; whether the last snapshot serves a request."""
