@@ -5,8 +5,6 @@ Requests are authorised by the server's own rules, and by two that it leaves ope
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import socket
@@ -35,7 +33,7 @@ from gpumagic.demo import example
 from gpumagic.errors import GpuError
 from gpumagic.server import kernels
 from gpumagic.server.deaths import Deaths
-from gpumagic.server.hub import LONGEST_MESSAGE, Client, Hub, aside, parse_want
+from gpumagic.server.hub import LONGEST_MESSAGE, Client, Hub, parse_want
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import KernelLoads
@@ -118,14 +116,6 @@ def _labels(gpu: GpuSample) -> tuple[str, ...]:
 HUB = "gpumagic_hub"
 """Where a web application's settings have the hub."""
 
-_COLUMNS = (
-    "time (s since 1970, UTC)",
-    "uuid",
-    "utilization (%)",
-    "memory used (B)",
-    "temperature (°C)",
-    "power (W)",
-)
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # The socket's buffer is a queue too: keep it short for slow clients.
 _SEND_BUFFER = 32768
@@ -141,7 +131,6 @@ def routes() -> list[tuple[Any, ...]]:
         "doctor": _doctor,
         "deaths": _deaths,
         "metrics": _metrics,
-        "export.csv": _export,
         "monitor.js": _renderer,
         "tour": _tour,
     }
@@ -228,19 +217,6 @@ async def _metrics(route: GetRoute) -> None:
     """Answer with a snapshot in Prometheus's text format."""
     text = prometheus_text(await route.hub.fresh())
     route.finish(text, set_content_type=CONTENT_TYPE)
-
-
-async def _export(route: GetRoute) -> None:
-    """Answer with the history as a CSV file."""
-    since = route.since()
-
-    def table() -> str:
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows([_COLUMNS, *route.hub.sampler.history.readings(since)])
-        return text.getvalue()
-
-    route.set_header("Content-Disposition", 'attachment; filename="gpus.csv"')
-    route.finish(await aside(table), set_content_type="text/csv; charset=utf-8")
 
 
 async def _renderer(route: GetRoute) -> None:
