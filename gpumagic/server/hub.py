@@ -27,9 +27,6 @@ from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.sampler import PERIODS_S, TOLERANCE, Sampler, Subscription, stalled
 from gpumagic.telemetry.snapshot import Snapshot
 
-LONGEST_MESSAGE = 4096
-"""Bytes; a client that sends more is disconnected."""
-
 
 @dataclass(frozen=True)
 class Want:

@@ -33,7 +33,7 @@ from gpumagic.demo import example
 from gpumagic.errors import GpuError
 from gpumagic.server import kernels
 from gpumagic.server.deaths import Deaths
-from gpumagic.server.hub import LONGEST_MESSAGE, Client, Hub, parse_want
+from gpumagic.server.hub import Client, Hub, parse_want
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import KernelLoads
@@ -101,12 +101,11 @@ def _family(
     about: str,
     labels: tuple[str, ...],
     samples: Mapping[Any, float],
-) -> Metric:
-    family: Any = make(f"gpumagic_{name}", about, labels=labels)
+) -> Any:
+    family = make(f"gpumagic_{name}", about, labels=labels)
     for at, value in sorted(samples.items()):
         family.add_metric(at, value)
-    made: Metric = family
-    return made
+    return family
 
 
 def _labels(gpu: GpuSample) -> tuple[str, ...]:
@@ -261,11 +260,6 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
     _client: Client | None = None
-
-    @property
-    def max_message_size(self) -> int:
-        """In bytes; tornado closes a connection that sends more."""
-        return LONGEST_MESSAGE
 
     def get_compression_options(self) -> dict[str, Any]:
         """Compress: the samples of 64 GPUs are alike."""

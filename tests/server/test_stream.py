@@ -107,13 +107,6 @@ async def test_what_is_malformed_is_ignored_and_nothing_is_lost(machine, hub, co
     assert hub.subscription.period_s == 0.25
 
 
-async def test_who_sends_too_much_is_cut_off_and_no_other(machine, hub, connect):
-    rude, polite = await connect(), await connect()
-    await rude.connection.write_message("x" * 4097)
-    await becomes(lambda: len(hub.clients) == 1)
-    await polite.hear()
-
-
 async def test_many_clients_cost_the_driver_what_one_does(machine, hub, connect):
     async def takes_in_a_while(clients):
         for client in clients:
