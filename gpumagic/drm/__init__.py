@@ -209,7 +209,7 @@ _CLIENT = re.compile(r"^drm-client-id:\s*([0-9]{1,20})$", re.MULTILINE)
 _PDEV = re.compile(r"^drm-pdev:\s*(\S+)$", re.MULTILINE)
 
 
-class Client(NamedTuple):
+class DrmClient(NamedTuple):
     """One open handle of a process to a GPU."""
 
     pid: int
@@ -218,9 +218,9 @@ class Client(NamedTuple):
     ran: frozenset[str]  # the types of engines that have worked for it
 
 
-def read_clients(root: Path) -> list[Client]:
+def read_clients(root: Path) -> list[DrmClient]:
     """Return each client of all readable processes, once."""
-    found: dict[tuple[str, str], Client] = {}
+    found: dict[tuple[str, str], DrmClient] = {}
     processes = Folder(root / "proc")
     for pid in filter(str.isdecimal, processes.names()):
         for text in _texts(processes / pid):
@@ -229,7 +229,7 @@ def read_clients(root: Path) -> list[Client]:
                 held = sorted(_HELD.findall(text), key=lambda line: _KINDS.index(line[0]))
                 memory = {region: int(count) * _UNITS[unit] for _, region, count, unit in held}
                 ran = frozenset(engine for engine, used in _RAN.findall(text) if int(used))
-                client = Client(int(pid), address[1], memory, ran)
+                client = DrmClient(int(pid), address[1], memory, ran)
                 found.setdefault((address[1], number[1]), client)
     return list(found.values())
 
