@@ -72,14 +72,13 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     """Return completions of a WHERE, or its last part, the likeliest first."""
     devices = here(memory=False) if devices is None else devices
     head, comma, start = prefix.rpartition(",")
-    ordinals = [device.ordinal for device in devices]
-    offers = [f"{n}" for n in ordinals] + [str(device) for device in devices] + ["cpu"]
-    offers += ["free", "all"] if devices else []
+    numbers = [str(device.ordinal) for device in devices]
+    offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
     if start:  # only if somebody has begun to type them
-        spellings = ("gpu:", "/gpu:", "/GPU:", "/device:GPU:")
-        offers += [f"{spelling}{n}" for spelling in spellings for n in ordinals]
-        offers += [device.uuid for device in devices if device.uuid]
-    taken = [part.strip() for part in head.split(",")]
+        for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:"):
+            offers += [spelling + number for number in numbers]
+        offers += [device.uuid or "" for device in devices]
+    taken = {part.strip() for part in head.split(",")} | {""}
     return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
 
 

@@ -67,7 +67,8 @@ class Folder:
     def names(self, name: str = "") -> list[str]:
         """Return the names in a folder, ordered by the numbers in them."""
         with suppress(OSError):
-            return sorted(os.listdir(os.path.join(self.path, name)), key=_in_order)
+            found = os.listdir(os.path.join(self.path, name))
+            return sorted(found, key=lambda each: [*map(int, re.findall("[0-9]+", each))])
         return []
 
 
@@ -76,12 +77,7 @@ def whole(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
-def _in_order(name: str) -> list[tuple[int, str]]:
-    return [(whole(part) or 0, part) for part in re.findall(r"[0-9]+", name)]
-
-
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
-_CALLED = {"amd": "AMD", "intel": "Intel"}
 # PCI classes of displays and accelerators.
 _SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
 # Lists of models: "744C, C8, AMD Radeon RX 7900 XTX", and below a line for the vendor
@@ -171,7 +167,7 @@ def _name(root: Path, files: Folder, vendor: str) -> str | None:
         model = _listed(root, _AMDS, exact) if vendor == "amd" else None
         listed = _listed(root, _MODELS, rf"^{code} .*\n(?:[\t#].*\n)*?\t{number} +(\S.*)$") or ""
         model = model or listed.rpartition("[")[2].rstrip("]") or f"GPU {number}"
-    called = _CALLED.get(vendor, "")
+    called = {"amd": "AMD", "intel": "Intel"}.get(vendor, "")
     return f"{called} {model}" if model and not model.startswith(called) else model or None
 
 

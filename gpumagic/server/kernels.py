@@ -167,16 +167,13 @@ class KernelTable:
         except (HTTPError, sqlite3.Error, OSError):
             # An unreachable gateway, or a stopping server: keep the known kernels.
             return self._notebooks
-        found: dict[str, str] = {}
         # A console may share a notebook's kernel; show the notebook.
-        for session in sorted(sessions, key=lambda session: session.get("type") == "notebook"):
-            kernel = (session.get("kernel") or {}).get("id")
-            name = session.get("path") or session.get("name")
-            if session.get("type") == "console":
-                name = session.get("name") or name
-            if kernel and name:
-                found[kernel] = name
-        return found
+        sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
+        return {
+            session["kernel"]["id"]: session["name" if session["type"] == "console" else "path"]
+            for session in sessions
+            if session.get("kernel")
+        }
 
 
 def _pid(manager: Any) -> int | None:
@@ -213,11 +210,10 @@ class KernelCells(CellRuns):
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Record the cells of these kernels only."""
         for kernel, channel in list(self.followed.items()):
-            manager = managers.get(kernel)
-            if manager is None or not channel.is_of(manager):
+            if not channel.is_of(managers.get(kernel)):
                 self.followed.pop(kernel).close()
-            if manager is None:
-                self._abandon(kernel, self._clock())
+        for kernel in self._pids.keys() - managers.keys():
+            self._abandon(kernel, self._clock())
         for kernel, manager in managers.items():
             if kernel not in self.followed:
                 self.followed[kernel] = Iopub(manager, partial(self.receive, kernel))
@@ -228,7 +224,8 @@ class KernelCells(CellRuns):
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
         for run in self.since():
             # A new kernel may run a cell before its session has a name.
-            if run.notebook is None and (name := self.notebook_of(run.kernel or "")):
+            name = run.notebook or self.notebook_of(run.kernel or "")
+            if name != run.notebook:
                 self.keep(replace(run, notebook=name))
 
     def stop(self) -> None:
@@ -318,7 +315,7 @@ class Iopub:
         self._stream.on_recv(self._receive)
 
     def is_of(self, manager: Any) -> bool:
-        """Whether this is the channel of a manager's present kernel."""
+        """Whether this is the channel of a manager's present kernel; not if there is none."""
         return self._address == _address(manager)
 
     def close(self) -> None:
@@ -338,4 +335,4 @@ class Iopub:
 
 
 def _address(manager: Any) -> tuple[Any, ...]:
-    return (id(manager), manager.iopub_port, manager.session.key)
+    return (id(manager), manager.iopub_port, manager.session.key) if manager else ()

@@ -89,10 +89,8 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     if not problems:
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
     # Mostly nothing is wrong: the machine has no GPU. The doctor has the cures.
-    return [
-        replace(one, cure=why if one.code in _JUST_NO_GPU else f"{one.cure}; or {offer}")
-        for one in problems
-    ]
+    cures = dict.fromkeys(_JUST_NO_GPU, why)
+    return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
 
 
 def _none_visible() -> Problem:

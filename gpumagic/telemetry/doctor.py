@@ -138,7 +138,8 @@ class Doctor:
         return found
 
     def _nvidia(self, cards: int) -> Iterator[Check]:
-        gpus, fault = [gpu for gpu in self._door.gpus() if not gpu.parent], self._door.fault
+        names = [gpu.name or "unknown model" for gpu in self._door.gpus() if not gpu.parent]
+        fault = self._door.fault
         answers = fault is None or fault.code not in _NOT_ASKED
         if not self._wsl:  # which shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
@@ -146,9 +147,8 @@ class Doctor:
             ok = cards > 0 or (None if answers else False)
             yield Check("NVIDIA card", ok, f"{cards or 'none'} on the PCI bus", cure)
         driver = self._door.system("nvmlSystemGetDriverVersion") or "of unknown version"
-        names = ", ".join(gpu.name or "unknown model" for gpu in gpus) or "no GPU"
-        cure = "see what nvidia-smi -L lists on the host, and dmesg"
-        known = Check("NVML", bool(gpus), f"driver {driver}: {names}", cure)
+        found, cure = ", ".join(names), "see what nvidia-smi -L lists on the host, and dmesg"
+        known = Check("NVML", bool(names), f"driver {driver}: {found or 'no GPU'}", cure)
         yield known if fault is None else Check("NVML", False, fault.cause, fault.cure)
         if "CUDA_VISIBLE_DEVICES" in self._env:
             every = physical_gpus(self._door)
