@@ -130,7 +130,6 @@ class Hub:
     answer_s = 5.0  # seconds that a request waits for the driver
     refresh_s = 1.0  # seconds between two looks at the kernels
     rest_s = 3.0  # the same without clients, for what must be known when a kernel dies
-    linger_s = 60.0  # seconds after the last client has gone, which may be reloading
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -145,7 +144,6 @@ class Hub:
         self.newest: bytes | None = None  # the message with the newest snapshot
         self._checks: asyncio.Future[list[Check]] | None = None
         self._hurry = asyncio.Event()
-        self._left_at = -math.inf
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
         cells.on_change = self._wake
@@ -250,7 +248,7 @@ class Hub:
                 self._receive, period_s=period_s, processes=processes
             )
         else:
-            self._left_at, self.newest = time.monotonic(), None
+            self.newest = None
         if before is not None:
             before.close()
 
@@ -268,12 +266,8 @@ class Hub:
             self._wake()
 
     async def _look_after(self) -> None:
-        """Follow the kernels while there are some or clients, and a while longer."""
-        while (
-            self.clients
-            or self.kernels.managers()
-            or time.monotonic() - self._left_at < self.linger_s
-        ):
+        """Follow the kernels while there are some, or clients."""
+        while self.clients or self.kernels.managers():
             # A kernel manager may be somebody else's class.
             with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()

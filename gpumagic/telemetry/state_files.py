@@ -66,11 +66,8 @@ class VirtualState:
     """One virtual GPU of a living process, at one moment."""
 
     pid: int
-    ordinal: int
-    facts: VirtualFacts
-    allocated: int  # bytes, as reserved
-    reserved: int
-    utilization: float  # percent of the last second
+    allocated: int  # bytes of those in use
+    sample: GpuSample
 
 
 class Publisher:
@@ -180,7 +177,7 @@ def read(folder: Path | None = None) -> list[VirtualState]:
     for path in _files(".state", folder):
         if path.stem != str(os.getpid()) or os.getpid() not in own:
             found += read_file(path)
-    return sorted(found, key=lambda state: (state.pid, state.ordinal))
+    return sorted(found, key=lambda state: state.pid)
 
 
 def read_file(path: Path) -> list[VirtualState]:
@@ -229,9 +226,14 @@ def _states(
         fresh = now - row[WINDOW_END_NS] <= _STALE_NS
         busy = min(max(row[BUSY_NS] / WINDOW_NS, 0.0), 1.0) if fresh else 0.0
         allocated, reserved, others = (max(row[n], 0) for n in (ALLOCATED, RESERVED, OTHERS))
-        states.append(
-            VirtualState(pid, ordinal, gpu, allocated + others, reserved + others, 100.0 * busy)
+        sample = GpuSample(
+            **vars(gpu),
+            virtual=True,
+            memory_used=reserved + others,
+            utilization=100.0 * busy,
+            virtual_ordinal=ordinal,
         )
+        states.append(VirtualState(pid, allocated + others, sample))
     return states
 
 
@@ -272,22 +274,14 @@ class VirtualSource(Source):
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all of them; this process's first, since a WHERE can name them."""
         self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
-        return [
-            GpuSample(
-                uuid=state.facts.uuid,
-                name=state.facts.name,
-                virtual=True,
-                memory_total=state.facts.memory_total,
-                memory_used=state.reserved,
-                utilization=state.utilization,
-                virtual_ordinal=state.ordinal,
-            )
-            for state in self._states
-        ]
+        return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the process of each, which holds all of its memory."""
-        return [ProcessSample(s.facts.uuid, s.pid, s.reserved, "compute") for s in self._states]
+        return [
+            ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used, "compute")
+            for state in self._states
+        ]
 
     def problems(self) -> list[Problem]:
         """Return a problem for each process whose CUDA is dead."""

@@ -193,7 +193,7 @@ async def test_a_slow_client_gets_the_newest_and_no_queue(
 async def test_hundreds_of_sockets_opened_and_cut_leave_nothing(
     machine, hub, connect, jp_serverapp, jp_http_port, jp_base_url
 ):
-    hub.linger_s, hub.refresh_s = 0.0, 0.05
+    hub.refresh_s = 0.05
     # What a test has logged is kept in memory.
     jp_serverapp.log.setLevel(logging.WARNING)
     process = psutil.Process()

@@ -16,12 +16,21 @@ from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.processes import Owner, Owners
-from gpumagic.telemetry.state_files import VirtualFacts, VirtualSource, VirtualState
+from gpumagic.telemetry.state_files import VirtualSource, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")
 MISMATCH = Problem("version-mismatch", "driver updated", "restart")
 REAL = GpuSample("GPU-r", "H100", 0)
-STATE = VirtualState(4242, 0, VirtualFacts("GPU-v", "Virtual GPU", 16), 3, 5, 25.0)
+VIRTUAL = GpuSample(
+    "GPU-v",
+    "Virtual GPU",
+    virtual=True,
+    memory_total=16,
+    memory_used=5,
+    utilization=25.0,
+    virtual_ordinal=0,
+)
+STATE = VirtualState(4242, 3, VIRTUAL)
 
 
 def collector(
@@ -79,18 +88,7 @@ def test_a_virtual_gpu_is_held_by_its_process() -> None:
     snapshot = collector(states=(STATE,), here=here).take()
     assert snapshot.source == "virtual"
     assert snapshot.driver is None
-    assert snapshot.gpus == (
-        GpuSample(
-            "GPU-v",
-            "Virtual GPU",
-            ordinal=0,
-            virtual=True,
-            memory_total=16,
-            memory_used=5,
-            utilization=25.0,
-            virtual_ordinal=0,
-        ),
-    )
+    assert snapshot.gpus == (replace(VIRTUAL, ordinal=0),)
     (process,) = snapshot.processes
     assert (process.uuid, process.pid, process.memory) == ("GPU-v", 4242, 5)
     assert (process.user, process.notebook, process.mine) == ("ada", "a.ipynb", False)
