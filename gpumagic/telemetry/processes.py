@@ -206,7 +206,7 @@ class Owners:
             child=bool(kernel and kernel.pid != pid),
             server=kernel.server if kernel else None,
             idle_since=kernel.idle_since if kernel else None,
-            orphan=kernel is None and self._is_orphan(facts),
+            orphan=kernel is None and self._is_orphan(facts, kernels),
             host_memory=resident(pid),
             ordinals=self._ordinals(facts.cuda),
         )
@@ -227,14 +227,14 @@ class Owners:
         except _GONE:
             return None
 
-    def _is_orphan(self, facts: Facts) -> bool:
+    def _is_orphan(self, facts: Facts, kernels: Mapping[int, Kernel]) -> bool:
         if facts.server_pid is None and facts.notebook is None:
             return False
         # A session's leader is meant to outlive its kernel: a daemon, a tmux.
         session = facts.session
         if session in (None, facts.pid) or facts.pid == os.getpid() or is_alive(session or 0):
             return False
-        if any(_may_have_started(kernel, facts) for kernel in self._living_kernels()):
+        if any(_may_have_started(kernel, facts) for kernel in self._living_kernels(kernels)):
             self._detached.add((facts.pid, facts.started))
         # Not if this process ignores it too, as a server under nohup.
         told = ignores_hangup(facts.pid) and not ignores_hangup(os.getpid())
@@ -247,11 +247,12 @@ class Owners:
         path = Path(notebook)
         return path.relative_to(self._root).as_posix() if self._root in path.parents else notebook
 
-    def _living_kernels(self) -> list[Facts]:
+    def _living_kernels(self, kernels: Mapping[int, Kernel]) -> list[Facts]:
         """Return the living kernels. Walks all processes, so at most once per look-up."""
         if self._living is None:
-            every = map(self._look, psutil.process_iter())
-            self._living = [one for one in every if one and one.is_kernel and is_alive(one.pid)]
+            every = filter(None, map(self._look, psutil.process_iter()))
+            found = [one for one in every if one.is_kernel or one.pid in kernels]
+            self._living = [one for one in found if is_alive(one.pid)]
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
