@@ -192,18 +192,16 @@ class Doctor:
         """Check that the device files exist and that this user may open them."""
         pattern, options, cure = _NODES[name]
         nodes = sorted(self._root.glob(pattern))
-        if not nodes:
-            cure = f"start the container with {options}" if self._container else cure
-            return Check(name, False, f"no /{pattern}", cure)
-        for node in nodes:
-            if not os.access(node, os.R_OK | os.W_OK):
-                group = _group(node)
-                cure = f"sudo usermod -aG {group} $USER, then log in again"
-                cure = f"start the container with --group-add {group}" if self._container else cure
-                path = node.relative_to(self._root)
-                found = f"this user may not open /{path}, which is the group {group}'s"
-                return Check(name, False, found, cure)
-        return Check(name, True, ", ".join(f"/{node.relative_to(self._root)}" for node in nodes))
+        paths = ", ".join(f"/{node.relative_to(self._root)}" for node in nodes)
+        closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+        if self._container:
+            cure = f"start the container with {options}"
+        elif closed:
+            cure = "sudo usermod -aG render,video $USER, then log in again"
+        if closed:
+            path = closed[0].relative_to(self._root)
+            return Check(name, False, f"this user may not open /{path} (see ls -l)", cure)
+        return Check(name, bool(nodes), paths or f"no /{pattern}", cure)
 
     def _level_zero(self, needs: _Vendor) -> Check:
         cure = "install it: sudo apt install libze1 libze-intel-gpu1 (on others: level-zero)"
@@ -253,12 +251,3 @@ def _state_files() -> Check:
         return Check("state files", True, f"virtual GPUs are published in {folder}")
     found = f"{there} cannot be written: other kernels will not see virtual GPUs"
     return Check("state files", False, found, "set GPUMAGIC_RUNTIME_DIR to a folder of yours")
-
-
-def _group(node: Path) -> str:
-    try:
-        return node.group()
-    except KeyError:  # a number of the host, without a name in this container
-        return str(node.stat().st_gid)
-    except (OSError, NotImplementedError):
-        return "render"

@@ -150,9 +150,8 @@ class NvmlSource:
     ) -> None:
         self._door = door
         self._clock = clock
-        # The times of Xid errors by UUID and number, the newest last; and their problems.
-        self._xids: dict[tuple[str, int], float] = {}
-        self._xid_problems: dict[tuple[str, int], Problem] = {}
+        # The time and problem of each Xid error, by UUID and number, the newest last.
+        self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
         self._software: dict[str, str] = {}
         self._kept = CachedReadings(monotonic)  # by UUID and tier or list
         self._present: set[str] = set()
@@ -175,8 +174,7 @@ class NvmlSource:
             self._software = {}
         for gpu, number in door.xids() if max_age else ():
             self._xids.pop((gpu.uuid, number), None)
-            self._xids[gpu.uuid, number] = self._clock()
-            self._xid_problems[gpu.uuid, number] = _xid_problem(gpu, number)
+            self._xids[gpu.uuid, number] = self._clock(), _xid_problem(gpu, number)
         self._present = set()
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
@@ -207,8 +205,7 @@ class NvmlSource:
         found += [_problem(f, uuid) for uuid, f in (door.silent | door.lost).items()]
         now = self._clock()
         # If the clock was set back, they must still expire.
-        recent = [key for key, at in self._xids.items() if 0 <= now - at <= _XID_S]
-        return found + [self._xid_problems[key] for key in recent]
+        return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, the most overdue first, for at most `seconds`."""
@@ -236,7 +233,7 @@ class NvmlSource:
 
     def _last_xid(self, gpu: nvml.Gpu) -> dict[str, Any]:
         """Return the fields of a sample about its last Xid error."""
-        found = [(number, at) for (uuid, number), at in self._xids.items() if uuid == gpu.uuid]
+        found = [(key[1], at) for key, (at, _) in self._xids.items() if key[0] == gpu.uuid]
         return {"xid": found[-1][0], "xid_time": found[-1][1]} if found else {}
 
     def _list(self, door: nvml.Nvml, gpu: nvml.Gpu, kind: str, max_age: float) -> Any:
