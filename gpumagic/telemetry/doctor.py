@@ -72,10 +72,7 @@ _VENDORS = {
         build="XPU",
     ),
 }
-_DRM = ("--device /dev/kfd --device /dev/dri --group-add render", "sudo dmesg | grep -e kfd -e drm")
-# Device files: their pattern, the options of a container, and what to do elsewhere if there is
-# none.
-_NODES = {"/dev/kfd": ("dev/kfd", *_DRM), "/dev/dri": ("dev/dri/renderD*", *_DRM)}
+_NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
 # NVML answers these without the driver.
@@ -190,18 +187,19 @@ class Doctor:
 
     def _nodes(self, name: str) -> Check:
         """Check that the device files exist and that this user may open them."""
-        pattern, options, cure = _NODES[name]
-        nodes = sorted(self._root.glob(pattern))
+        nodes = sorted(self._root.glob(_NODES[name]))
         paths = ", ".join(f"/{node.relative_to(self._root)}" for node in nodes)
         closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+        cure = "sudo dmesg | grep -e kfd -e drm"
         if self._container:
+            options = "--device /dev/kfd --device /dev/dri --group-add render"
             cure = f"start the container with {options}"
         elif closed:
             cure = "sudo usermod -aG render,video $USER, then log in again"
         if closed:
             path = closed[0].relative_to(self._root)
             return Check(name, False, f"this user may not open /{path} (see ls -l)", cure)
-        return Check(name, bool(nodes), paths or f"no /{pattern}", cure)
+        return Check(name, bool(nodes), paths or f"no /{_NODES[name]}", cure)
 
     def _level_zero(self, needs: _Vendor) -> Check:
         cure = "install it: sudo apt install libze1 libze-intel-gpu1 (on others: level-zero)"
