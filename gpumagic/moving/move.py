@@ -24,8 +24,7 @@ from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, all_of, keep_origins
 from gpumagic.moving.plan import MovePlan, bytes_of
-from gpumagic.usercode.values import defined_in, own
-from gpumagic.usercode.walk import written
+from gpumagic.usercode.values import defined_in, own, written
 
 
 def move_all(
