@@ -19,7 +19,7 @@ from gpumagic.cell.retry_mode import RetryMode
 from gpumagic.moving.move import move_all, remember
 from gpumagic.moving.moved import Origin
 from gpumagic.moving.plan import has_plain_storage, immovable
-from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
+from gpumagic.usercode.files import expression, innermost, line_of, user_frame
 
 
 class AutoFix(RetryMode):

@@ -19,8 +19,7 @@ from gpumagic.checked.bad_value import first, readable
 from gpumagic.checked.failed_call import FailedCall
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.placement.function_mode import FunctionMode
-from gpumagic.usercode.files import unseen
-from gpumagic.usercode.lines import expression, in_cell, line_at, user_frame
+from gpumagic.usercode.files import expression, in_cell, line_at, unseen, user_frame
 
 _MARK = "gpumagic.check"
 # Their results are what is there, or was there before.

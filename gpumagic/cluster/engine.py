@@ -28,7 +28,7 @@ from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry.host import host_name
 from gpumagic.usercode.files import is_users, label, shell
-from gpumagic.usercode.frames import cut_ours, errors, folded
+from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
@@ -255,11 +255,7 @@ def _in_words(error: BaseException) -> ErrorInRank:
         lines = [f"{type(error).__name__}: {error}"]
     else:
         error.__traceback__ = trace
-        draw = shell().InteractiveTB.structured_traceback
-        with folded(error) as left_out:
-            lines = draw(type(error), error, error.__traceback__)
-        if left_out:
-            lines.insert(-1, f"[… {left_out:,} more frames at lines that stand above]\n")
+        lines = shell().InteractiveTB.structured_traceback(type(error), error, trace)
         with faults.kept("explaining an error of a rank"):
             found = explain(error) or explain_out_of_memory(error)
             lines = [*lines, *([str(found)] if found else [])]

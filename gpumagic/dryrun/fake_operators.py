@@ -31,7 +31,7 @@ from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
-from gpumagic.usercode.lines import in_cell
+from gpumagic.usercode.files import in_cell
 from gpumagic.virtual.scratch import rule_of, temporary_bytes
 
 aten: Any = torch.ops.aten

@@ -26,8 +26,7 @@ from gpumagic.frameworks.jax_doors import Move
 from gpumagic.frameworks.watching import Call, Inside, called_from, refusal
 from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_but_one
 from gpumagic.ledger.entry import DISPLAY, LIBRARY, USER, Count, Entry, Tally, kinds
-from gpumagic.usercode.files import module_of
-from gpumagic.usercode.lines import called, in_cell, name_in
+from gpumagic.usercode.files import called, in_cell, module_of, name_in
 
 
 def advise(entry: Entry) -> Advice | None:

@@ -14,8 +14,7 @@ from jax.sharding import NamedSharding
 
 from gpumagic.frameworks.jax_copies import changes, is_data, own
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
-from gpumagic.usercode.syntax import statement
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
 from gpumagic.usercode.values import MISSING
 
 _SAID = "Received incompatible devices for jitted computation"

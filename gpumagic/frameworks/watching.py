@@ -13,8 +13,7 @@ from gpumagic.frameworks.known import counted_here
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.advice import what
 from gpumagic.ledger.entry import LIBRARY, PRINT, Count, Entry, Ledger, Tally, locate, of_thread
-from gpumagic.usercode.files import is_ours
-from gpumagic.usercode.lines import in_cell, line_at
+from gpumagic.usercode.files import in_cell, is_ours, line_at
 
 
 class watch:

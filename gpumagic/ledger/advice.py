@@ -16,7 +16,7 @@ from typing import Any
 from gpumagic.errors import CrossDeviceWarning, ImplicitCopyError
 from gpumagic.ledger.attribute import HOST, here
 from gpumagic.ledger.entry import DISPLAY, ENGINE, FIX, LOADER, PRINT, Count, Entry
-from gpumagic.usercode.lines import line_at, line_of
+from gpumagic.usercode.files import line_at, line_of
 
 _READS = ("cpu", "item", "numpy", "tolist")
 _NUMBERS = ("bool", "float", "int")

@@ -26,8 +26,7 @@ from gpumagic.ledger.entry import (
     of_thread,
     opcode,
 )
-from gpumagic.usercode.files import module_of
-from gpumagic.usercode.lines import in_cell
+from gpumagic.usercode.files import in_cell, module_of
 
 _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1

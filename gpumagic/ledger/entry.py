@@ -15,8 +15,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumagic.display.table import Shown
-from gpumagic.usercode.files import is_ours, is_users
-from gpumagic.usercode.lines import UserLine, called, expression, line_at, line_of
+from gpumagic.usercode.files import (
+    UserLine,
+    called,
+    expression,
+    is_ours,
+    is_users,
+    line_at,
+    line_of,
+)
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def in_one_line(magic: str) -> Iterator[None]:
 
 def _is_users(error: BaseException) -> bool:
     """Whether the user's code is in the traceback of an error, which is then shown."""
+    from gpumagic.usercode.files import innermost_of
     from gpumagic.usercode.frames import errors
-    from gpumagic.usercode.lines import innermost_of
 
     chain = () if isinstance(error, GpuError) else errors(error)
     return any(innermost_of(each.__traceback__) is not None for each in chain)
@@ -67,8 +67,8 @@ def said(magic: str, error: BaseException) -> str:
 
 def of_cuda(error: BaseException) -> str:
     """Return what to do about an error of CUDA, or one that it caused; empty for any other."""
+    from gpumagic.usercode.files import innermost_of
     from gpumagic.usercode.frames import errors
-    from gpumagic.usercode.lines import innermost_of
 
     chain = [*errors(error)]
     if "torch" not in sys.modules:

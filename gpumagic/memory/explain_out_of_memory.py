@@ -16,10 +16,8 @@ from gpumagic.display.units import size, some
 from gpumagic.memory import holders_by_name
 from gpumagic.memory.oom_state import ROUNDED, TORCH, OutOfMemoryState, read
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.usercode.files import shell, user_namespace
-from gpumagic.usercode.frames import FailedFrame, failed_frames
-from gpumagic.usercode.lines import UserLine, innermost_of
-from gpumagic.usercode.syntax import RestOfCode
+from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, failed_frames
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:

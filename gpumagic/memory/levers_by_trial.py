@@ -21,7 +21,7 @@ from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Need, Note, Trials, Within
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.rewritten_calls import Rewrites
-from gpumagic.usercode.syntax import stored
+from gpumagic.usercode.frames import stored
 from gpumagic.usercode.values import contents, own
 from gpumagic.usercode.variables import names_read
 

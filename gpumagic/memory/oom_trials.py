@@ -19,9 +19,8 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.program import awaits, compile_cell
-from gpumagic.usercode.syntax import (
+from gpumagic.usercode.frames import (
+    FailedFrame,
     RestOfCode,
     bound,
     function_of,
@@ -29,6 +28,7 @@ from gpumagic.usercode.syntax import (
     loops_around,
     parents,
 )
+from gpumagic.usercode.program import awaits, compile_cell
 from gpumagic.usercode.variables import names_read
 
 # Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for

@@ -26,7 +26,7 @@ from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError
 from gpumagic.memory.allocator import users
 from gpumagic.memory.memory_report import share
-from gpumagic.usercode.lines import UserLine, innermost, source_of
+from gpumagic.usercode.files import UserLine, innermost, source_of
 
 BEFORE = "before the cell"
 UNKNOWN = "line not known"

@@ -16,8 +16,14 @@ from torch import nn
 from gpumagic.mismatch.explanation import total
 from gpumagic.mismatch.operand import NAMED, Part, Reader, flat, is_torch, words
 from gpumagic.mismatch.operation import Conflict, Message, named_in, operation
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import function_of, loops_around, parents, statement, uses
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    function_of,
+    loops_around,
+    parents,
+    statement,
+    uses,
+)
 from gpumagic.usercode.values import of_function, own
 
 _OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)

@@ -24,8 +24,8 @@ from gpumagic.mismatch.operand import (
     tensors_of,
 )
 from gpumagic.mismatch.operation import named_in, operation
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import (
+from gpumagic.usercode.frames import (
+    FailedFrame,
     function_of,
     in_own_scope,
     loops_around,

@@ -23,8 +23,7 @@ from gpumagic.mismatch.operand import (
     held_by,
     tensors_of,
 )
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import parents
+from gpumagic.usercode.frames import FailedFrame, parents
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,9 @@ from gpumagic.mismatch.operand import (
 )
 from gpumagic.mismatch.operation import Message, agree, named, operation, row
 from gpumagic.moving.move import origin_of
-from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.lines import source_of
-from gpumagic.usercode.syntax import (
+from gpumagic.usercode.files import label, source_of
+from gpumagic.usercode.frames import (
+    FailedFrame,
     function_of,
     in_own_scope,
     loops_around,

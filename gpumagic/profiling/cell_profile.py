@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gpumagic.display.table import Shown
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
 """A `DataLoader`, a copy, a wait of the host, the start of operators, the user's plain Python."""

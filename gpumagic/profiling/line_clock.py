@@ -14,8 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumagic.errors import GpuError
-from gpumagic.usercode.files import is_users
-from gpumagic.usercode.lines import UserLine, in_cell, source_of, user_frame
+from gpumagic.usercode.files import UserLine, in_cell, is_users, source_of, user_frame
 
 SHORT = 1_000
 """Nanoseconds: while torch's profiler runs, an operator takes longer than that."""

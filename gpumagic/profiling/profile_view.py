@@ -15,7 +15,7 @@ from gpumagic.profiling.cell_profile import (
     Moment,
     ProfiledLine,
 )
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 _LINES, _OPERATORS, _CODE = 12, 5, 50
 _LEAST = 0.1  # a cause with a smaller share of the time is not in the sentence

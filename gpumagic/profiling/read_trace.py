@@ -20,7 +20,7 @@ from gpumagic.profiling.cell_profile import (
     Operator,
     ProfiledLine,
 )
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")

@@ -1,4 +1,4 @@
-"""Read the user's values without running their code: expressions, containers, attributes, functions.
+"""Read the user's values without running their code: expressions, containers, functions.
 
 Objects are recognized by their type, since a user's object may answer `getattr` with anything. A
 proxy stays as it is, a file or a database that acts as a mapping is not read, and an object whose

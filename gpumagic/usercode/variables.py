@@ -113,7 +113,8 @@ class NamesReader(ast.NodeVisitor):
     visit_TryStar = visit_Try
 
     def _named(self, node: Any) -> None:
-        self.bound |= {getattr(node, "name", None) or getattr(node, "rest", None)} - {None}
+        if name := getattr(node, "name", None) or getattr(node, "rest", None):
+            self.bound.add(name)
         self.generic_visit(node)
 
     visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _named

@@ -21,8 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumagic.device.caching_allocator import in_blocks
-from gpumagic.usercode.files import is_users
-from gpumagic.usercode.lines import in_cell, line_of
+from gpumagic.usercode.files import in_cell, is_users, line_of
 
 Line = tuple[CodeType | None, int]
 """Code, and the instruction that runs in it; None if no code of the user's runs."""

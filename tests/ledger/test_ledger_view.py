@@ -8,7 +8,7 @@ import torch
 from gpumagic.ledger.advice import ADVISERS, Advice, advise
 from gpumagic.ledger.entry import Entry, Ledger
 from gpumagic.ledger.ledger_view import hints, line
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 CELL = "<ipython-input-2-0a1b>"
 THERE = UserLine(3, "y = x.to(d)", file=CELL)
