@@ -3,9 +3,8 @@
 Everything that IPython allows at the top of a cell compiles here: `await`, `async for`, `async
 with` and asynchronous comprehensions.
 
-The loop is part of the compiled code, as in `timeit`. Guarantees: names that the code assigns are
-global variables, as at the top of a cell; lines and file are the user's; `return` and `yield` are
-refused, as Python refuses them at the top of a cell.
+The loop is part of the compiled code, as in `timeit`, but at the top of a module, so that the code
+means what it means in a cell, and costs that too. Lines and file are the user's.
 """
 
 import __future__ as future
@@ -25,6 +24,7 @@ from gpumagic.usercode.variables import NOT_VARIABLES, names_read, variables_rea
 
 # Names that code cannot contain, so that none of the user's is hidden.
 _RUNS, _RUN = ".runs", ".run"
+FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
@@ -64,55 +64,14 @@ def awaits(node: ast.AST) -> int | None:
     return next(filter(None, (awaits(child) for child in ast.iter_child_nodes(node))), None)
 
 
-def looped(tree: ast.Module, filename: str, names: list[str]) -> CodeType:
-    """Compile a function that runs a cell's code inline, once for each item of an iterable.
-
-    `names` are global variables in it, as at the top of a cell. The tree is changed.
-    """
+def _looped(tree: ast.Module, filename: str) -> CodeType:
+    """Compile a loop over `_RUNS` that runs a cell's code inline."""
     flags = _compiled(tree, filename, "exec").co_flags & _FUTURES
-    body = [_Plain().visit(node) for node in tree.body]
+    body = [n for n in tree.body if getattr(n, "module", "") != "__future__"] or [ast.Pass()]
     loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
-    module = ast.parse("def f(): pass")
-    made = module.body[0]
-    assert isinstance(made, ast.FunctionDef)
-    # Tracebacks show it as a cell.
-    made.name, made.args.args = "<module>", [ast.arg(_RUNS)]
-    made.body = [ast.Global(names), loop] if names else [loop]
-    for node in [made, *made.body]:
-        ast.copy_location(node, body[0])
-    # A module's code begins at the first line, from which IPython counts.
-    made.lineno = 1
-    ast.fix_missing_locations(module)
-    code = compile(module, filename, "exec", flags=flags, dont_inherit=True)
-    return next(c for c in code.co_consts if isinstance(c, CodeType))
-
-
-class _Plain(ast.NodeTransformer):
-    """Rewrites statements about variables that are allowed in a cell but not in a function."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else None
-        space = ast.copy_location(ast.Name("globals", ast.Load()), node)
-        if name in ("locals", "vars") and not node.args:
-            node.func = space
-        elif name in ("exec", "eval") and len(node.args) == 1 and not node.keywords:
-            node.args.append(ast.copy_location(ast.Call(space, [], []), node))
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        if not isinstance(node.target, ast.Name):
-            return node
-        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
-        return ast.copy_location(plain, node)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node) if node.module == "__future__" else node
-
-    def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
+    ast.copy_location(loop, tree.body[0])
+    module = ast.fix_missing_locations(ast.Module([loop], []))
+    return _compiled(module, filename, "exec", flags)
 
 
 def own_code(code: CodeType) -> CodeType:
@@ -125,13 +84,9 @@ def own_code(code: CodeType) -> CodeType:
     return code.replace(co_consts=tuple(consts))
 
 
-# A name that code cannot contain, so that none of the user's is hidden.
-FUNCTION = ".function"
-
-
 @dataclass(frozen=True)
 class Program:
-    """Code that can run many times; `FUNCTION` is the variable of a function that it calls."""
+    """Record code that can run many times; it calls a function by the variable `FUNCTION`."""
 
     text: str  # as shown to the user
     filename: str  # as shown in tracebacks
@@ -154,7 +109,17 @@ class Program:
 
     def looped(self, space: dict[str, Any]) -> Callable[[Iterable[None]], object]:
         """Return a function that runs the code once for each item, with the variables `space`."""
-        return FunctionType(own_code(self._loop), space)
+        code = FunctionType(own_code(self._loop), space)
+
+        def loop(runs: Iterable[None]) -> None:
+            space[_RUNS] = runs
+            try:
+                code()
+            finally:
+                for name in (_RUNS, _RUN):
+                    space.pop(name, None)
+
+        return loop
 
 
 def program(
@@ -192,9 +157,9 @@ def program(
         assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        # First as a cell, since a function allows statements that a cell does not.
+        # First as a cell, since a loop allows statements that a cell does not.
         _once=compile_cell(tree, name),
-        _loop=looped(tree, name, [s.get_name() for s in assigned]),
+        _loop=_looped(tree, name),
     )
 
 
