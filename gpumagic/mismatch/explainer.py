@@ -5,39 +5,223 @@ the text of the error, or a cause is not certain, nothing is said.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from gpumagic import faults
 from gpumagic.mismatch import operation
-from gpumagic.mismatch.choose import Choice, also_needed, choose, result_clashes
-from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
-from gpumagic.mismatch.moves import Site, climb, make_there, move_modules, move_tensors
-from gpumagic.mismatch.operand import Part, full, tensors_of
-from gpumagic.mismatch.operation import Conflict, conflict, inside, listed, named, row
-from gpumagic.mismatch.special_fixes import (
-    for_generator,
-    for_host,
-    for_load,
-    for_optimizer,
-    for_worker,
+from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
+from gpumagic.mismatch.fixes import (
+    Choice,
+    Site,
+    also_needed,
+    before_loops,
+    can_precede,
+    choose,
+    climb,
+    result_clashes,
+    write_fix,
 )
+from gpumagic.mismatch.operand import (
+    TRANSFERS,
+    Part,
+    Reader,
+    arguments,
+    bytes_of,
+    describe,
+    full,
+    is_torch,
+    tensors_of,
+)
+from gpumagic.mismatch.operation import Conflict, conflict, named_in
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.lines import source_of
+from gpumagic.usercode.syntax import loops_around, statement
 from gpumagic.usercode.values import MISSING, own
 
+_SHOWN = 3
+_NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
+_HOST = "it is read on the host, before the work starts"
+_INDEX = "an index must be on the CPU or on the same device as what it indexes"
+_DICT = "a dict does not move with the model: each of its tensors does by itself"
+_STATE = (
+    "the optimizer took its state on before the model moved; move the model first, then make "
+    "the optimizer or load its state"
+)
+_FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
+_WORKERS = (
+    "the workers of a DataLoader are processes that can read tensors on the CPU alone; run "
+    "%ongpu home, then run the cell again that makes {}, without %%ongpu or with num_workers=0"
+)
 
-def reason(
-    leaves: tuple[Part, ...],
-    frames: list[tuple[FailedFrame, list[Part]]],
-    kind: str,
+
+def explain(
+    error: BaseException, *, namespace: Mapping[str, Any] | None = None
+) -> Explanation | None:
+    """Explain torch's error between devices in the names of the code that raised it.
+
+    `gpumagic.explain` calls it, and documents the parameters and the result.
+    """
+    # In an except block an error of ours would hide the user's own.
+    with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
+        for each in errors(error):
+            message = operation.read(each)
+            if message is not None:
+                found = failed_frames(each.__traceback__)
+                if found and namespace:
+                    found[0].scope.outer = {**namespace, **found[0].scope.outer}
+                return _explain(found, message) if found else None
+    return None
+
+
+def _explain(found: list[FailedFrame], message: operation.Message) -> Explanation | None:
+    frame, outer = found[0], found[1:]
+    if message.kind == "generator":
+        return _for_generator(frame, outer)
+    if message.kind == "worker":
+        return _for_worker(found)
+    if special := _for_load(frame) if message.kind == "load" else _for_optimizer(frame):
+        return special
+    clash = conflict(frame, message)
+    for at in range(len(outer), 0, -1):
+        if call := _module_call(found[at], found[at - 1], message):
+            clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
+            break
+    choice = choose(clash, message) if clash else None
+    if clash is None or choice is None:
+        return None
+    explanation = _mismatch(clash, choice, outer, message.kind)
+    return replace(explanation, first=_placed(found[-1], choice))
+
+
+def _module_call(
+    frame: FailedFrame, within: FailedFrame, message: operation.Message
+) -> Conflict | None:
+    """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
+
+    None if `within`, the called code, has moved its data since.
+    """
+    call = conflict(frame, message, certain=True)
+    called = call and isinstance(call.operation.node, ast.Call) and call.operation.node.func
+    if call is None or not call.operation.calls_module or call.leaves[0].node is not called:
+        return None
+    now = map(within.scope.name, within.parameters)
+    devices = {full(value.device) for value in now if issubclass(type(value), Tensor)}
+    data = {part.device for part in call.leaves if part.kind != "module"}
+    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.leaves)
+    return call if known and data and data <= devices else None
+
+
+def _moves_whole(part: Part) -> bool:
+    """Whether `.to()` of a module moves all of its tensors."""
+    if part.kind != "module" or part.value is None:
+        return True
+    moving = [*nn.Module.parameters(part.value), *nn.Module.buffers(part.value)]
+    return {id(t) for _, t in tensors_of(part.value)} <= {id(t) for t in moving}
+
+
+def _placed(frame: FailedFrame, choice: Choice) -> str | None:
+    """Return the line that places this cell as an earlier one was placed; None if none was."""
+    history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
+    *earlier, now = [text.split(maxsplit=2)[:2] for text in history]
+    here = frame.at_top and label(frame.filename) == last_cell()
+    gpu, _, number = choice.target.partition(":")
+    home = all(part.device == "cpu" and part.value is not None for part in choice.odd)
+    if not (here and home and gpu == "cuda") or now[:1] == ["%%ongpu"]:
+        return None
+    spellings = {number, choice.target, f"gpu:{number}", f"/gpu:{number}"}
+    places = {words[1].rstrip("?") for words in earlier if words[:1] == ["%%ongpu"] and words[1:]}
+    return f"%%ongpu {number}" if spellings & places else None
+
+
+def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
+    frame, node, odd = clash.frame, clash.operation.node, list(choice.odd)
+    data = not choice.to_host and all(part.kind != "module" for part in odd)
+    extra = also_needed(frame, node, odd, choice.target) if data else []
+    site = Site(frame, node, odd, extra, list(clash.leaves), clash.operation.fixed)
+    above, names = climb(site, outer)
+    fix = write_fix(site, above, choice)
+    frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
+    if fix is not None and result_clashes(frames, odd, choice.target):
+        fix = None
+    why = _reason(clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
+    return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
+
+
+# -- the rows
+def _rows(
+    clash: Conflict, choice: Choice, site: Site, names: dict[str, str]
+) -> tuple[Operand, ...]:
+    """Return the operands, and the tensors that later meet the result, with the caller's names."""
+    rows: list[Operand] = []
+    for _, group in groupby(clash.leaves, key=lambda part: id(part.node)):
+        parts = list(group)
+        if len(parts) > 2 * _SHOWN:  # of a long list the first few odd ones
+            odd = [part for part in parts if part in choice.odd]
+            parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
+        for part in parts:
+            inside = _inside(part, choice.target)
+            for shown, is_odd in _named(part, clash.reader, part in choice.odd and not inside):
+                rows.append(replace(_row(shown, is_odd), also=names.get(part.key)))
+            rows += inside
+    known = {operand.name for operand in rows}
+    for part in site.extra:
+        if part.text not in known:
+            rows.append(replace(_row(part, False), also=names.get(part.key), along=True))
+    return tuple(dict.fromkeys(rows))
+
+
+def _row(part: Part, odd: bool) -> Operand:
+    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
+
+
+def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
+    """Return a result that has gone by the names of the tensors that it was made from.
+
+    If only operators, indices and methods made it, those tensors replace it; a call's result is
+    shown itself, followed by the names in it.
+    """
+    found = named_in(part, reader)
+    if part.kind != "made":
+        return [(part, odd)]
+    calls = (node for node in ast.walk(part.node) if isinstance(node, ast.Call))
+    if found and all(_is_method(call, reader) for call in calls):
+        return [(leaf, odd) for leaf in found]
+    return [(part, odd), *((leaf, False) for leaf in found)]
+
+
+def _is_method(node: ast.Call, reader: Reader) -> bool:
+    """Whether it calls a tensor's method that leaves the tensor's data where it is."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr in TRANSFERS:
+        return False
+    owner = reader.part(node.func.value)
+    return owner is not None and owner.kind in ("tensor", "made")
+
+
+def _inside(part: Part, target: str) -> list[Operand]:
+    """Return the first tensors of a module on several devices that are not on `target`."""
+    several = part.kind == "module" and len(part.devices) > 1
+    tensors = tensors_of(part.value) if several else []
+    parts = [p for path, t in tensors for p in describe(t, part.node, f"{part.text}.{path}")]
+    return [_row(p, True) for p in parts if p.device != target][:_SHOWN]
+
+
+# -- the reason
+def _reason(
+    leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str
 ) -> str | None:
     """One sentence, or None; `frames` has what is odd, by its names in each that names it."""
+    if kind in ("numpy", "host"):
+        return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
         return told
     for frame, odd in frames:
@@ -47,10 +231,8 @@ def reason(
                 return told
     meets_module = any(part.kind == "module" for part in leaves)
     if meets_module and any(part.text.endswith('"]') for _, odd in frames for part in odd):
-        return "a dict does not move with the model: each of its tensors does by itself"
-    if kind == "index":
-        return "an index must be on the CPU or on the same device as what it indexes"
-    return None
+        return _DICT
+    return _INDEX if kind == "index" else None
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:
@@ -74,7 +256,7 @@ def _no_buffer(expression: ast.AST, frame: FailedFrame) -> str | None:
             continue
         held = frame.scope.value(node)
         registered = {**own(owner).get("_buffers", {}), **own(owner).get("_parameters", {})}
-        if issubclass(type(held), torch.Tensor) and node.attr not in registered:
+        if issubclass(type(held), Tensor) and node.attr not in registered:
             name = ast.unparse(node.value)
             kind = "plain" if node.attr in own(owner) else "class"
             return (
@@ -110,129 +292,164 @@ def _made_here(part: Part) -> str | None:
     return None
 
 
-def explain(
-    error: BaseException, *, namespace: Mapping[str, Any] | None = None
-) -> Explanation | None:
-    """Explain torch's error between devices in the names of the code that raised it.
+# -- optimizers, files, loaders, generators
+def _for_optimizer(frame: FailedFrame) -> Explanation | None:
+    """Explain an optimizer whose state is not with its parameters."""
+    node = frame.failed
+    stmt = statement(node) if node is not None else None
+    if not isinstance(node, ast.Call) or stmt is None:
+        return None
+    owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    values = {frame.text(n): frame.scope.value(n) for n in [*owner, *arguments(node)]}
+    found = [(text, v) for text, v in values.items() if issubclass(type(v), Optimizer)]
+    if len(found) != 1:
+        return None
+    text, optimizer = found[0]
+    parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    state = [(p, key, t) for p in parameters for key, t in optimizer.state.get(p, {}).items()]
+    state = [(p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step"]
+    away = [t for p, t in state if t.device != p.device]
+    devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
+    if len(devices) != 1 or len(homes) != 1:
+        return None
+    # It brings each state to its parameter, whatever the optimizer.
+    line = f"{text}.load_state_dict({text}.state_dict())"
+    start, nbytes = before_loops(frame, stmt, [text]), total(map(bytes_of, away))
+    fix = Edit(frame, start, [line]).fix(nbytes) if can_precede(frame, start) else None
+    weights = total(map(bytes_of, parameters))
+    rows = (
+        Operand(f"{text}.param_groups", tuple(homes), weights, f"{len(parameters)} parameters"),
+        Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
+    )
+    return Explanation(*expression(frame, node), rows, fix, _STATE)
 
-    `gpumagic.explain` calls it, and documents the parameters and the result.
-    """
-    # In an except block an error of ours would hide the user's own.
-    with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
-        for each in errors(error):
-            message = operation.read(each)
-            if message is not None:
-                return _explain(each, message, namespace or {})
+
+def _for_load(frame: FailedFrame) -> Explanation | None:
+    """Explain a `torch.load` of a file from a machine with other GPUs."""
+    node = frame.failed
+    stmt = statement(node) if node is not None else None
+    if not isinstance(node, ast.Call) or stmt is None:
+        return None
+    is_load = ast.unparse(node.func).endswith("load") and is_torch(frame.scope.value(node.func))
+    placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
+    if placed or not is_load:
+        return None
+    text = frame.text(node)[:-1].rstrip().rstrip(",")
+    edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
+    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
+
+
+def _for_worker(frames: list[FailedFrame]) -> Explanation:
+    """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
+    file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
+    for name, loader in (found for frame in reversed(frames) for found in _loaders(frame)):
+        tensors = [t for _, t in tensors_of(loader) if t.device.type != "cpu"]
+        if tensors:
+            devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
+            about = f"DataLoader, {len(tensors)} tensor{'s' * (len(tensors) > 1)}"
+            rows.append(Operand(name, devices, total(map(bytes_of, tensors)), about, odd=True))
+            break
+    why, code = _WORKERS.format(name), source_of(file, line)
+    return Explanation(code, line, file, label(file), tuple(rows), None, why)
+
+
+def _loaders(frame: FailedFrame) -> Iterator[tuple[str, Any]]:
+    """Yield the loaders in a frame's statement, with their names."""
+    stmt = next(filter(None, map(statement, frame.candidates)), None)
+    for node in ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ():
+        value = frame.scope.value(node)
+        if issubclass(type(value), DataLoader):
+            yield frame.text(node), value
+
+
+def _for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
+    """Explain a generator on another device than the numbers that it is to draw."""
+    node, reader = frame.failed, Reader(frame)
+    if name := next((name for name, _ in _loaders(frame)), None):
+        where = full(torch.get_default_device())
+        why = (
+            f"the default device is {where}, where it shuffles by a generator of the CPU: make "
+            f'{name} with generator=torch.Generator("{where}")'
+        )
+        loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
+        return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
+    parts = reader.given(node) if isinstance(node, ast.Call) else []
+    given = [part for part in parts if part.kind == "generator"]
+    if not isinstance(node, ast.Call) or len(given) != 1 or frame.scope.name("torch") is not torch:
+        return None
+    (part,) = given
+    target = _drawn_on(node, reader, part)
+    if target is None or target == part.device:
+        return None
+    if part.value is None:
+        fix = _made_on(part.node, frame, target)
+    else:
+        fix = _made_above(part, [frame, *outer], target)
+        fix = fix or _made_again(climb(Site(frame, node, given), outer)[0], target)
+    drawn = [p for p in parts if p.kind in ("tensor", "made")]
+    rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
+    why = f"numbers for {target} are drawn by a generator on {target}"
+    if fix is None:
+        why += f': give it one made by torch.Generator("{target}")'
+    return Explanation(*expression(frame, node), (*rows, _row(part, True)), fix, why)
+
+
+def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
+    """Return the device of the numbers that a call draws."""
+    for keyword in node.keywords:
+        if keyword.arg == "device":
+            return reader.device(keyword.value, "")
+    owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    for candidates in (owner, arguments(node)):
+        found = [p for n in candidates for p in reader.parts(n) if p.kind in ("tensor", "made")]
+        if len({p.device for p in found}) == 1:
+            return found[0].device
+    return "cpu" if part.device != "cpu" else None
+
+
+def _made_on(made: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
+    """Return the edit of the call that makes a generator."""
+    calls = [n for n in ast.walk(made) if isinstance(n, ast.Call)]
+    calls = [call for call in calls if ast.unparse(call.func) == "torch.Generator"]
+    stmt = statement(made)
+    if stmt is None or len(calls) != 1:
+        return None
+    return Edit(frame, stmt, replaced=[(calls[0], f'torch.Generator("{target}")')]).fix(0)
+
+
+def _made_above(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
+    """Return the edit of the one statement that made it, if all its draws are on `target`."""
+    for frame in frames:
+        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
+        found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
+        found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
+        if len(found) == 1:
+            fix, text = _made_on(found[0].value, frame, target), ast.unparse(found[0].targets[0])
+            if fix and not _draws_elsewhere(text, frame, 0, target):
+                return fix
     return None
 
 
-def _explain(
-    error: BaseException, message: operation.Message, namespace: Mapping[str, Any]
-) -> Explanation | None:
-    found = failed_frames(error.__traceback__)
-    if not found:
+def _made_again(site: Site, target: str) -> Fix | None:
+    """Return a line that makes it once more, once: in each turn it would draw the same numbers."""
+    stmt, text = statement(site.node), site.odd[0].text
+    start = before_loops(site.frame, stmt, [text]) if stmt is not None else None
+    if stmt is None or start is None or not can_precede(site.frame, start):
         return None
-    frame, outer = found[0], found[1:]
-    if namespace:
-        frame.scope.outer = {**namespace, **frame.scope.outer}
-    if message.kind in ("numpy", "host"):
-        return for_host(frame, outer, message)
-    if message.kind == "generator":
-        return for_generator(frame, outer)
-    if message.kind == "worker":
-        return for_worker(found)
-    if special := for_load(frame) if message.kind == "load" else for_optimizer(frame, message):
-        return special
-    clash = conflict(frame, message)
-    for at in range(len(outer), 0, -1):
-        if call := _module_call(found[at], found[at - 1], message):
-            clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
-            break
-    choice = choose(clash, message) if clash else None
-    if clash is None or choice is None:
+    if loops_around(start) or _draws_elsewhere(text, site.frame, start.lineno, target):
         return None
-    explanation = _mismatch(clash, choice, outer, message.kind)
-    return replace(explanation, first=_placed(found[-1], choice))
+    line = f'{text} = torch.Generator("{target}").manual_seed({text}.initial_seed())'
+    return Edit(site.frame, start, [line]).fix(0)
 
 
-def _module_call(
-    frame: FailedFrame, within: FailedFrame, message: operation.Message
-) -> Conflict | None:
-    """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
-
-    None if `within`, the called code, has moved its data since.
-    """
-    call = conflict(frame, message, certain=True)
-    called = call and isinstance(call.operation.node, ast.Call) and call.operation.node.func
-    if call is None or not call.operation.calls_module or call.leaves[0].node is not called:
-        return None
-    now = map(within.scope.name, within.parameters)
-    devices = {full(value.device) for value in now if issubclass(type(value), torch.Tensor)}
-    data = {part.device for part in call.leaves if part.kind != "module"}
-    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.leaves)
-    return call if known and data and data <= devices else None
-
-
-def _moves_whole(part: Part) -> bool:
-    """Whether `.to()` of a module moves all of its tensors."""
-    if part.kind != "module" or part.value is None:
-        return True
-    moving = [*nn.Module.parameters(part.value), *nn.Module.buffers(part.value)]
-    return {id(t) for _, t in tensors_of(part.value)} <= {id(t) for t in moving}
-
-
-def _placed(frame: FailedFrame, choice: Choice) -> str | None:
-    """Return the line that places this cell as an earlier one was placed; None if none was."""
-    history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
-    *earlier, now = [text.split(maxsplit=2)[:2] for text in history]
-    here = frame.at_top and label(frame.filename) == last_cell()
-    gpu, _, number = choice.target.partition(":")
-    home = all(part.device == "cpu" and part.value is not None for part in choice.odd)
-    if not (here and home and gpu == "cuda") or now[:1] == ["%%ongpu"]:
-        return None
-    spellings = {number, choice.target, f"gpu:{number}", f"/gpu:{number}"}
-    places = {words[1].rstrip("?") for words in earlier if words[:1] == ["%%ongpu"] and words[1:]}
-    return f"%%ongpu {number}" if spellings & places else None
-
-
-def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
-    frame, node, odd = clash.frame, clash.operation.node, list(choice.odd)
-    data = all(part.kind != "module" for part in odd)
-    extra = also_needed(frame, node, odd, choice.target) if data else []
-    site = Site(frame, node, odd, extra, list(clash.leaves), clash.operation.fixed)
-    above, names = climb(site, outer)
-    if not data:
-        fix = move_modules(above, choice)
-    else:
-        fix = make_there(site, choice.target) or _fix(site, above, choice)
-    frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
-    if fix is not None and result_clashes(frames, odd, choice.target):
-        fix = None
-    why = reason(clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
-    return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
-
-
-def _fix(site: Site, above: Site, choice: Choice) -> Fix | None:
-    """Return the edit in the outermost frame that has the operands; None if none is right."""
-    target, other, fix = choice.target, choice.other_nbytes, None
-    if above is not site:
-        more = also_needed(above.frame, above.node, [*above.odd, *above.extra], target)
-        fix = move_tensors(replace(above, extra=[*above.extra, *more]), target, other)
-    return fix or move_tensors(site, target, other)
-
-
-def _rows(
-    clash: Conflict, choice: Choice, site: Site, names: dict[str, str]
-) -> tuple[Operand, ...]:
-    """Return the operands, and the tensors that later meet the result, with the caller's names."""
-    rows: list[Operand] = []
-    for part, odd in listed([(part, part in choice.odd) for part in clash.leaves]):
-        spread = inside(part, choice.target)
-        for shown, is_odd in named(part, clash.reader, odd and not spread):
-            rows.append(replace(row(shown, is_odd), also=names.get(part.key)))
-        rows += spread
-    known = {operand.name for operand in rows}
-    for part in site.extra:
-        if part.text not in known:
-            rows.append(replace(row(part, False), also=names.get(part.key), along=True))
-    return tuple(dict.fromkeys(rows))
+def _draws_elsewhere(text: str, frame: FailedFrame, since: int, target: str) -> bool:
+    """Return whether torch draws from it, or may draw, on another device than `target`."""
+    reader, nodes = Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
+    for call in (n for n in nodes if isinstance(n, ast.Call) and n.lineno >= since):
+        given = [a for a in arguments(call) if ast.unparse(a) == text]
+        by_name = any(keyword.arg == "generator" for keyword in call.keywords)
+        if given and (by_name or is_torch(frame.scope.value(call.func))):
+            part = reader.part(given[0])
+            if part is not None and _drawn_on(call, reader, part) != target:
+                return True
+    return False

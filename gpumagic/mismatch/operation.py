@@ -6,23 +6,14 @@ to blame is never taken from them.
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from torch import Tensor
 
-from gpumagic.mismatch.explanation import Operand
-from gpumagic.mismatch.operand import (
-    NAMED,
-    Part,
-    Reader,
-    arguments,
-    describe,
-    flat,
-    held_by,
-    tensors_of,
-)
+from gpumagic.mismatch.operand import NAMED, Part, Reader, tensors_of
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.syntax import parents
 
@@ -31,8 +22,8 @@ from gpumagic.usercode.syntax import parents
 class Message:
     """The type of an error, and the devices that its text names."""
 
-    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), steps (an
-    # optimizer's counters) or worker (of a loader, whose dataset is on a GPU)
+    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), worker (of a
+    # loader whose dataset is on a GPU)
     kind: str
     # "cuda:0", "cpu", or "cuda" where it has no number
     devices: frozenset[str] = frozenset()
@@ -48,7 +39,6 @@ _KINDS = (
     ("load", r"Attempting to deserialize object on (?:a )?CUDA device"),
     ("host", r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"),
     ("host", r"legacy constructor expects device type: cpu but device type: \w+ was passed"),
-    ("steps", r"state_steps should not be CUDA tensors"),
     ("mixed", r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"),
     ("mixed", r"\w+ must be a CUDA tensor"),  # torchvision's
     ("mixed", r"found two different devices|\bon different devices\b|on a different device"),
@@ -103,89 +93,59 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
     return all(any(d == s or s.startswith(f"{d}:") for s in seen) for d in named)
 
 
-_WITH_METHODS = ("tensor", "made", "module", "optimizer")
-_WITH_DEVICE = ("tensor", "made", "module", "object")
-
-
 @dataclass(frozen=True)
 class Operation:
     """One operator or call of the user's code."""
 
     node: ast.AST
-    parts: tuple[Part, ...]  # its operands; groups not taken apart
+    parts: tuple[Part, ...]  # its operands
     fixed: Part | None = None  # what is written to, and so stays where it is
     calls_module: bool = False  # or a method of one
-    indices: tuple[Part, ...] = ()  # operands that index another, which may be on the CPU
 
 
-def operation(node: ast.AST, reader: Reader) -> Operation | None:
+def operation(node: Any, reader: Reader) -> Operation | None:
     """Return a node as an operation, or None if it is none."""
-    if isinstance(node, ast.BinOp):
-        return _of(node, reader, [node.left, node.right])
-    if isinstance(node, ast.AugAssign):
-        return _of(node, reader, [node.target, node.value], writes=True)
-    if isinstance(node, ast.Compare):
-        return _of(node, reader, [node.left, *node.comparators])
     if isinstance(node, ast.Call):
         return _call(node, reader)
-    if isinstance(node, ast.Subscript):
-        return _subscript(node, reader)
-    if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        return _assignment(node, node.targets[0], reader)
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        parent = next(parents(node), None)
-        if isinstance(node.ctx, ast.Store) and isinstance(parent, ast.Assign):
-            return _assignment(parent, node, reader)
-        return _of(node, reader, [node])  # `for x in loader`: what is iterated
-    return None
-
-
-def _of(
-    node: ast.AST, reader: Reader, operands: list[ast.expr], *, writes: bool = False
-) -> Operation | None:
-    parts = [reader.part(operand) for operand in operands]
-    found = tuple(part for part in parts if part is not None)
-    return Operation(node, found, parts[0] if writes else None) if found else None
-
-
-def _assignment(node: ast.Assign, target: ast.expr, reader: Reader) -> Operation | None:
-    if isinstance(target, ast.Subscript):
-        return _subscript(target, reader)
-    if isinstance(target, ast.Attribute):
-        return _of(node, reader, [target.value, node.value], writes=True)
-    return None
-
-
-def _subscript(node: ast.Subscript, reader: Reader) -> Operation | None:
-    index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    index = [element for element in index if not isinstance(element, ast.Slice)]
-    operands: list[ast.expr] = [node.value, *index]
+    if isinstance(node, ast.Assign):
+        (node, *more) = node.targets
+        if more or isinstance(node, ast.Name):
+            return None
     parent = next(parents(node), None)
-    writes = isinstance(node.ctx, ast.Store)
-    if writes and isinstance(parent, (ast.Assign, ast.AugAssign)):
+    stored = isinstance(getattr(node, "ctx", None), ast.Store)
+    if isinstance(node, ast.Subscript):
+        index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        operands = [node.value, *(each for each in index if not isinstance(each, ast.Slice))]
+    elif isinstance(node, ast.Attribute) and stored:
+        operands = [node.value]
+    elif isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)):
+        operands = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
+    elif isinstance(node, (ast.Name, ast.Attribute)) and not stored:
+        operands = [node]  # `for x in loader`: what is iterated
+    else:
+        return None
+    if stored and isinstance(parent, (ast.Assign, ast.AugAssign)):
         operands.append(parent.value)
-    done = _of(node, reader, operands, writes=writes)
-    within = {id(element) for element in index}
-    found = tuple(p for p in done.parts if id(p.node) in within) if done else ()
-    return replace(done, indices=found) if done else None
+    writes = stored or isinstance(node, ast.AugAssign)
+    parts = [(part, each) for each in operands for part in reader.parts(each)]
+    fixed = next((part for part, each in parts if writes and each is operands[0]), None)
+    return Operation(node, tuple(p for p, _ in parts), fixed) if parts else None
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
-    receiver: Part | None = None
-    if owner is not None and owner.kind == "module":
-        receiver = owner
-    elif isinstance(node.func, ast.Attribute):
-        receiver = reader.part(node.func.value)
-    given = [part for argument in arguments(node) if (part := reader.part(argument))]
-    parts = (*([receiver] if receiver is not None else []), *given)
-    out = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
-    fixed = next((part for part in given if part.node in out), None)
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-    if receiver is not owner and name.endswith("_") and not name.endswith("__"):
-        fixed = fixed or receiver
-    calls_module = receiver is not None and receiver.kind == "module"
-    return Operation(node, parts, fixed, calls_module) if parts else None
+    calls = owner is not None and owner.kind == "module"
+    receiver = [owner] if owner is not None and calls else []
+    if not calls and isinstance(node.func, ast.Attribute):
+        receiver = reader.parts(node.func.value)
+    out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
+    name = getattr(node.func, "attr", "")
+    if not calls and name.endswith("_") and not name.endswith("__"):
+        out += receiver
+    parts = (*receiver, *reader.given(node))
+    fixed = next((part for part in parts if part in out), None)
+    calls = any(part.kind == "module" for part in receiver)
+    return Operation(node, parts, fixed, calls) if parts else None
 
 
 @dataclass(frozen=True)
@@ -195,7 +155,7 @@ class Conflict:
     frame: FailedFrame
     reader: Reader
     operation: Operation
-    leaves: tuple[Part, ...]  # every operand whose device is known, groups taken apart
+    leaves: tuple[Part, ...]  # every operand whose device is known
 
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Conflict | None:
@@ -205,7 +165,7 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     more than one operand that cannot be known; if it must be `certain`, one.
     """
     reader = Reader(frame)
-    within = {_storage(tensor) for _, tensor in held_by(dict(frame.library))}
+    within = {_storage(tensor) for _, tensor in tensors_of(dict(frame.library))}
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
@@ -231,74 +191,49 @@ def _evidence(
     `within` has the storages that a library's failing function sees. Tensors that the library moved
     or made itself are not blamed.
     """
-    leaves = _leaves(done, message)
-    located = [part for part in leaves if part.kind in _WITH_DEVICE and part.devices]
+    leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, moves nowhere
+    located = [part for part in leaves if part.kind != "generator" and part.devices]
+    if message.kind in ("numpy", "host"):
+        located = [part for part in _whole(located) if part.device != "cpu"]
+        known = frozenset(part.device or "" for part in located)
+        certain = all(part.kind != "unknown" for part in leaves)
+        return tuple(located) if certain and agree(message.devices - {"cpu"}, known) else ()
     if not direct and not done.calls_module:
-        seen = [{_storage(t) for _, t in held_by(p.value)} - {None} for p in located]
+        seen = [{_storage(t) for _, t in tensors_of(p.value)} - {None} for p in located]
         located = [part for part, storages in zip(located, seen, strict=True) if storages & within]
     known = frozenset(d for part in located for d in part.devices)
     if len(known) > 1 and agree(message.devices, known):
         return tuple(located)
+    return _with_gone(leaves, located, message.devices) if direct else ()
+
+
+def _whole(parts: list[Part]) -> Iterator[Part]:
+    """Yield the operands, each container as one."""
+    for node, group in groupby(parts, key=lambda part: part.node):
+        items, text = list(group), ast.unparse(node)
+        if [part.key for part in items] == [text]:
+            yield items[0]
+            continue
+        devices, nbytes = dict.fromkeys(d for part in items for d in part.devices), 0
+        nbytes = sum(part.nbytes or 0 for part in items)
+        yield Part(node, text, "group", tuple(devices), nbytes, f"{len(items)} tensors")
+
+
+def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
+    """Return the operands with the one that has gone, which is where the text says one must be."""
+    known = frozenset(d for part in located for d in part.devices)
     unknown = [part for part in leaves if not part.devices and part.value is None]
-    unknown = [part for part in unknown if part.kind in ("unknown", "made", "module")]
     if any(part.factory for part in unknown):  # as with `nn.MSELoss()`, which has no tensors yet
         unknown = [part for part in unknown if part.kind != "module"]
-    if len(known) < 1 or len(unknown) != 1 or not direct:
+    rest = [d for d in named if not agree(frozenset([d]), known)]
+    if not known or len(unknown) != 1 or len(rest) != 1 or len(named) < 2:
         return ()
-    # The one that has gone is where the text says that one must be.
-    rest = [d for d in message.devices if not agree(frozenset([d]), known)]
-    if len(rest) != 1 or len(message.devices) < 2 or not (rest[0] == "cpu" or ":" in rest[0]):
+    if rest[0] != "cpu" and ":" not in rest[0]:
         return ()
     (part,) = unknown
     kind = part.kind if part.kind == "module" else "made"
     there = replace(part, kind=kind, devices=(rest[0],))
     return tuple(there if p is part else p for p in leaves if p is part or p in located)
-
-
-def _leaves(done: Operation, message: Message) -> list[Part]:
-    """Return the operands that must be on one device, groups taken apart."""
-    leaves = [p for p in flat(done.parts) if "meta" not in p.devices]  # has no data, moves nowhere
-    if message.kind == "mixed":
-        leaves = [p for p in leaves if p not in done.indices or p.device != "cpu"]
-    meeting = [part for part in leaves if not part.scalar or part is done.fixed]
-    # Scalars of the CPU may meet a GPU's tensors in arithmetic, but not in stack().
-    if len({d for part in meeting for d in part.devices}) > 1 or "found at" in message.text:
-        return meeting
-    return leaves
-
-
-_SHOWN = 3
-
-
-def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
-    """Return parts and whether each is odd; for a long list of tensors the first few odd ones."""
-    shown = []
-    for _, group in groupby(parts, key=lambda pair: id(pair[0].node)):
-        pairs = list(group)
-        if len(pairs) > 2 * _SHOWN:
-            pairs = [p for p in pairs if p[1]][:_SHOWN] + [p for p in pairs if not p[1]][:1]
-        shown += pairs
-    return shown
-
-
-def row(part: Part, odd: bool) -> Operand:
-    """Return a part as an operand of the explanation."""
-    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
-
-
-def named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Return a result that has gone by the names of the tensors that it was made from.
-
-    If only operators, indices and methods made it, those tensors replace it; a call's result is
-    shown itself, followed by the names in it.
-    """
-    found = named_in(part, reader)
-    if part.kind != "made":
-        return [(part, odd)]
-    calls = (node for node in ast.walk(part.node) if isinstance(node, ast.Call))
-    if found and all(_is_method(call, reader) for call in calls):
-        return [(leaf, odd) for leaf in found]
-    return [(part, odd), *((leaf, False) for leaf in found)]
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
@@ -318,20 +253,3 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
         else:
             queue += ast.iter_child_nodes(node)
     return list(found.values())
-
-
-def _is_method(node: ast.Call, reader: Reader) -> bool:
-    """Whether it calls a tensor's method that leaves the tensor's data where it is."""
-    if not isinstance(node.func, ast.Attribute) or node.func.attr in ("to", "cuda", "cpu"):
-        return False
-    owner = reader.part(node.func.value)
-    return owner is not None and owner.kind in ("tensor", "made")
-
-
-def inside(part: Part, target: str) -> list[Operand]:
-    """Return the first tensors of a module on several devices that are not on `target`."""
-    if part.kind != "module" or part.value is None or len(part.devices) < 2:
-        return []
-    tensors = tensors_of(part.value)
-    parts = [describe(tensor, part.node, f"{part.text}.{path}") for path, tensor in tensors]
-    return [row(p, True) for p in parts if p is not None and p.device != target][:_SHOWN]
