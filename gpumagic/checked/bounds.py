@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.mismatch.explanation import bracketed
-from gpumagic.mismatch.operand import NAMED, Reader, flat, tensors_of
+from gpumagic.mismatch.operand import NAMED, Reader, tensors_of
 from gpumagic.mismatch.operation import operation
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.values import own
@@ -273,9 +273,10 @@ def _results(
 ) -> dict[int, str]:
     """Return the expressions of the tensors that no name holds, if there is one for each."""
     done = operation(failed, Reader(frame))
-    parts = flat(done.parts) if done is not None and frame.direct else []
+    parts = done.parts if done is not None and frame.direct else ()
     if any(own(part.value).get("_modules") for part in parts):
         return {}  # torch is given what these modules make
-    texts = [bracketed(part.node, part.text) for part in parts if part.value is None]
+    gone = [part for part in parts if part.value is None and part.kind != "module"]
+    texts = [bracketed(part.node, part.text) for part in gone]
     lost = [id(each) for each in given if isinstance(each, Tensor) and id(each) not in known]
     return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

@@ -24,7 +24,9 @@ from gpumagic.usercode.lines import expression, in_cell, line_at, user_frame
 _MARK = "gpumagic.check"
 # Their results are what is there, or was there before.
 _MAKES_NONE = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
-_NAN, _INFINITY = 1, 2
+_NAN, _INFINITY = Tensor.isnan, Tensor.isinf
+Flaw = Callable[[Tensor], Tensor]
+"""Whether each number is NaN, or infinity."""
 
 
 class MadeNanError(FloatingPointError):
@@ -111,11 +113,10 @@ class NanFinder:
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
         writes = name.endswith("_")  # to its first argument; or it is an operator
-        before, nodes = 0, _nodes(given)
+        before, nodes, text = set[Flaw](), _nodes(given), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
             before = _flaws(given[:writes])
         result = func(*args, **kwargs)
-        text = ""
         with faults.kept("reading results"), uncounted(), torch._C.DisableTorchFunction():
             made = tree_leaves(result)
             self._watch_backward(made, nodes)
@@ -137,7 +138,7 @@ class NanFinder:
         @unseen
         def check_backward(made: Any, given: Any) -> None:
             __tracebackhide__ = True
-            text, before = "", 0
+            text = ""
             if not self._mode.running:
                 return
             with faults.kept("reading gradients"), uncounted(), torch._C.DisableTorchFunction():
@@ -166,9 +167,9 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
     return found - {None}
 
 
-def _flaws(values: Iterable[Any]) -> int:
-    """Return whether NaN and infinity are in tensors and numbers, as bits."""
-    found = 0
+def _flaws(values: Iterable[Any]) -> set[Flaw]:
+    """Return which of NaN and infinity are in tensors and numbers."""
+    found = set[Flaw]()
     for value in values:
         if isinstance(value, (float, complex)):
             value = torch.tensor(value, device="cpu")
@@ -176,27 +177,27 @@ def _flaws(values: Iterable[Any]) -> int:
             continue
         value = value.detach()
         if not value.isfinite().all().item():
-            found |= _NAN * value.isnan().any().item() | _INFINITY * value.isinf().any().item()
+            found |= {flaw for flaw in (_NAN, _INFINITY) if flaw(value).any().item()}
     return found
 
 
-def _new_flaw(before: int, after: int) -> int:
-    """Return what results have and inputs had not: NaN, else infinity, or 0."""
-    if after & _NAN and not before & _NAN:
+def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
+    """Return what results have and inputs had not: NaN, else infinity."""
+    if _NAN in after - before:
         return _NAN
-    return _INFINITY if after & _INFINITY and not before else 0
+    return _INFINITY if _INFINITY in after and not before else None
 
 
-def _makes(made: Iterable[Any], flaw: int) -> tuple[str, Tensor, str]:
+def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
     """Return ``"makes nan at [3] (2 of 64)"``, where the result is wrong, and the first place."""
-    result = next(each for each in made if _flaws([each]) & flaw).detach().cpu()
-    wrong = result.isnan() if flaw == _NAN else result.isinf()
+    result = next(each for each in made if flaw in _flaws([each])).detach().cpu()
+    wrong = flaw(result)
     place, count, value = first(result, wrong)
     text = f"makes {value} at {place}".removesuffix(" at ")
     return text + (f" ({count} of {result.numel()})" if count > 1 else ""), wrong, place
 
 
-def _described(made: Any, flaw: int, before: int, args: Any, kwargs: Any) -> str:
+def _described(made: Any, flaw: Flaw, before: set[Flaw], args: Any, kwargs: Any) -> str:
     """Return what was made, and the inputs of the same shape: their value in the same place."""
     call, (text, wrong, place), read = RunningCall(args, kwargs), _makes(made, flaw), ""
     for each in args:

@@ -27,6 +27,7 @@ from gpumagic.mismatch.fixes import (
     choose,
     climb,
     result_clashes,
+    with_device,
     write_fix,
 )
 from gpumagic.mismatch.operand import (
@@ -35,17 +36,16 @@ from gpumagic.mismatch.operand import (
     Reader,
     arguments,
     bytes_of,
-    describe,
     full,
     is_torch,
     tensors_of,
 )
-from gpumagic.mismatch.operation import Conflict, conflict, named_in
+from gpumagic.mismatch.operation import Operation, conflict, named_in
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.lines import source_of
-from gpumagic.usercode.syntax import loops_around, statement
+from gpumagic.usercode.syntax import statement
 from gpumagic.usercode.values import MISSING, own
 
 _SHOWN = 3
@@ -75,18 +75,17 @@ def explain(
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             message = operation.read(each)
-            if message is not None:
-                found = failed_frames(each.__traceback__)
-                if found and namespace:
-                    found[0].scope.outer = {**namespace, **found[0].scope.outer}
-                return _explain(found, message) if found else None
+            found = failed_frames(each.__traceback__) if message is not None else []
+            if message is not None and found:
+                found[0].scope.outer = {**(namespace or {}), **found[0].scope.outer}
+                return _explain(found, message)
     return None
 
 
 def _explain(found: list[FailedFrame], message: operation.Message) -> Explanation | None:
     frame, outer = found[0], found[1:]
     if message.kind == "generator":
-        return _for_generator(frame, outer)
+        return _for_generator(found)
     if message.kind == "worker":
         return _for_worker(found)
     if special := _for_load(frame) if message.kind == "load" else _for_optimizer(frame):
@@ -105,19 +104,19 @@ def _explain(found: list[FailedFrame], message: operation.Message) -> Explanatio
 
 def _module_call(
     frame: FailedFrame, within: FailedFrame, message: operation.Message
-) -> Conflict | None:
+) -> Operation | None:
     """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
 
     None if `within`, the called code, has moved its data since.
     """
     call = conflict(frame, message, certain=True)
-    called = call and isinstance(call.operation.node, ast.Call) and call.operation.node.func
-    if call is None or not call.operation.calls_module or call.leaves[0].node is not called:
+    called = getattr(call.node, "func", None) if call else None
+    if call is None or call.parts[0].kind != "module" or call.parts[0].node is not called:
         return None
     now = map(within.scope.name, within.parameters)
     devices = {full(value.device) for value in now if issubclass(type(value), Tensor)}
-    data = {part.device for part in call.leaves if part.kind != "module"}
-    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.leaves)
+    data = {part.device for part in call.parts if part.kind != "module"}
+    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.parts)
     return call if known and data and data <= devices else None
 
 
@@ -143,36 +142,33 @@ def _placed(frame: FailedFrame, choice: Choice) -> str | None:
     return f"%%ongpu {number}" if spellings & places else None
 
 
-def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
-    frame, node, odd = clash.frame, clash.operation.node, list(choice.odd)
-    data = not choice.to_host and all(part.kind != "module" for part in odd)
-    extra = also_needed(frame, node, odd, choice.target) if data else []
-    site = Site(frame, node, odd, extra, list(clash.leaves), clash.operation.fixed)
+def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
+    frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
+    extra = also_needed(frame, node, odd, choice.target)
+    site = Site(clash, odd, extra)
     above, names = climb(site, outer)
     fix = write_fix(site, above, choice)
     frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
     if fix is not None and result_clashes(frames, odd, choice.target):
         fix = None
-    why = _reason(clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
+    why = _reason(clash.parts, [(frame, odd), (above.frame, above.odd)], kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
 # -- the rows
 def _rows(
-    clash: Conflict, choice: Choice, site: Site, names: dict[str, str]
+    clash: Operation, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
     """Return the operands, and the tensors that later meet the result, with the caller's names."""
     rows: list[Operand] = []
-    for _, group in groupby(clash.leaves, key=lambda part: id(part.node)):
+    for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
         if len(parts) > 2 * _SHOWN:  # of a long list the first few odd ones
             odd = [part for part in parts if part in choice.odd]
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
-            inside = _inside(part, choice.target)
-            for shown, is_odd in _named(part, clash.reader, part in choice.odd and not inside):
+            for shown, is_odd in _named(part, clash.reader, part in choice.odd):
                 rows.append(replace(_row(shown, is_odd), also=names.get(part.key)))
-            rows += inside
     known = {operand.name for operand in rows}
     for part in site.extra:
         if part.text not in known:
@@ -207,14 +203,6 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
     return owner is not None and owner.kind in ("tensor", "made")
 
 
-def _inside(part: Part, target: str) -> list[Operand]:
-    """Return the first tensors of a module on several devices that are not on `target`."""
-    several = part.kind == "module" and len(part.devices) > 1
-    tensors = tensors_of(part.value) if several else []
-    parts = [p for path, t in tensors for p in describe(t, part.node, f"{part.text}.{path}")]
-    return [_row(p, True) for p in parts if p.device != target][:_SHOWN]
-
-
 # -- the reason
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str
@@ -226,11 +214,9 @@ def _reason(
         return told
     for frame, odd in frames:
         for part in odd:
-            told = _no_buffer(part.node, frame) or _plain_list(part, frame) or _made_here(part)
-            if told:
+            if told := _no_buffer(part.node, frame) or _plain_list(part, frame):
                 return told
-    meets_module = any(part.kind == "module" for part in leaves)
-    if meets_module and any(part.text.endswith('"]') for _, odd in frames for part in odd):
+    if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
     return _INDEX if kind == "index" else None
 
@@ -284,14 +270,6 @@ def _plain_list(part: Part, frame: FailedFrame) -> str | None:
     return None
 
 
-def _made_here(part: Part) -> str | None:
-    if part.factory and part.device == "cpu":
-        return "it is made without device=, and so on the CPU"
-    if part.kind == "module" and part.value is None:
-        return "a module is made on the CPU; make it once in __init__, and it moves with the rest"
-    return None
-
-
 # -- optimizers, files, loaders, generators
 def _for_optimizer(frame: FailedFrame) -> Explanation | None:
     """Explain an optimizer whose state is not with its parameters."""
@@ -306,9 +284,9 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    state = [(p, key, t) for p in parameters for key, t in optimizer.state.get(p, {}).items()]
-    state = [(p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step"]
-    away = [t for p, t in state if t.device != p.device]
+    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
+    tensors = [(p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step"]
+    away = [t for p, t in tensors if t.device != p.device]
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
     if len(devices) != 1 or len(homes) != 1:
         return None
@@ -362,9 +340,10 @@ def _loaders(frame: FailedFrame) -> Iterator[tuple[str, Any]]:
             yield frame.text(node), value
 
 
-def _for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
+def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     """Explain a generator on another device than the numbers that it is to draw."""
-    node, reader = frame.failed, Reader(frame)
+    frame, reader = frames[0], Reader(frames[0])
+    node = frame.failed
     if name := next((name for name, _ in _loaders(frame)), None):
         where = full(torch.get_default_device())
         why = (
@@ -375,26 +354,22 @@ def _for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation 
         return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
     parts = reader.given(node) if isinstance(node, ast.Call) else []
     given = [part for part in parts if part.kind == "generator"]
-    if not isinstance(node, ast.Call) or len(given) != 1 or frame.scope.name("torch") is not torch:
+    target = _drawn_on(node, reader, given[0]) if len(given) == 1 else None
+    if node is None or target is None or target == given[0].device:
         return None
     (part,) = given
-    target = _drawn_on(node, reader, part)
-    if target is None or target == part.device:
-        return None
-    if part.value is None:
-        fix = _made_on(part.node, frame, target)
-    else:
-        fix = _made_above(part, [frame, *outer], target)
-        fix = fix or _made_again(climb(Site(frame, node, given), outer)[0], target)
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
+    fix = _made_on(part.node, frame, target)
+    if part.value is not None:
+        fix = _made_above(part, frames, target)
     why = f"numbers for {target} are drawn by a generator on {target}"
     if fix is None:
         why += f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, _row(part, True)), fix, why)
 
 
-def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
+def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
     """Return the device of the numbers that a call draws."""
     for keyword in node.keywords:
         if keyword.arg == "device":
@@ -409,47 +384,32 @@ def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
 
 def _made_on(made: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
     """Return the edit of the call that makes a generator."""
-    calls = [n for n in ast.walk(made) if isinstance(n, ast.Call)]
-    calls = [call for call in calls if ast.unparse(call.func) == "torch.Generator"]
-    stmt = statement(made)
-    if stmt is None or len(calls) != 1:
-        return None
-    return Edit(frame, stmt, replaced=[(calls[0], f'torch.Generator("{target}")')]).fix(0)
+    stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
+    return Edit(frame, stmt, replaced=calls).fix(0) if stmt is not None and calls else None
 
 
 def _made_above(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the edit of the one statement that made it, if all its draws are on `target`."""
+    """Return the edit of the one statement that made it, if all its draws are on `target`.
+
+    Not a line where it is used: made again in each turn, it would draw the same numbers.
+    """
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
         found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
-        if len(found) == 1:
-            fix, text = _made_on(found[0].value, frame, target), ast.unparse(found[0].targets[0])
-            if fix and not _draws_elsewhere(text, frame, 0, target):
-                return fix
+        if len(found) == 1 and (fix := _made_on(found[0].value, frame, target)):
+            text = ast.unparse(found[0].targets[0])
+            return None if _draws_elsewhere(text, frame, part, target) else fix
     return None
 
 
-def _made_again(site: Site, target: str) -> Fix | None:
-    """Return a line that makes it once more, once: in each turn it would draw the same numbers."""
-    stmt, text = statement(site.node), site.odd[0].text
-    start = before_loops(site.frame, stmt, [text]) if stmt is not None else None
-    if stmt is None or start is None or not can_precede(site.frame, start):
-        return None
-    if loops_around(start) or _draws_elsewhere(text, site.frame, start.lineno, target):
-        return None
-    line = f'{text} = torch.Generator("{target}").manual_seed({text}.initial_seed())'
-    return Edit(site.frame, start, [line]).fix(0)
-
-
-def _draws_elsewhere(text: str, frame: FailedFrame, since: int, target: str) -> bool:
+def _draws_elsewhere(text: str, frame: FailedFrame, part: Part, target: str) -> bool:
     """Return whether torch draws from it, or may draw, on another device than `target`."""
     reader, nodes = Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
-    for call in (n for n in nodes if isinstance(n, ast.Call) and n.lineno >= since):
-        given = [a for a in arguments(call) if ast.unparse(a) == text]
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
-        if given and (by_name or is_torch(frame.scope.value(call.func))):
-            part = reader.part(given[0])
-            if part is not None and _drawn_on(call, reader, part) != target:
-                return True
+        given = text in [ast.unparse(argument) for argument in arguments(call)]
+        draws = given and (by_name or is_torch(frame.scope.value(call.func)))
+        if draws and _drawn_on(call, reader, part) != target:
+            return True
     return False

@@ -9,7 +9,7 @@ alone brings the next error, at `loss(net(x), y)`.
 import ast
 from collections import UserDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,14 +20,12 @@ from gpumagic.mismatch.operand import (
     NAMED,
     Part,
     Reader,
-    bytes_of,
     device_of,
     full,
     is_torch,
-    tensors_of,
     words,
 )
-from gpumagic.mismatch.operation import Conflict, Message, named_in, operation
+from gpumagic.mismatch.operation import Message, Operation, named_in, operation
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.syntax import (
     function_of,
@@ -139,21 +137,21 @@ class Choice:
     to_host: bool = False  # copied for code of the host, where they are used
 
 
-def choose(found: Conflict, message: Message) -> Choice | None:
+def choose(found: Operation, message: Message) -> Choice | None:
     """Return what moves, by three rules; None if it is not certain."""
-    leaves, indexed = found.leaves, message.kind == "index"
+    leaves, indexed = found.parts, message.kind == "index"
     if message.kind in ("numpy", "host"):
-        read = _read_on_host(found.operation.node, leaves)
+        read = _read_on_host(found.node, leaves)
         return Choice("cpu", read, to_host=True) if read else None
     target = _table_on(found) if indexed else None
-    target = target or _written_on(found) or _gpu_of_modules(found) or _most(leaves)
+    target = target or _written_on(found) or _heaviest(leaves)
     # An index may be on the CPU, wherever its table is.
     stay = leaves[1:] if indexed else ()
     odd = tuple(
         p for p in leaves if p.devices != (target,) and (p.device != "cpu" or p not in stay)
     )
     on_purpose = any(own(part.value).get("hf_device_map") for part in odd)  # spread by accelerate
-    if target is None or not odd or on_purpose:
+    if not odd or on_purpose:
         return None
     return Choice(target, odd, _bytes(part for part in leaves if part not in odd))
 
@@ -166,41 +164,38 @@ def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(part for part in leaves if part.node in lengths)
 
 
-def _table_on(found: Conflict) -> str | None:
+def _table_on(found: Operation) -> str | None:
     """Return the device of an indexed tensor, where its index goes.
 
     None if the tensor itself is to move, because its items then meet tensors of a GPU.
     """
-    device, node = found.operation.parts[0].device, found.operation.node
-    meets = device == "cpu" and also_needed(found.frame, node, found.leaves[1:], device)
+    device, node = found.parts[0].device, found.node
+    meets = device == "cpu" and also_needed(found.reader.frame, node, found.parts[1:], device)
     return None if meets else device
 
 
-def _written_on(found: Conflict) -> str | None:
+def _written_on(found: Operation) -> str | None:
     """Return the device of the tensor that is written to, which a copy cannot replace."""
-    fixed = found.operation.fixed
+    fixed = found.fixed
     if fixed is None:
         return None
-    others = {part.device for part in found.leaves if part.key != fixed.key}
+    others = {part.device for part in found.parts if part.key != fixed.key}
     if fixed.device == "cpu" and len(others) == 1:
         (gpu,) = others
-        if gpu and _maker(fixed, found.frame, found.operation.node, gpu, written=True):
+        if gpu and _maker(fixed, found.reader.frame, found.node, gpu, written=True):
             return None  # better made on the GPU than added to on the host
     return fixed.device
 
 
-def _gpu_of_modules(found: Conflict) -> str | None:
-    """Return the one GPU that has the modules or parameters of the expression."""
-    weights = [p for p in found.leaves if p.kind == "module" or type(p.value) is nn.Parameter]
-    devices = {d for part in weights for d in part.devices if d != "cpu"}
-    return devices.pop() if len(devices) == 1 else None
+def _heaviest(leaves: tuple[Part, ...]) -> str:
+    """Return the device of a module or parameter, or with most bytes; a GPU before the CPU."""
 
+    def weight(device: str) -> tuple[bool, bool, int]:
+        here = [part for part in leaves if device in part.devices]
+        model = any(p.kind == "module" or type(p.value) is nn.Parameter for p in here)
+        return device != "cpu", model, _bytes(here) or 0
 
-def _most(leaves: tuple[Part, ...]) -> str | None:
-    """Return the device with most bytes, a GPU before the CPU."""
-    devices = dict.fromkeys(d for part in leaves for d in part.devices)
-    count = {d: _bytes(p for p in leaves if p.device == d) or 0 for d in devices}
-    return max(devices, key=lambda d: (d != "cpu", count[d]), default=None)
+    return max((device for part in leaves for device in part.devices), key=weight)
 
 
 def _bytes(parts: Iterable[Part]) -> int | None:
@@ -208,16 +203,18 @@ def _bytes(parts: Iterable[Part]) -> int | None:
 
 
 # -- where a fix goes, and how it names the device
-@dataclass
+@dataclass(frozen=True)
 class Site:
-    """A frame, the failing node there, and the operands by their names there."""
+    """The failing operation in one frame, and the operands that move, by their names there."""
 
-    frame: FailedFrame
-    node: ast.AST
+    at: Operation
     odd: list[Part]
-    extra: list[Part] = field(default_factory=list)  # meets the result later, and moves too
-    anchors: list[Part] = field(default_factory=list)  # operands that may name the device
-    fixed: Part | None = None  # the operand that is written to, which a copy cannot replace
+    extra: list[Part]  # meets the result later, and moves too
+
+    @property
+    def frame(self) -> FailedFrame:
+        """Return the frame whose code is edited."""
+        return self.at.reader.frame
 
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
@@ -232,31 +229,31 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
         if node is None or any(part.value is None or part.text not in given for part in moved):
             break
         done = operation(node, Reader(frame))
-        parts = list(done.parts) if done else []
+        parts = done.parts if done else ()
         above = [next((p for p in parts if p.value is m.value), None) for m in moved]
-        if None in above:
+        if done is None or None in above:
             break
         moved = [part for part in above if part is not None]
-        site = Site(frame, node, moved[:count], moved[count:], parts)
+        site = Site(done, moved[:count], moved[count:])
     names = {a.key: b.text for a, b in zip(first, moved, strict=True) if a.text != b.text}
     return site, names
 
 
-def written_device(site: Site, target: str, *, before: bool, line: ast.stmt | None = None) -> str:
-    """Return an expression for the device, as its user would write it in the failing statement.
-
-    Or at an earlier `line`, where names that are bound from there on are not yet known.
-    """
-    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, before))]
-    names += [f"{name}.device" for name in site.frame.parameters]
-    if line is not None:
-        nodes = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
-        bound = [n for n in nodes if isinstance(n.ctx, ast.Store)]
-        known = {n.id for n in bound if n.lineno < line.lineno} | {*site.frame.parameters}
-        later = {n.id for n in bound} - known
-        names = [name for name in names if root(name) not in later]
+def _written_device(site: Site, target: str, line: ast.stmt) -> str:
+    """Return an expression for the device, as its user would write it at `line`."""
+    operands = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
+    operands = [n for n in operands if isinstance(n, (ast.Name, ast.Attribute))]
+    at_hand = [ast.unparse(n) for n in operands if not in_own_scope(n)]
+    at_hand += site.frame.parameters
+    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in at_hand)]
+    # A name that is first bound further down is not known yet.
+    bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
+    bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
+    known = {n.id for n in bound if n.lineno < line.lineno} | {*site.frame.parameters}
+    later = {n.id for n in bound} - known
+    names = [name for name in names if root(name) not in later]
     # A variable of the notebook has no place in a class.
-    if any(isinstance(node, ast.ClassDef) for node in parents(site.node)):
+    if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
         names = [name for name in names if root(name) in site.frame.scope.local]
     for name in names:
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
@@ -264,15 +261,6 @@ def written_device(site: Site, target: str, *, before: bool, line: ast.stmt | No
         if device is not None and full(device) == target:
             return name
     return f'"{target}"'
-
-
-def _at_hand(site: Site, before: bool) -> Iterator[str]:
-    """Yield the names in the operands."""
-    for part in [*site.anchors, *site.odd]:
-        for node in ast.walk(part.node):
-            hidden = in_own_scope(node) and (before or not in_own_scope(part.node))
-            if isinstance(node, (ast.Name, ast.Attribute)) and not hidden:
-                yield ast.unparse(node)
 
 
 def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
@@ -287,16 +275,16 @@ def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     """Return the edit, in the outermost frame that has the operands; None if none is right."""
     if all(part.kind == "module" for part in choice.odd):
-        return _move_modules(above, choice)
+        return _move(above, choice)
     if choice.to_host:
-        given = [part for part in above.anchors if part.devices and part.device != "cpu"]
-        return _move_tensors(site if above is site else replace(above, odd=given), choice)
+        given = [part for part in above.at.parts if part.devices and part.device != "cpu"]
+        return _move(site if above is site else replace(above, odd=given), choice)
     fix = _make_there(site, choice.target)
     if fix is None and above is not site:
         moved = [*above.odd, *above.extra]
-        more = also_needed(above.frame, above.node, moved, choice.target)
-        fix = _move_tensors(replace(above, extra=[*above.extra, *more]), choice)
-    return fix or _move_tensors(site, choice)
+        more = also_needed(above.frame, above.at.node, moved, choice.target)
+        fix = _move(replace(above, extra=[*above.extra, *more]), choice)
+    return fix or _move(site, choice)
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
@@ -306,11 +294,11 @@ def _make_there(site: Site, target: str) -> Fix | None:
     if len(parts) != 1 or len(site.odd) != 1:
         return None
     (part,) = parts.values()
-    made = _maker(part, frame, site.node, target, written=part is site.fixed)
+    made = _maker(part, frame, site.at.node, target, written=part is site.at.fixed)
     if made is None:
         return None
-    device = written_device(site, target, before=True, line=made)
-    return Edit(frame, made, replaced=_made_there(made.value, frame, device)).fix(0)
+    device = _written_device(site, target, made)
+    return Edit(frame, made, replaced=with_device(made.value, frame, device)).fix(0)
 
 
 def _maker(
@@ -334,40 +322,23 @@ def _maker(
     return made[0]
 
 
-def _made_there(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
-    """Return the calls in an expression that make tensors, with the device added to each."""
-    found: list[tuple[ast.AST, str]] = []
-    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
-        name, given = ast.unparse(call.func).rpartition(".")[2], {k.arg for k in call.keywords}
-        if (name not in FACTORIES and not name.endswith("_like")) or "device" in given:
-            continue
-        text = frame.text(call)
-        inside = text[:-1].rstrip().rstrip(",")
-        comma = "" if inside.endswith("(") else ", "
-        on_host = given & {"generator", "out", None}
-        found.append(
-            (call, moving(text, device) if on_host else f"{inside}{comma}device={device})")
-        )
-    return found
+def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
+    """Return the outermost calls in an expression that make tensors, each with the device."""
+    if not isinstance(node, ast.Call) or not _is_factory(node):
+        inner = ast.iter_child_nodes(node)
+        return [edit for child in inner for edit in with_device(child, frame, device)]
+    text = frame.text(node)
+    if {keyword.arg for keyword in node.keywords} & {"generator", "out", None}:
+        return [(node, moving(text, device))]
+    inside = text[:-1].rstrip().rstrip(",")
+    comma = "" if inside.endswith("(") else ", "
+    return [(node, f"{inside}{comma}device={device})")]
 
 
-def _move_modules(site: Site, choice: Choice) -> Fix | None:
-    """Return the fix for operands that are all modules; None if one is used on both devices."""
-    stmt = statement(site.node)
-    if stmt is None or any(_used_before(part.text, stmt) for part in site.odd):
-        return None
-    stmt, nbytes = before_loops(site.frame, stmt, [part.text for part in site.odd]), 0
-    edit, may_precede = Edit(site.frame, stmt), can_precede(site.frame, stmt)
-    for part in site.odd:
-        if part.value is None or in_own_scope(part.node) or not may_precede:
-            device = written_device(site, choice.target, before=False)
-            edit.replaced.append((part.node, moving(bracketed(part.node, part.text), device)))
-            continue
-        device = written_device(site, choice.target, before=True, line=stmt)
-        edit.before.append(moving(part.text, device))
-        tensors = [tensor for _, tensor in tensors_of(part.value)]
-        nbytes += sum(bytes_of(t) or 0 for t in tensors if full(t.device) != choice.target)
-    return edit.fix(None if edit.replaced else nbytes, choice.other_nbytes)
+def _is_factory(node: ast.Call) -> bool:
+    name = ast.unparse(node.func).rpartition(".")[2]
+    known = name in FACTORIES or name.endswith("_like") or name == "Generator"
+    return known and all(keyword.arg != "device" for keyword in node.keywords)
 
 
 def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
@@ -378,49 +349,51 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     return loops[-1] if once else stmt
 
 
-def _used_before(text: str, stmt: ast.stmt) -> bool:
-    """Whether a loop uses the module earlier in its turn, where it must be as it is now."""
-    return any(
-        use.lineno < stmt.lineno and isinstance(getattr(use, "parent", None), ast.Call)
-        for loop in loops_around(stmt)
-        for use in uses(loop, text)
-    )
-
-
-def _move_tensors(site: Site, choice: Choice) -> Fix | None:
+def _move(site: Site, choice: Choice) -> Fix | None:
     """Return the fix for the odd operands and the ones that move with them; None if none is right.
 
-    One line moves all operands that can be bound again.
+    One line moves all operands that can be bound again; modules move once.
     """
-    stmt, given = statement(site.node), site.frame.parameters
-    # In a Function's forward it would not do: gradients must be where the inputs were.
-    stays = [p for p in site.odd if given[:1] == ("ctx",) and p.text in given]
-    stays += [p for p in site.odd if p.kind == "object" and not hasattr(type(p.value), "to")]
-    if stmt is None or stays:
+    stmt = statement(site.at.node)
+    if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
-    edit, names, nbytes = Edit(site.frame, stmt), list[Part](), dict[str, int | None]()
-    within = written_device(site, choice.target, before=False)
-    scope = function_of(site.node) or stmt
+    if all(part.kind == "module" for part in site.odd):
+        stmt = before_loops(site.frame, stmt, [part.text for part in site.odd])
+    device, scope = _written_device(site, choice.target, stmt), function_of(site.at.node) or stmt
+    edit, bound, nbytes = Edit(site.frame, stmt), list[str](), dict[str, int | None]()
     again = any(len(uses(scope, part.key)) > 1 for part in site.odd)
     once = choice.to_host or (not site.extra and not again)
     for part in [*site.odd, *site.extra]:
-        may_stand = part is not site.fixed and hasattr(part.node, "lineno")
-        if not (once and may_stand) and _can_be_bound(part, site.frame, stmt):
-            names.append(part)
-            nbytes[part.key] = part.nbytes
+        may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
+        if part.kind == "module" and _can_be_bound(part, site.frame, stmt):
+            edit.before.append(moving(part.text, device))
+        elif not (once and may_stand) and _can_be_bound(part, site.frame, stmt):
+            bound.append(part.text)
         elif not may_stand:
             return None
         else:
-            edit.replaced += _uses_near(part, site, within) if not choice.to_host else []
-            if part in site.odd or part.node in ast.walk(site.node):
-                nbytes[part.key] = 0 if part.factory else part.nbytes
-                edit.replaced += _moved(part, site.frame, within, to_host=choice.to_host)
-    if names:
-        device = written_device(site, choice.target, before=True)
-        moved = ", ".join(moving(part.text, device) for part in names)
-        edit.before.append(f"{', '.join(part.text for part in names)} = {moved}")
+            edit.replaced += _uses_near(part, site, device) if not choice.to_host else []
+            if part in site.extra and part.node not in ast.walk(site.at.node):
+                continue  # its turn comes later
+            edit.replaced += _moved(part, site.frame, device, to_host=choice.to_host)
+        nbytes[part.key] = 0 if part.factory else part.nbytes
+    if bound:
+        moved = ", ".join(moving(text, device) for text in bound)
+        edit.before.append(f"{', '.join(bound)} = {moved}")
     changes = edit.before or edit.replaced
     return edit.fix(total(nbytes.values()), choice.other_nbytes) if changes else None
+
+
+def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether to move an operand would be wrong, or is not known."""
+    if part.kind == "module":  # a loop uses it earlier in its turn, where it must be as it is now
+        earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
+        earlier = [use for use in earlier if use.lineno < stmt.lineno]
+        return any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
+    if part.kind == "object":
+        return not hasattr(type(part.value), "to")
+    # In a Function's forward: gradients must be where the inputs were.
+    return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
 def moving(text: str, device: str) -> str:
@@ -431,13 +404,18 @@ def moving(text: str, device: str) -> str:
 def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether a line above can bind the operand's name again, without running the user's code."""
     node, value = part.node, part.value
-    if part.kind not in ("tensor", "object") or in_own_scope(node) or not can_precede(frame, stmt):
+    if in_own_scope(node) or not can_precede(frame, stmt):
+        return False
+    if part.kind == "module":
+        return value is not None
+    if part.kind not in ("tensor", "object"):
         return False
     if part.kind == "tensor" and value is not None and value.requires_grad and value.is_leaf:
         return False
     if isinstance(node, ast.Attribute):
         owner: Any = frame.scope.value(node.value)
-        plain = type(owner).__setattr__ in (object.__setattr__, nn.Module.__setattr__)
+        setter: Any = type(owner).__setattr__
+        plain = setter in (object.__setattr__, nn.Module.__setattr__)
         return plain and node.attr in {**own(owner), **own(owner).get("_buffers", {})}
     own_names = (*frame.code.co_varnames, *frame.code.co_cellvars)
     named = isinstance(node, ast.Name) and part.text == node.id
@@ -446,7 +424,7 @@ def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
 
 def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:
     """Return the uses, in the next few lines, of a tensor that cannot be bound again, moved."""
-    scope, stmt = function_of(site.node), statement(site.node)
+    scope, stmt = function_of(site.at.node), statement(site.at.node)
     if part.kind != "tensor" or scope is None or stmt is None:
         return []
     itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
@@ -466,7 +444,7 @@ def _moved(
 ) -> list[tuple[ast.AST, str]]:
     """Return the operand moved where it stands; each item of a container."""
     if part.factory:
-        return _made_there(part.node, frame, device)
+        return with_device(part.node, frame, device)
     whole, value = frame.text(part.node), part.value
     tracked = to_host and (value.requires_grad if value is not None else "detach(" not in part.text)
     detached = ".detach()" if tracked else ""

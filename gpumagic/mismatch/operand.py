@@ -105,13 +105,20 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
     if issubclass(kind, torch.Generator):
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
-    if issubclass(kind, Distribution):
-        return _distribution(value, node, text)
     items: list[Part] = []
     for key, held in contents(value):
         if type(key) in (int, str) and issubclass(type(held), (Tensor, dict, list, tuple)):
             name = f"{text}[{key!r}]" if type(key) is int else f'{text}["{key}"]'
             items += describe(held, node, name)
+    if issubclass(kind, Distribution):  # its methods combine its parameters
+        tensors_in = (Tensor, Distribution)
+        attributes = {n: v for n, v in own(value).items() if issubclass(type(v), tensors_in)}
+        for name in (name for name in attributes if not name.startswith("_")):
+            inner = ast.Attribute(node, name, ast.Load())
+            items += describe(attributes[name], inner, f"{text}.{name}")
+        # If tensors were computed from them, replacing a parameter is not enough.
+        if any(name.startswith("_") for name in attributes):
+            items = [replace(part, kind="made", value=None) for part in items]
     a_module = issubclass(kind, nn.Module)
     if items or (str(vars(kind).get("__module__")).startswith("torch.") and not a_module):
         return items
@@ -126,21 +133,6 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
     devices, total = tuple(sorted(weight, key=lambda d: -weight[d])), sum(weight.values())
     what = "module" if a_module else "object"
     return [Part(node, text, what, devices, total, about, value=value)]
-
-
-def _distribution(value: Distribution, node: ast.expr, text: str) -> list[Part]:
-    """Return its parameters, which its methods combine, as operands of their own."""
-    kinds = (Tensor, Distribution)
-    held = {name: each for name, each in own(value).items() if issubclass(type(each), kinds)}
-    parts = [
-        part
-        for name, each in held.items()
-        if not name.startswith("_")
-        for part in describe(each, ast.Attribute(node, name, ast.Load()), f"{text}.{name}")
-    ]
-    # If tensors were computed from them, replacing a parameter is not enough.
-    derived = any(name.startswith("_") for name in held)
-    return [replace(part, kind="made", value=None) for part in parts] if derived else parts
 
 
 def bytes_of(tensor: Tensor) -> int | None:
@@ -177,7 +169,7 @@ class Reader:
     """Reads the expressions of a frame as operands."""
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
-        self.scope, self.text = frame.scope, frame.text
+        self.frame, self.scope, self.text = frame, frame.scope, frame.text
         # Expressions taken to be elsewhere than they are: their device, or None for unknown.
         self.moved = moved if moved is not None else {}
 

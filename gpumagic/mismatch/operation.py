@@ -7,7 +7,7 @@ to blame is never taken from them.
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -27,36 +27,30 @@ class Message:
     kind: str
     # "cuda:0", "cpu", or "cuda" where it has no number
     devices: frozenset[str] = frozenset()
-    text: str = field(default="", repr=False)
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b|\bcpu(?::0)\b")
 _TYPES = re.compile(r"(?:Input|input) type \((\S+?)\) and (?:weight|bias) type \((\S+?)\)")
-_KINDS = (
-    ("numpy", r"can't convert \S+ device type tensor to numpy"),
-    ("index", r"indices should be either on .{1,20} or on the same device as the indexed tensor"),
-    ("generator", r"Expected an? '\S+' (?:device type for generator|generator device) but found"),
-    ("load", r"Attempting to deserialize object on (?:a )?CUDA device"),
-    ("host", r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"),
-    ("host", r"legacy constructor expects device type: cpu but device type: \w+ was passed"),
-    ("mixed", r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"),
-    ("mixed", r"\w+ must be a CUDA tensor"),  # torchvision's
-    ("mixed", r"found two different devices|\bon different devices\b|on a different device"),
-    ("mixed", r"must have its parameters and buffers on device"),
-    ("mixed", r"Expected object of (?:device type|backend) \w+ but got"),
-    (
-        "mixed",
-        r"to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)",
-    ),
-    ("mixed", r"^invalid gradient at index \d+ - expected device \S+ but got"),
-    ("mixed", r"Tensor on device \S+ is not on the expected device"),
-)
+_KINDS = {
+    "numpy": r"can't convert \S+ device type tensor to numpy",
+    "index": r"indices should be either on .{1,20} or on the same device as the indexed tensor",
+    "generator": r"Expected an? '\S+' (?:device type for generator|generator device) but found",
+    "load": r"Attempting to deserialize object on (?:a )?CUDA device",
+    "host": r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"
+    r"|legacy constructor expects device type: cpu but device type: \w+ was passed",
+    "mixed": r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"
+    r"|\w+ must be a CUDA tensor|must have its parameters and buffers on device"
+    r"|found two different devices|\bon different devices\b|on a different device"
+    r"|Expected object of (?:device type|backend) \w+ but got"
+    r"|to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)"
+    r"|^invalid gradient at index \d+ - expected device \S+ but got"
+    r"|Tensor on device \S+ is not on the expected device",
+}
 _WORKER = re.compile(
     r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
     r"|CUDA error: initialization error|Storage device not recognized: cuda)",
     re.DOTALL,
 )
-_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 
 def read(error: BaseException) -> Message | None:
@@ -75,11 +69,11 @@ def read(error: BaseException) -> Message | None:
     if found := _TYPES.search(text):
         kinds = {_device_of_type(name) for name in found.groups()}
         return Message("mixed", frozenset(kinds)) if len(kinds) > 1 else None
-    for kind, pattern in _COMPILED:
-        if found := pattern.search(text):
+    for kind, pattern in _KINDS.items():
+        if found := re.search(pattern, text):
             # "either on cpu or …" speaks of no tensor.
             told = text[found.end() :] if kind == "index" else text
-            return Message(kind, frozenset(_DEVICE.findall(told)), text)
+            return Message(kind, frozenset(_DEVICE.findall(told)))
     return None
 
 
@@ -97,6 +91,7 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
 class Operation:
     """One operator or call of the user's code."""
 
+    reader: Reader
     node: ast.AST
     parts: tuple[Part, ...]  # its operands
     fixed: Part | None = None  # what is written to, and so stays where it is
@@ -129,7 +124,7 @@ def operation(node: Any, reader: Reader) -> Operation | None:
     writes = stored or isinstance(node, ast.AugAssign)
     parts = [(part, each) for each in operands for part in reader.parts(each)]
     fixed = next((part for part, each in parts if writes and each is operands[0]), None)
-    return Operation(node, tuple(p for p, _ in parts), fixed) if parts else None
+    return Operation(reader, node, tuple(p for p, _ in parts), fixed) if parts else None
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
@@ -145,21 +140,11 @@ def _call(node: ast.Call, reader: Reader) -> Operation | None:
     parts = (*receiver, *reader.given(node))
     fixed = next((part for part in parts if part in out), None)
     calls = any(part.kind == "module" for part in receiver)
-    return Operation(node, parts, fixed, calls) if parts else None
+    return Operation(reader, node, parts, fixed, calls) if parts else None
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Operands that are not on one device."""
-
-    frame: FailedFrame
-    reader: Reader
-    operation: Operation
-    leaves: tuple[Part, ...]  # every operand whose device is known
-
-
-def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Conflict | None:
-    """Return the operands of a frame's failing expression, if they explain the message.
+def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
+    """Return a frame's failing operation with the operands that explain the message.
 
     None where that is not certain: fewer than two devices, other devices than the text names, or
     more than one operand that cannot be known; if it must be `certain`, one.
@@ -169,9 +154,9 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
-        leaves = _evidence(done, message, frame.direct and not certain, within) if done else ()
-        if done and leaves:
-            found.append(Conflict(frame, reader, done, leaves))
+        parts = _evidence(done, message, frame.direct and not certain, within) if done else ()
+        if done and parts:
+            found.append(replace(done, parts=parts))
     # Where only the line is known, it may hold several: only where one alone fits is it certain.
     return found[0] if len(found) == 1 else None
 
