@@ -148,8 +148,9 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)
     fix = write_fix(site, above, choice)
-    frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
-    if fix is not None and result_clashes(frames, odd, choice.target):
+    # What moves in a function does not move in the code that called it.
+    same = [frame for frame in outer[:1] if fix and frame.filename == fix.filename]
+    if any(result_clashes(frame, odd, choice.target) for frame in same):
         fix = None
     why = _reason(clash.parts, [(frame, odd), (above.frame, above.odd)], kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
@@ -214,7 +215,7 @@ def _reason(
         return told
     for frame, odd in frames:
         for part in odd:
-            if told := _no_buffer(part.node, frame) or _plain_list(part, frame):
+            if told := _left_behind(part, frame):
                 return told
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
@@ -235,39 +236,36 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
     return None
 
 
-def _no_buffer(expression: ast.AST, frame: FailedFrame) -> str | None:
-    for node in ast.walk(expression):
-        owner = frame.scope.value(node.value) if isinstance(node, ast.Attribute) else None
-        if not isinstance(node, ast.Attribute) or not issubclass(type(owner), nn.Module):
-            continue
-        held = frame.scope.value(node)
-        registered = {**own(owner).get("_buffers", {}), **own(owner).get("_parameters", {})}
-        if issubclass(type(held), Tensor) and node.attr not in registered:
-            name = ast.unparse(node.value)
-            kind = "plain" if node.attr in own(owner) else "class"
+def _left_behind(part: Part, frame: FailedFrame) -> str | None:
+    """Say that a module's plain attribute, list or dict holds it, which `.to()` does not move."""
+    nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
+    odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
+    owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
+    owners["self"] = frame.scope.local.get("self", MISSING)
+    for owner, name, held, which in _unregistered(owners):
+        kind = type(held)
+        if id(held) in odd and issubclass(kind, Tensor):
             return (
-                f"{name}.{node.attr} is a {kind} attribute, and .to() moves parameters and "
-                f'buffers only; for good: {name}.register_buffer("{node.attr}", …) in __init__'
+                f"{owner}.{name} is a {which} attribute, and .to() moves parameters and buffers "
+                f'only; for good: {owner}.register_buffer("{name}", …) in __init__'
             )
+        items = held.values() if kind is dict else held if kind in (list, tuple) else ()
+        found = next((type(item) for item in items if id(item) in odd), None)
+        if found and issubclass(found, (nn.Module, nn.Parameter)):
+            what = "Module" if issubclass(found, nn.Module) else "Parameter"
+            better = f"{owner}.{name} = nn.{what}{'Dict' if kind is dict else 'List'}(…)"
+            why = f"{owner}.{name} is a plain {kind.__name__}, and .to() does not see into it"
+            return f"{why}; for good: {better}"
     return None
 
 
-def _plain_list(part: Part, frame: FailedFrame) -> str | None:
-    owner = frame.scope.local.get("self", MISSING)
-    parameter = type(part.value) is nn.Parameter
-    if part.value is None or not (parameter or part.kind == "module"):
-        return None
-    for name, held in own(owner).items() if issubclass(type(owner), nn.Module) else ():
-        items: Any = list(held.values()) if type(held) is dict else held
-        plain = type(items) in (list, tuple) and not name.startswith("_")
-        if plain and any(item is part.value for item in items):
-            what = "Parameter" if parameter else "Module"
-            better = f"nn.{what}{'Dict' if type(held) is dict else 'List'}"
-            return (
-                f"self.{name} is a plain {type(held).__name__}, and .to() does not see the "
-                f"{what.lower()}s in it; for good: self.{name} = {better}(…)"
-            )
-    return None
+def _unregistered(owners: dict[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the attributes of modules that are no parameter, buffer or module of theirs."""
+    for owner, value in owners.items():
+        held = own(value) if issubclass(type(value), nn.Module) else {}
+        for name, item in {**vars(type(value)), **held}.items() if held else ():
+            if not name.startswith("_"):
+                yield owner, name, item, "plain" if name in held else "class"
 
 
 # -- optimizers, files, loaders, generators
@@ -308,9 +306,8 @@ def _for_load(frame: FailedFrame) -> Explanation | None:
     stmt = statement(node) if node is not None else None
     if not isinstance(node, ast.Call) or stmt is None:
         return None
-    is_load = ast.unparse(node.func).endswith("load") and is_torch(frame.scope.value(node.func))
     placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
-    if placed or not is_load:
+    if placed or not is_torch(frame.scope.value(node.func)):
         return None
     text = frame.text(node)[:-1].rstrip().rstrip(",")
     edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])

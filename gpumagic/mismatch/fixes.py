@@ -64,25 +64,12 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     return list(found.values())
 
 
-def result_clashes(outer: list[FailedFrame], odd: Iterable[Part], target: str) -> bool:
-    """Whether what a function returns, made on `target`, then meets what is where `odd` was.
-
-    In the code that called it: what moves within the function does not move there.
-    """
-    for frame in outer:
-        if (node := frame.failed) is None:
-            return False
-        if _meets_others(frame, node, list(odd), {ast.unparse(node): target}, target):
-            return True
-        if not isinstance(statement(node), ast.Return):
-            break
-    return False
-
-
-def _meets_others(
-    frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
-) -> bool:
-    return any(clashing for _, clashing in _clashes(frame, node, odd, moved, target))
+def result_clashes(frame: FailedFrame, odd: Iterable[Part], target: str) -> bool:
+    """Whether what a call returns, made on `target`, then meets what is where `odd` was."""
+    node = frame.failed
+    moved: dict[str, str | None] = {ast.unparse(node): target} if node is not None else {}
+    found = _clashes(frame, node, list(odd), moved, target) if node is not None else ()
+    return any(clashing for _, clashing in found)
 
 
 def _clashes(
@@ -317,7 +304,7 @@ def _maker(
     if frame.at_top and not adds:
         return None
     for start, odd in ((call.node, replace(call, devices=part.devices)), (node, part)):
-        if _meets_others(frame, start, [odd], {odd.key: target}, target):
+        if any(met for _, met in _clashes(frame, start, [odd], {odd.key: target}, target)):
             return None
     return made[0]
 

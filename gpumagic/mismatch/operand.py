@@ -105,34 +105,40 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
     if issubclass(kind, torch.Generator):
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
-    items: list[Part] = []
-    for key, held in contents(value):
-        if type(key) in (int, str) and issubclass(type(held), (Tensor, dict, list, tuple)):
-            name = f"{text}[{key!r}]" if type(key) is int else f'{text}["{key}"]'
-            items += describe(held, node, name)
-    if issubclass(kind, Distribution):  # its methods combine its parameters
-        tensors_in = (Tensor, Distribution)
-        attributes = {n: v for n, v in own(value).items() if issubclass(type(v), tensors_in)}
-        for name in (name for name in attributes if not name.startswith("_")):
-            inner = ast.Attribute(node, name, ast.Load())
-            items += describe(attributes[name], inner, f"{text}.{name}")
-        # If tensors were computed from them, replacing a parameter is not enough.
-        if any(name.startswith("_") for name in attributes):
-            items = [replace(part, kind="made", value=None) for part in items]
-    a_module = issubclass(kind, nn.Module)
-    if items or (str(vars(kind).get("__module__")).startswith("torch.") and not a_module):
+    a_module, tensors = issubclass(kind, nn.Module), [t for _, t in tensors_of(value)]
+    items = _items(value, node, text)
+    of_torch = str(vars(kind).get("__module__")).startswith("torch.")
+    if items or not (a_module or (tensors and not of_torch)):
         return items
     weight: dict[str, int] = {}
-    tensors = [tensor for _, tensor in tensors_of(value)]
     for tensor in tensors:
         where = full(tensor.device)
         weight[where] = weight.get(where, 0) + (bytes_of(tensor) or 0)
-    if not tensors and not a_module:
-        return []
     about = f"{kind.__name__}, {len(tensors)} tensor{'s' * (len(tensors) != 1)}"
     devices, total = tuple(sorted(weight, key=lambda d: -weight[d])), sum(weight.values())
     what = "module" if a_module else "object"
     return [Part(node, text, what, devices, total, about, value=value)]
+
+
+def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
+    """Return what a container holds, or the parameters of a distribution, which it combines."""
+    if issubclass(type(value), Distribution):
+        kinds = (Tensor, Distribution)
+        held = {name: each for name, each in own(value).items() if issubclass(type(each), kinds)}
+        parts = [
+            part
+            for name, each in held.items()
+            for part in describe(each, ast.Attribute(node, name, ast.Load()), f"{text}.{name}")
+        ]
+        # If tensors were computed from them, replacing a parameter is not enough.
+        private = any(name.startswith("_") for name in held)
+        return [replace(part, kind="made", value=None) for part in parts] if private else parts
+    parts = []
+    for key, each in contents(value):
+        if type(key) in (int, str) and issubclass(type(each), (Tensor, dict, list, tuple)):
+            name = f"{text}[{key!r}]" if type(key) is int else f'{text}["{key}"]'
+            parts += describe(each, node, name)
+    return parts
 
 
 def bytes_of(tensor: Tensor) -> int | None:
@@ -191,10 +197,12 @@ class Reader:
         if isinstance(node, NAMED):
             value = self.scope.value(node)
             return self._unread(node, text) if value is MISSING else describe(value, node, text)
-        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)) or self._joins(node):
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
             return self._inner(node)
         if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.IfExp)):
-            return self._together(node, text, self._inner(node))
+            inner = self._inner(node)
+            one_list = any(part.text != self.text(part.node) for part in inner)  # from two
+            return inner if one_list else self._together(node, text, inner)
         if isinstance(node, ast.Call):
             return self._call(node, text)
         nothing = isinstance(node, (ast.Constant, ast.Lambda, ast.JoinedStr))
@@ -203,12 +211,6 @@ class Reader:
     def _inner(self, node: ast.expr) -> list[Part]:
         inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
         return [part for each in inner for part in self.parts(each)]
-
-    def _joins(self, node: ast.expr) -> bool:
-        """Whether it makes one list from two."""
-        sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node]
-        kinds = (list, tuple)
-        return all(isinstance(n, ast.List) or type(self.scope.value(n)) in kinds for n in sides)
 
     def _unread(self, node: Any, text: str) -> list[Part]:
         """Return a part of something that has gone, or of an object whose code would run."""
