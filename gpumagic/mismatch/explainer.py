@@ -62,6 +62,10 @@ _WORKERS = (
     "the workers of a DataLoader are processes that can read tensors on the CPU alone; run "
     "%ongpu home, then run the cell again that makes {}, without %%ongpu or with num_workers=0"
 )
+_SHUFFLES = (
+    "the default device is {0}, where it shuffles by a generator of the CPU: make {1} with "
+    'generator=torch.Generator("{0}")'
+)
 
 
 def explain(
@@ -269,16 +273,19 @@ def _unregistered(owners: dict[str, Any]) -> Iterator[tuple[str, str, Any, str]]
 
 
 # -- optimizers, files, loaders, generators
+def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
+    """Return the objects of a class in a frame's statement, with their names."""
+    stmt = next(filter(None, map(statement, frame.candidates)), None)
+    nodes = ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ()
+    values = {frame.text(node): frame.scope.value(node) for node in nodes}
+    return [(text, value) for text, value in values.items() if issubclass(type(value), kind)]
+
+
 def _for_optimizer(frame: FailedFrame) -> Explanation | None:
     """Explain an optimizer whose state is not with its parameters."""
-    node = frame.failed
+    node, found = frame.failed, _in_statement(frame, Optimizer)
     stmt = statement(node) if node is not None else None
-    if not isinstance(node, ast.Call) or stmt is None:
-        return None
-    owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-    values = {frame.text(n): frame.scope.value(n) for n in [*owner, *arguments(node)]}
-    found = [(text, v) for text, v in values.items() if issubclass(type(v), Optimizer)]
-    if len(found) != 1:
+    if node is None or stmt is None or len(found) != 1:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
@@ -317,7 +324,8 @@ def _for_load(frame: FailedFrame) -> Explanation | None:
 def _for_worker(frames: list[FailedFrame]) -> Explanation:
     """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
     file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
-    for name, loader in (found for frame in reversed(frames) for found in _loaders(frame)):
+    loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
+    for name, loader in loaders:
         tensors = [t for _, t in tensors_of(loader) if t.device.type != "cpu"]
         if tensors:
             devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
@@ -328,25 +336,12 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
     return Explanation(code, line, file, label(file), tuple(rows), None, why)
 
 
-def _loaders(frame: FailedFrame) -> Iterator[tuple[str, Any]]:
-    """Yield the loaders in a frame's statement, with their names."""
-    stmt = next(filter(None, map(statement, frame.candidates)), None)
-    for node in ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ():
-        value = frame.scope.value(node)
-        if issubclass(type(value), DataLoader):
-            yield frame.text(node), value
-
-
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     """Explain a generator on another device than the numbers that it is to draw."""
     frame, reader = frames[0], Reader(frames[0])
     node = frame.failed
-    if name := next((name for name, _ in _loaders(frame)), None):
-        where = full(torch.get_default_device())
-        why = (
-            f"the default device is {where}, where it shuffles by a generator of the CPU: make "
-            f'{name} with generator=torch.Generator("{where}")'
-        )
+    for name, _ in _in_statement(frame, DataLoader):
+        why = _SHUFFLES.format(full(torch.get_default_device()), name)
         loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
     parts = reader.given(node) if isinstance(node, ast.Call) else []
@@ -357,9 +352,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     (part,) = given
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
-    fix = _made_on(part.node, frame, target)
-    if part.value is not None:
-        fix = _made_above(part, frames, target)
+    fix = _made_above(part, frames, target) if part.value else _made_on(part.node, frame, target)
     why = f"numbers for {target} are drawn by a generator on {target}"
     if fix is None:
         why += f': give it one made by torch.Generator("{target}")'

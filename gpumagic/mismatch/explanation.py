@@ -79,9 +79,8 @@ def text(explanation: Explanation) -> str:
     """Return the expression, a line for each operand, the reason and the fix."""
     lines = [f"{_head(explanation)}: {table.short(explanation.expression, table.WIDTH)}"]
     lines += table.lines(_columns(explanation.operands), "  ")
-    if explanation.reason:
-        lines += table.wrapped(f"why: {explanation.reason}", "  ", "       ")
-    lines += [f"  {word} {do}{cost}" for word, do, cost in _fixes(explanation)]
+    for word, do, cost in _advice(explanation):
+        lines += table.wrapped(f"{word} {do}{cost}", "  ", "       ")
     if explanation.fix:
         lines.append(indent(dedent(explanation.fix.code), "      "))
     return "\n".join(lines)
@@ -93,8 +92,7 @@ def html(explanation: Explanation) -> str:
     body = f"<div>{escape(_head(explanation))}: {code}</div>"
     if explanation.operands:
         body += table.html(_columns(explanation.operands))
-    said = [("why:", explanation.reason, "")] if explanation.reason else []
-    for word, do, cost in [*said, *_fixes(explanation)]:
+    for word, do, cost in _advice(explanation):
         more = tag("span", cost, "gm-dim") if cost else ""
         body += f"<div>{tag('span', word, 'gm-dim')} {escape(do)}{more}</div>"
     if explanation.fix:
@@ -102,8 +100,10 @@ def html(explanation: Explanation) -> str:
     return block(body, "explanation", css="gpumagic gm-why")
 
 
-def _fixes(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Yield what to do, after a word, and its cost: the line on top of the cell, then the edit."""
+def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
+    """Yield what to know or do, after a word, and its cost; the line on top before the edit."""
+    if explanation.reason:
+        yield "why:", explanation.reason, ""
     if explanation.first:
         yield "fix:", f"put {explanation.first} on top of this cell", ""
     if fix := explanation.fix:

@@ -157,7 +157,7 @@ def _table_on(found: Operation) -> str | None:
     None if the tensor itself is to move, because its items then meet tensors of a GPU.
     """
     device, node = found.parts[0].device, found.node
-    meets = device == "cpu" and also_needed(found.reader.frame, node, found.parts[1:], device)
+    meets = also_needed(found.reader.frame, node, found.parts[1:], device or "")
     return None if meets else device
 
 
@@ -166,11 +166,10 @@ def _written_on(found: Operation) -> str | None:
     fixed = found.fixed
     if fixed is None:
         return None
-    others = {part.device for part in found.parts if part.key != fixed.key}
-    if fixed.device == "cpu" and len(others) == 1:
-        (gpu,) = others
-        if gpu and _maker(fixed, found.reader.frame, found.node, gpu, written=True):
-            return None  # better made on the GPU than added to on the host
+    others = [part.device for part in found.parts if part.device not in (fixed.device, "cpu")]
+    gpu = next(iter(others), None)
+    if gpu and _maker(fixed, found.reader.frame, found.node, gpu, written=True):
+        return None  # better made on the GPU than added to on the host
     return fixed.device
 
 
@@ -311,21 +310,18 @@ def _maker(
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
     """Return the outermost calls in an expression that make tensors, each with the device."""
-    if not isinstance(node, ast.Call) or not _is_factory(node):
+    name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    given = {keyword.arg for keyword in getattr(node, "keywords", ())}
+    if isinstance(node, ast.Call) and name == "Generator":
+        return [(node, f"{frame.text(node.func)}({device})")]
+    if "device" in given or not (name in FACTORIES or name.endswith("_like")):
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]
     text = frame.text(node)
-    if {keyword.arg for keyword in node.keywords} & {"generator", "out", None}:
+    if given & {"generator", "out", None}:
         return [(node, moving(text, device))]
     inside = text[:-1].rstrip().rstrip(",")
-    comma = "" if inside.endswith("(") else ", "
-    return [(node, f"{inside}{comma}device={device})")]
-
-
-def _is_factory(node: ast.Call) -> bool:
-    name = ast.unparse(node.func).rpartition(".")[2]
-    known = name in FACTORIES or name.endswith("_like") or name == "Generator"
-    return known and all(keyword.arg != "device" for keyword in node.keywords)
+    return [(node, f"{inside}{'' if inside.endswith('(') else ', '}device={device})")]
 
 
 def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
