@@ -6,7 +6,7 @@ to blame is never taken from them.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -98,49 +98,49 @@ class Operation:
     calls_module: bool = False  # or a method of one
 
 
-def operation(node: Any, reader: Reader) -> Operation | None:
+def operation(node: ast.AST, reader: Reader) -> Operation | None:
     """Return a node as an operation, or None if it is none."""
     if isinstance(node, ast.Call):
         return _call(node, reader)
     if isinstance(node, ast.Assign):
-        (node, *more) = node.targets
-        if more or isinstance(node, ast.Name):
-            return None
+        node = node.targets[0]
+    writes = isinstance(node, ast.AugAssign) or isinstance(getattr(node, "ctx", None), ast.Store)
+    first, *others = _operands(node, writes) or [None]
+    if first is None:
+        return None
+    written = reader.parts(first)
+    parts = (*written, *(part for each in others for part in reader.parts(each)))
+    return Operation(reader, node, parts, written[0] if writes and written else None)
+
+
+def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
+    """Return the expressions that a node combines, first what is written to; empty for others."""
     parent = next(parents(node), None)
-    stored = isinstance(getattr(node, "ctx", None), ast.Store)
+    values = [parent.value] if writes and isinstance(parent, (ast.Assign, ast.AugAssign)) else []
+    if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)):
+        return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     if isinstance(node, ast.Subscript):
         index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        operands = [node.value, *(each for each in index if not isinstance(each, ast.Slice))]
-    elif isinstance(node, ast.Attribute) and stored:
-        operands = [node.value]
-    elif isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)):
-        operands = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
-    elif isinstance(node, (ast.Name, ast.Attribute)) and not stored:
-        operands = [node]  # `for x in loader`: what is iterated
-    else:
-        return None
-    if stored and isinstance(parent, (ast.Assign, ast.AugAssign)):
-        operands.append(parent.value)
-    writes = stored or isinstance(node, ast.AugAssign)
-    parts = [(part, each) for each in operands for part in reader.parts(each)]
-    fixed = next((part for part, each in parts if writes and each is operands[0]), None)
-    return Operation(reader, node, tuple(p for p, _ in parts), fixed) if parts else None
+        return [node.value, *(each for each in index if not isinstance(each, ast.Slice)), *values]
+    if isinstance(node, ast.Attribute) and writes:
+        return [node.value, *values]
+    # `for x in loader`: what is iterated.
+    return [node] if isinstance(node, (ast.Name, ast.Attribute)) and not writes else []
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
-    calls = owner is not None and owner.kind == "module"
-    receiver = [owner] if owner is not None and calls else []
-    if not calls and isinstance(node.func, ast.Attribute):
-        receiver = reader.parts(node.func.value)
     out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
-    name = getattr(node.func, "attr", "")
-    if not calls and name.endswith("_") and not name.endswith("__"):
-        out += receiver
+    if owner is not None and owner.kind == "module":
+        receiver = [owner]
+    else:
+        name = getattr(node.func, "attr", "")
+        receiver = reader.parts(node.func.value) if isinstance(node.func, ast.Attribute) else []
+        out += receiver if name.endswith("_") and not name.endswith("__") else []
     parts = (*receiver, *reader.given(node))
     fixed = next((part for part in parts if part in out), None)
-    calls = any(part.kind == "module" for part in receiver)
-    return Operation(reader, node, parts, fixed, calls) if parts else None
+    calls_module = any(part.kind == "module" for part in receiver)
+    return Operation(reader, node, parts, fixed, calls_module) if parts else None
 
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
@@ -179,46 +179,44 @@ def _evidence(
     leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, moves nowhere
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     if message.kind in ("numpy", "host"):
-        located = [part for part in _whole(located) if part.device != "cpu"]
-        known = frozenset(part.device or "" for part in located)
         certain = all(part.kind != "unknown" for part in leaves)
-        return tuple(located) if certain and agree(message.devices - {"cpu"}, known) else ()
+        return _on_a_gpu(located, message.devices - {"cpu"}) if certain else ()
     if not direct and not done.calls_module:
         seen = [{_storage(t) for _, t in tensors_of(p.value)} - {None} for p in located]
         located = [part for part, storages in zip(located, seen, strict=True) if storages & within]
-    known = frozenset(d for part in located for d in part.devices)
+    known = _devices(located)
     if len(known) > 1 and agree(message.devices, known):
         return tuple(located)
     return _with_gone(leaves, located, message.devices) if direct else ()
 
 
-def _whole(parts: list[Part]) -> Iterator[Part]:
-    """Yield the operands, each container as one."""
+def _devices(parts: Iterable[Part]) -> frozenset[str]:
+    return frozenset(device for part in parts for device in part.devices)
+
+
+def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
+    """Return the operands on a GPU, a container as one, if they are on the named devices."""
+    found: list[Part] = []
     for node, group in groupby(parts, key=lambda part: part.node):
         items, text = list(group), ast.unparse(node)
-        if [part.key for part in items] == [text]:
-            yield items[0]
-            continue
-        devices, nbytes = dict.fromkeys(d for part in items for d in part.devices), 0
-        nbytes = sum(part.nbytes or 0 for part in items)
-        yield Part(node, text, "group", tuple(devices), nbytes, f"{len(items)} tensors")
+        nbytes, devices = sum(part.nbytes or 0 for part in items), tuple(_devices(items))
+        if [part.key for part in items] != [text]:
+            items = [Part(node, text, "group", devices, nbytes, f"{len(items)} tensors")]
+        found += [part for part in items if part.device != "cpu"]
+    return tuple(found) if agree(named, _devices(found)) else ()
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
     """Return the operands with the one that has gone, which is where the text says one must be."""
-    known = frozenset(d for part in located for d in part.devices)
     unknown = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in unknown):  # as with `nn.MSELoss()`, which has no tensors yet
         unknown = [part for part in unknown if part.kind != "module"]
-    rest = [d for d in named if not agree(frozenset([d]), known)]
-    if not known or len(unknown) != 1 or len(rest) != 1 or len(named) < 2:
+    rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
+    if not located or len(unknown) != 1 or len(rest) != 1:
         return ()
-    if rest[0] != "cpu" and ":" not in rest[0]:
-        return ()
-    (part,) = unknown
-    kind = part.kind if part.kind == "module" else "made"
-    there = replace(part, kind=kind, devices=(rest[0],))
-    return tuple(there if p is part else p for p in leaves if p is part or p in located)
+    (gone,) = unknown
+    there = replace(gone, kind=gone.kind if gone.kind == "module" else "made", devices=rest)
+    return tuple(there if p is gone else p for p in leaves if p is gone or p in located)
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
