@@ -21,12 +21,10 @@ from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expre
 from gpumagic.mismatch.fixes import (
     Choice,
     Site,
-    also_needed,
     before_loops,
     can_precede,
     choose,
     climb,
-    result_clashes,
     with_device,
     write_fix,
 )
@@ -40,7 +38,13 @@ from gpumagic.mismatch.operand import (
     is_torch,
     tensors_of,
 )
-from gpumagic.mismatch.operation import Operation, conflict, named_in
+from gpumagic.mismatch.operation import (
+    Operation,
+    also_needed,
+    conflict,
+    named_in,
+    result_clashes,
+)
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames

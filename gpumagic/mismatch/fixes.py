@@ -8,7 +8,7 @@ alone brings the next error, at `loss(net(x), y)`.
 
 import ast
 from collections import UserDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,15 +17,21 @@ from torch import Tensor, nn
 from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
 from gpumagic.mismatch.operand import (
     FACTORIES,
-    NAMED,
     Part,
     Reader,
     device_of,
     full,
-    is_torch,
-    words,
 )
-from gpumagic.mismatch.operation import Message, Operation, named_in, operation
+from gpumagic.mismatch.operation import (
+    OPERATIONS,
+    Message,
+    Operation,
+    also_needed,
+    meets,
+    named_in,
+    operation,
+    wants_one_device,
+)
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.syntax import (
     function_of,
@@ -37,80 +43,10 @@ from gpumagic.usercode.syntax import (
     stored,
     uses,
 )
-from gpumagic.usercode.values import contents, of_function, own
+from gpumagic.usercode.values import contents, own
 
-_OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
-# Functions that accept tensors of several devices.
-_ANYWHERE = words(
-    "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
-    "from_numpy load_state_dict set_default_device manual_seed get_device device index_put_ "
-    "index_put ctc_loss pack_padded_sequence split tensor_split"
-)
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 _NEAR = 12  # lines
-
-
-# -- the rest of the code
-def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """Return the named tensors on the device of `odd` that later code combines with moved ones."""
-    odd = list(odd)
-    moved: dict[str, str | None] = {part.key: target for part in odd}
-    found: dict[str, Part] = {}
-    for reader, clashing in _clashes(frame, node, odd, moved, target):
-        for named in (named for part in clashing for named in named_in(part, reader)):
-            if named.kind == "tensor" and named.key not in moved:
-                found[named.key] = named
-                moved[named.key] = target
-    return list(found.values())
-
-
-def result_clashes(frame: FailedFrame, odd: Iterable[Part], target: str) -> bool:
-    """Whether what a call returns, made on `target`, then meets what is where `odd` was."""
-    node = frame.failed
-    moved: dict[str, str | None] = {ast.unparse(node): target} if node is not None else {}
-    found = _clashes(frame, node, list(odd), moved, target) if node is not None else ()
-    return any(clashing for _, clashing in found)
-
-
-def _clashes(
-    frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
-) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield a later operation's operands on the device of `odd`, if it has others on `target`."""
-    scope, stmt = function_of(node), statement(node)
-    if scope is None or stmt is None:
-        return
-    sources = {part.device for part in odd} - {target}
-    reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
-    kinds = (*_OPERATIONS, ast.Assign)
-    steps: list[Any] = [n for n in ast.walk(scope) if isinstance(n, kinds)]
-    steps = [n for n in steps if n.lineno >= stmt.lineno and function_of(n) is scope]
-    # By their ends: inner ones first.
-    steps.sort(key=lambda n: (n.end_lineno, n.end_col_offset, -n.lineno, -n.col_offset))
-    for step in steps:
-        if isinstance(step, ast.Assign):
-            part = reader.part(step.value)
-            for name in (n for target_ in step.targets for n in ast.walk(target_)):
-                if isinstance(name, NAMED):
-                    moved[ast.unparse(name)] = part.device if part else None
-        elif step not in ran and _wants_one_device(step, reader):
-            done = operation(step, reader)
-            leaves = [p for p in done.parts if not p.scalar] if done else []
-            if any(p.device == target for p in leaves):
-                yield reader, [p for p in leaves if p.device in sources]
-
-
-def _wants_one_device(node: ast.AST, reader: Reader) -> bool:
-    """Whether an operation surely fails with tensors of several devices: torch's own."""
-    if not isinstance(node, ast.Call):
-        return True
-    function = reader.scope.value(node.func)
-    if is_torch(function):
-        return of_function(function, "__name__") not in _ANYWHERE
-    if issubclass(type(function), nn.Module):
-        return type(function).__module__.startswith("torch.nn.")
-    owner = reader.part(node.func.value) if isinstance(node.func, ast.Attribute) else None
-    of_tensor = owner is not None and owner.kind in ("tensor", "made")
-    return of_tensor and node.func.attr not in _ANYWHERE  # type: ignore[attr-defined]
 
 
 # -- what moves
@@ -132,15 +68,11 @@ def choose(found: Operation, message: Message) -> Choice | None:
         return Choice("cpu", read, to_host=True) if read else None
     target = _table_on(found) if indexed else None
     target = target or _written_on(found) or _heaviest(leaves)
-    # An index may be on the CPU, wherever its table is.
-    stay = leaves[1:] if indexed else ()
-    odd = tuple(
-        p for p in leaves if p.devices != (target,) and (p.device != "cpu" or p not in stay)
-    )
-    on_purpose = any(own(part.value).get("hf_device_map") for part in odd)  # spread by accelerate
-    if not odd or on_purpose:
-        return None
-    return Choice(target, odd, _bytes(part for part in leaves if part not in odd))
+    odd = [part for part in leaves if part.devices != (target,)]
+    if indexed:  # an index may be on the CPU, wherever its table is
+        odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
+    others = _bytes(part for part in leaves if part not in odd)
+    return Choice(target, tuple(odd), others) if odd else None
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -157,8 +89,8 @@ def _table_on(found: Operation) -> str | None:
     None if the tensor itself is to move, because its items then meet tensors of a GPU.
     """
     device, node = found.parts[0].device, found.node
-    meets = also_needed(found.reader.frame, node, found.parts[1:], device or "")
-    return None if meets else device
+    needed = also_needed(found.reader.frame, node, found.parts[1:], device or "")
+    return None if needed else device
 
 
 def _written_on(found: Operation) -> str | None:
@@ -209,44 +141,54 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     And the names of the operands there, by their names here, if they differ.
     """
     first = moved = [*site.odd, *site.extra]
-    count = len(site.odd)
     for frame in outer:
-        given, node = site.frame.parameters if not site.frame.at_top else (), frame.failed
-        if node is None or any(part.value is None or part.text not in given for part in moved):
+        done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
+        above = _given(moved, site.frame, done.parts if done else ())
+        if done is None or above is None:
             break
-        done = operation(node, Reader(frame))
-        parts = done.parts if done else ()
-        above = [next((p for p in parts if p.value is m.value), None) for m in moved]
-        if done is None or None in above:
-            break
-        moved = [part for part in above if part is not None]
+        moved, count = above, len(site.odd)
         site = Site(done, moved[:count], moved[count:])
     names = {a.key: b.text for a, b in zip(first, moved, strict=True) if a.text != b.text}
     return site, names
 
 
+def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
+    """Return the operands of a call that are these parameters of its function; None if not all."""
+    parameters = frame.parameters if not frame.at_top else ()
+    if any(part.value is None or part.text not in parameters for part in moved):
+        return None
+    above = {id(part.value): part for part in reversed([*parts])}
+    found = [above[id(part.value)] for part in moved if id(part.value) in above]
+    return found if len(found) == len(moved) else None
+
+
 def _written_device(site: Site, target: str, line: ast.stmt) -> str:
     """Return an expression for the device, as its user would write it at `line`."""
-    operands = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
-    operands = [n for n in operands if isinstance(n, (ast.Name, ast.Attribute))]
-    at_hand = [ast.unparse(n) for n in operands if not in_own_scope(n)]
-    at_hand += site.frame.parameters
+    nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
+    nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and not in_own_scope(n)]
+    at_hand = [*map(ast.unparse, nodes), *site.frame.parameters]
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in at_hand)]
-    # A name that is first bound further down is not known yet.
-    bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
-    bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
-    known = {n.id for n in bound if n.lineno < line.lineno} | {*site.frame.parameters}
-    later = {n.id for n in bound} - known
-    names = [name for name in names if root(name) not in later]
+    unknown = _bound_later(line, site.frame)
     # A variable of the notebook has no place in a class.
     if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
-        names = [name for name in names if root(name) in site.frame.scope.local]
-    for name in names:
+        unknown |= {*map(root, names)} - {*site.frame.scope.local}
+    for name in (name for name in names if root(name) not in unknown):
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         device = device_of(value) if type(value) is not int else None
         if device is not None and full(device) == target:
             return name
     return f'"{target}"'
+
+
+def _bound_later(line: ast.stmt, frame: FailedFrame) -> set[str]:
+    """Return the names of a function that are first bound at a line or further down."""
+    bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
+    bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
+    return (
+        {n.id for n in bound}
+        - {n.id for n in bound if n.lineno < line.lineno}
+        - {*frame.parameters}
+    )
 
 
 def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
@@ -300,12 +242,9 @@ def _maker(
         return None
     deeper = len(loops_around(node)) > len(loops_around(made[0]))
     adds = written or (deeper and statement(node) in stmts)
-    if frame.at_top and not adds:
-        return None
-    for start, odd in ((call.node, replace(call, devices=part.devices)), (node, part)):
-        if any(met for _, met in _clashes(frame, start, [odd], {odd.key: target}, target)):
-            return None
-    return made[0]
+    starts = ((call.node, replace(call, devices=part.devices)), (node, part))
+    clashes = any(meets(frame, start, [odd], {odd.key: target}, target) for start, odd in starts)
+    return None if clashes or (frame.at_top and not adds) else made[0]
 
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
@@ -348,17 +287,17 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     once = choice.to_host or (not site.extra and not again)
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        if part.kind == "module" and _can_be_bound(part, site.frame, stmt):
+        can_be_bound = _can_be_bound(part, site.frame, stmt)
+        if can_be_bound and part.kind == "module":
             edit.before.append(moving(part.text, device))
-        elif not (once and may_stand) and _can_be_bound(part, site.frame, stmt):
+        elif can_be_bound and not (once and may_stand):
             bound.append(part.text)
-        elif not may_stand:
-            return None
+        elif may_stand and (edits := _moved(part, site, device, to_host=choice.to_host)):
+            edit.replaced += edits
+        elif may_stand:
+            continue  # used further down only: its own turn comes
         else:
-            edit.replaced += _uses_near(part, site, device) if not choice.to_host else []
-            if part in site.extra and part.node not in ast.walk(site.at.node):
-                continue  # its turn comes later
-            edit.replaced += _moved(part, site.frame, device, to_host=choice.to_host)
+            return None
         nbytes[part.key] = 0 if part.factory else part.nbytes
     if bound:
         moved = ", ".join(moving(text, device) for text in bound)
@@ -372,7 +311,8 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     if part.kind == "module":  # a loop uses it earlier in its turn, where it must be as it is now
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
-        return any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
+        on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
+        return on_both or bool(own(part.value).get("hf_device_map"))  # spread by accelerate
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
     # In a Function's forward: gradients must be where the inputs were.
@@ -405,44 +345,46 @@ def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     return named and (frame.at_top or part.text in own_names)
 
 
-def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:
-    """Return the uses, in the next few lines, of a tensor that cannot be bound again, moved."""
-    scope, stmt = function_of(site.at.node), statement(site.at.node)
-    if part.kind != "tensor" or scope is None or stmt is None:
-        return []
-    itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
-    last, reader = (stmt.end_lineno or stmt.lineno) + _NEAR, Reader(site.frame)
-    near = [n for n in uses(scope, part.key) if stmt.lineno <= n.lineno <= last]
-    around = [(n, next(p for p in parents(n) if not isinstance(p, ast.keyword))) for n in near]
-    return [
-        (n, moving(part.text, device))
-        for n, parent in around
-        if id(n) not in itself and isinstance(parent, _OPERATIONS)
-        if _wants_one_device(parent, reader)
-    ]
-
-
-def _moved(
-    part: Part, frame: FailedFrame, device: str, *, to_host: bool
-) -> list[tuple[ast.AST, str]]:
-    """Return the operand moved where it stands; each item of a container."""
+def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[ast.AST, str]]:
+    """Return the operand moved where it stands, and where it is used in the next few lines."""
+    near = _uses_near(part, site, device) if part.kind == "tensor" and not to_host else []
+    if part not in site.odd and part.node not in ast.walk(site.at.node):
+        return near
     if part.factory:
-        return with_device(part.node, frame, device)
-    whole, value = frame.text(part.node), part.value
+        return near + with_device(part.node, site.frame, device)
+    value, owner = part.value, site.frame.scope.value(part.node)
     tracked = to_host and (value.requires_grad if value is not None else "detach(" not in part.text)
     detached = ".detach()" if tracked else ""
-    owner = frame.scope.value(part.node)
-    mapping = issubclass(type(owner), (dict, UserDict))
-    held = [each for _, each in contents(owner)]
-    if not (mapping or type(owner) in (list, tuple)):
-        return [(part.node, moving(bracketed(part.node, part.text) + detached, device))]
-    if type(owner) not in (dict, list, tuple) and hasattr(type(owner), "to"):
-        return [(part.node, moving(whole, device))]
+    if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
+        text = _each(part.node, owner, site.frame, device, detached)
+    else:
+        text = moving(bracketed(part.node, part.text) + detached, device)
+    return [*near, (part.node, text)]
+
+
+def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
+    """Return a container with each of its tensors moved."""
+    whole, mapping = frame.text(node), type(owner) not in (list, tuple)
+    if type(owner) is not dict and hasattr(type(owner), "to"):
+        return moving(whole, device)
     name = "v" if mapping else "t"
     text = moving(name + detached, device)
-    if whole in frame.parameters or any(not issubclass(type(each), Tensor) for each in held):
+    all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
+    if whole in frame.parameters or not all_tensors:
         text = f'{text} if hasattr({name}, "to") else {name}'
     if mapping:
-        return [(part.node, f"{{k: {text} for k, v in {whole}.items()}}")]
+        return f"{{k: {text} for k, v in {whole}.items()}}"
     inner = f"{text} for t in {whole}"
-    return [(part.node, f"tuple({inner})" if type(owner) is tuple else f"[{inner}]")]
+    return f"tuple({inner})" if type(owner) is tuple else f"[{inner}]"
+
+
+def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:
+    """Return the uses, in the next few lines, of a tensor that cannot be bound again, moved."""
+    stmt, reader = statement(site.at.node), Reader(site.frame)
+    first, last = (stmt.lineno, (stmt.end_lineno or 0) + _NEAR) if stmt is not None else (0, 0)
+    itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
+    near = uses(function_of(site.at.node) or site.at.node, part.key)
+    near = [n for n in near if first <= n.lineno <= last and id(n) not in itself]
+    around = [(n, next(p for p in parents(n) if not isinstance(p, ast.keyword))) for n in near]
+    around = [(n, parent) for n, parent in around if isinstance(parent, OPERATIONS)]
+    return [(n, moving(part.text, device)) for n, p in around if wants_one_device(p, reader)]

@@ -1,4 +1,4 @@
-"""Read the operation that failed: its message, its operands, and which one is written to.
+"""Read the operation that failed, its message and its operands; find those that would fail next.
 
 Messages are those of PyTorch 2.6 to 2.15. They tell the type of error and often the devices; who is
 to blame is never taken from them.
@@ -6,16 +6,17 @@ to blame is never taken from them.
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from gpumagic.mismatch.operand import NAMED, Part, Reader, tensors_of
+from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import parents
+from gpumagic.usercode.syntax import function_of, parents, statement
+from gpumagic.usercode.values import of_function
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,16 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
     return all(any(d == s or s.startswith(f"{d}:") for s in seen) for d in named)
 
 
+OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
+_STEPS = (*OPERATIONS, ast.Assign)
+# Functions that accept tensors of several devices.
+_ANYWHERE = words(
+    "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
+    "from_numpy load_state_dict set_default_device manual_seed get_device device index_put_ "
+    "index_put ctc_loss pack_padded_sequence split tensor_split"
+)
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operator or call of the user's code."""
@@ -105,12 +116,10 @@ def operation(node: ast.AST, reader: Reader) -> Operation | None:
     if isinstance(node, ast.Assign):
         node = node.targets[0]
     writes = isinstance(node, ast.AugAssign) or isinstance(getattr(node, "ctx", None), ast.Store)
-    first, *others = _operands(node, writes) or [None]
-    if first is None:
-        return None
-    written = reader.parts(first)
-    parts = (*written, *(part for each in others for part in reader.parts(each)))
-    return Operation(reader, node, parts, written[0] if writes and written else None)
+    read = [reader.parts(operand) for operand in _operands(node, writes)]
+    parts = tuple(part for each in read for part in each)
+    fixed = next(iter(read[0]), None) if writes and parts else None
+    return Operation(reader, node, parts, fixed) if read else None
 
 
 def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
@@ -236,3 +245,70 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
         else:
             queue += ast.iter_child_nodes(node)
     return list(found.values())
+
+
+# -- the rest of the code
+def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
+    """Return the named tensors on the device of `odd` that later code combines with moved ones."""
+    odd = list(odd)
+    moved: dict[str, str | None] = {part.key: target for part in odd}
+    found: dict[str, Part] = {}
+    for reader, clashing in _clashes(frame, node, odd, moved, target):
+        for named in (named for part in clashing for named in named_in(part, reader)):
+            if named.kind == "tensor" and named.key not in moved:
+                found[named.key] = named
+                moved[named.key] = target
+    return list(found.values())
+
+
+def result_clashes(frame: FailedFrame, odd: list[Part], target: str) -> bool:
+    """Whether what a call returns, made on `target`, then meets what is where `odd` was."""
+    node = frame.failed
+    return node is not None and meets(frame, node, odd, {ast.unparse(node): target}, target)
+
+
+def meets(
+    frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
+) -> bool:
+    """Whether a value that is `moved` from a node on then meets what is where `odd` was."""
+    return any(clashing for _, clashing in _clashes(frame, node, odd, moved, target))
+
+
+def _clashes(
+    frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
+) -> Iterator[tuple[Reader, list[Part]]]:
+    """Yield a later operation's operands on the device of `odd`, if it has others on `target`."""
+    sources = {part.device for part in odd} - {target}
+    reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
+    for step in _steps(node):
+        if isinstance(step, ast.Assign):
+            part = reader.part(step.value)
+            names = [n for to in step.targets for n in ast.walk(to) if isinstance(n, NAMED)]
+            moved |= dict.fromkeys(map(ast.unparse, names), part.device if part else None)
+        elif step not in ran and wants_one_device(step, reader):
+            done = operation(step, reader)
+            leaves = [part for part in done.parts if not part.scalar] if done else []
+            if any(part.device == target for part in leaves):
+                yield reader, [part for part in leaves if part.device in sources]
+
+
+def _steps(node: ast.AST) -> list[Any]:
+    """Return the operations and assignments from a node's statement on, inner ones first."""
+    scope, stmt = function_of(node), statement(node)
+    found: list[Any] = [n for n in ast.walk(scope) if isinstance(n, _STEPS)] if scope else []
+    found = [n for n in found if stmt and n.lineno >= stmt.lineno and function_of(n) is scope]
+    return sorted(found, key=lambda n: (n.end_lineno, n.end_col_offset, -n.lineno, -n.col_offset))
+
+
+def wants_one_device(node: ast.AST, reader: Reader) -> bool:
+    """Whether an operation surely fails with tensors of several devices: torch's own."""
+    if not isinstance(node, ast.Call):
+        return True
+    function = reader.scope.value(node.func)
+    if is_torch(function):
+        return of_function(function, "__name__") not in _ANYWHERE
+    if issubclass(type(function), nn.Module):
+        return type(function).__module__.startswith("torch.nn.")
+    owner = reader.part(node.func.value) if isinstance(node.func, ast.Attribute) else None
+    of_tensor = owner is not None and owner.kind in ("tensor", "made")
+    return of_tensor and node.func.attr not in _ANYWHERE  # type: ignore[attr-defined]
