@@ -38,19 +38,13 @@ from gpumagic.mismatch.operand import (
     is_torch,
     tensors_of,
 )
-from gpumagic.mismatch.operation import (
-    Operation,
-    also_needed,
-    conflict,
-    named_in,
-    result_clashes,
-)
+from gpumagic.mismatch.operation import Operation, also_needed, conflict, named_in, result_clashes
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.lines import source_of
 from gpumagic.usercode.syntax import statement
-from gpumagic.usercode.values import MISSING, own
+from gpumagic.usercode.values import MISSING, contents, own
 
 _SHOWN = 3
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
@@ -118,8 +112,7 @@ def _module_call(
     None if `within`, the called code, has moved its data since.
     """
     call = conflict(frame, message, certain=True)
-    called = getattr(call.node, "func", None) if call else None
-    if call is None or call.parts[0].kind != "module" or call.parts[0].node is not called:
+    if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
     now = map(within.scope.name, within.parameters)
     devices = {full(value.device) for value in now if issubclass(type(value), Tensor)}
@@ -155,7 +148,8 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     extra = also_needed(frame, node, odd, choice.target)
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)
-    fix = write_fix(site, above, choice)
+    # An index is moved where it is used: the function's other uses of it stay as they are.
+    fix = write_fix(site, site if kind == "index" else above, choice)
     # What moves in a function does not move in the code that called it.
     same = [frame for frame in outer[:1] if fix and frame.filename == fix.filename]
     if any(result_clashes(frame, odd, choice.target) for frame in same):
@@ -257,9 +251,8 @@ def _left_behind(part: Part, frame: FailedFrame) -> str | None:
                 f"{owner}.{name} is a {which} attribute, and .to() moves parameters and buffers "
                 f'only; for good: {owner}.register_buffer("{name}", …) in __init__'
             )
-        items = held.values() if kind is dict else held if kind in (list, tuple) else ()
-        found = next((type(item) for item in items if id(item) in odd), None)
-        if found and issubclass(found, (nn.Module, nn.Parameter)):
+        found = next((type(item) for _, item in contents(held) if id(item) in odd), type(None))
+        if issubclass(found, (nn.Module, nn.Parameter)):
             what = "Module" if issubclass(found, nn.Module) else "Parameter"
             better = f"{owner}.{name} = nn.{what}{'Dict' if kind is dict else 'List'}(…)"
             why = f"{owner}.{name} is a plain {kind.__name__}, and .to() does not see into it"
@@ -293,9 +286,7 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
-    tensors = [(p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step"]
-    away = [t for p, t in tensors if t.device != p.device]
+    away = _away(optimizer, parameters)
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
     if len(devices) != 1 or len(homes) != 1:
         return None
@@ -309,6 +300,13 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
         Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
     )
     return Explanation(*expression(frame, node), rows, fix, _STATE)
+
+
+def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
+    """Return the state that is not with its parameter; counters of steps may be on the CPU."""
+    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
+    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
+    return [t for p, t in tensors if t.device != p.device]
 
 
 def _for_load(frame: FailedFrame) -> Explanation | None:
@@ -350,16 +348,16 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
         return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
     parts = reader.given(node) if isinstance(node, ast.Call) else []
     given = [part for part in parts if part.kind == "generator"]
-    target = _drawn_on(node, reader, given[0]) if len(given) == 1 else None
-    if node is None or target is None or target == given[0].device:
+    if node is None or len(given) != 1:
         return None
-    (part,) = given
+    (part,), target = given, _drawn_on(node, reader, given[0])
+    if target is None or target == part.device:
+        return None
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
     fix = _made_above(part, frames, target) if part.value else _made_on(part.node, frame, target)
     why = f"numbers for {target} are drawn by a generator on {target}"
-    if fix is None:
-        why += f': give it one made by torch.Generator("{target}")'
+    why += "" if fix else f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, _row(part, True)), fix, why)
 
 

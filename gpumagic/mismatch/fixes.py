@@ -15,13 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
-from gpumagic.mismatch.operand import (
-    FACTORIES,
-    Part,
-    Reader,
-    device_of,
-    full,
-)
+from gpumagic.mismatch.operand import FACTORIES, Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
     OPERATIONS,
     Message,
@@ -281,29 +275,32 @@ def _move(site: Site, choice: Choice) -> Fix | None:
         return None
     if all(part.kind == "module" for part in site.odd):
         stmt = before_loops(site.frame, stmt, [part.text for part in site.odd])
-    device, scope = _written_device(site, choice.target, stmt), function_of(site.at.node) or stmt
-    edit, bound, nbytes = Edit(site.frame, stmt), list[str](), dict[str, int | None]()
-    again = any(len(uses(scope, part.key)) > 1 for part in site.odd)
-    once = choice.to_host or (not site.extra and not again)
+    device, edit = _written_device(site, choice.target, stmt), Edit(site.frame, stmt)
+    above, nbytes, once = list[Part](), dict[str, int | None](), _used_once(site) or choice.to_host
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        can_be_bound = _can_be_bound(part, site.frame, stmt)
-        if can_be_bound and part.kind == "module":
-            edit.before.append(moving(part.text, device))
-        elif can_be_bound and not (once and may_stand):
-            bound.append(part.text)
-        elif may_stand and (edits := _moved(part, site, device, to_host=choice.to_host)):
-            edit.replaced += edits
-        elif may_stand:
-            continue  # used further down only: its own turn comes
-        else:
+        stands = once and may_stand and part.kind != "module"
+        if not stands and _can_be_bound(part, site.frame, stmt):
+            above.append(part)
+        elif not may_stand:
             return None
+        elif edits := _moved(part, site, device, to_host=choice.to_host):
+            edit.replaced += edits
+        else:
+            continue  # used further down only: its own turn comes
         nbytes[part.key] = 0 if part.factory else part.nbytes
-    if bound:
-        moved = ", ".join(moving(text, device) for text in bound)
-        edit.before.append(f"{', '.join(bound)} = {moved}")
+    edit.before += [moving(part.text, device) for part in above if part.kind == "module"]
+    if names := [part.text for part in above if part.kind != "module"]:
+        moved = ", ".join(moving(name, device) for name in names)
+        edit.before.append(f"{', '.join(names)} = {moved}")
     changes = edit.before or edit.replaced
     return edit.fix(total(nbytes.values()), choice.other_nbytes) if changes else None
+
+
+def _used_once(site: Site) -> bool:
+    """Whether the code has no other use for what moves, so that it moves where it stands."""
+    scope = function_of(site.at.node) or site.at.node
+    return not site.extra and all(len(uses(scope, part.key)) < 2 for part in site.odd)
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:

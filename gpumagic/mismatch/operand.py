@@ -221,9 +221,9 @@ class Reader:
             held = tensors_of(inner.value) if inner.kind == "object" else []
             if node.attr in (name.rpartition(".")[2] for name, _ in held):
                 return [inner]
-        known = inner is not None and inner.kind in ("tensor", "made")
-        part_of = isinstance(node, ast.Subscript) or (known and node.attr in _PART_OF)
-        return [_made(node, text, inner.device if inner and known and part_of else None)]
+        part_of = isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _PART_OF
+        known = inner is not None and inner.kind in ("tensor", "made") and part_of
+        return [_made(node, text, inner.device if inner and known else None)]
 
     def _together(self, node: ast.expr, text: str, parts: list[Part]) -> list[Part]:
         """Return the result of operands that agreed: it is where any one of them is known to be."""
@@ -265,13 +265,7 @@ class Reader:
     def _method(self, owner: Part, node: ast.Call, name: str, text: str) -> list[Part] | None:
         """Return the result of a method; None if it may be anything."""
         if name in TRANSFERS:
-            without = {"cpu": "cpu", "cuda": full(torch.device("cuda"))}.get(name, "")
-            given = None if name == "cpu" else _argument(node, "device", 0)
-            target = self.device(given, without)
-            devices = owner.devices if target == "" else (target,) if target else ()
-            if owner.kind != "module":
-                return [Part(node, text, "made" if devices else "unknown", devices)]
-            return [replace(owner, node=node, text=text, devices=devices)]
+            return [self._transferred(owner, node, name, text)]
         if owner.kind == "generator":
             return [replace(owner, node=node, text=text, value=None)]
         if owner.kind == "module":
@@ -283,6 +277,14 @@ class Reader:
         if name.startswith("new_"):
             return [_made(node, text, self.device(_argument(node, "device"), owner.device or ""))]
         return [Part(node, text, "made", owner.devices, scalar=owner.scalar)]
+
+    def _transferred(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
+        without = {"cpu": "cpu", "cuda": full(torch.device("cuda"))}.get(name, "")
+        target = self.device(None if name == "cpu" else _argument(node, "device", 0), without)
+        devices = owner.devices if target == "" else (target,) if target else ()
+        if owner.kind == "module":
+            return replace(owner, node=node, text=text, devices=devices)
+        return Part(node, text, "made" if devices else "unknown", devices)
 
     def _torch_call(self, node: ast.Call, name: str, text: str) -> list[Part]:
         given = _argument(node, "device")

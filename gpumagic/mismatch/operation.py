@@ -103,7 +103,7 @@ class Operation:
     """One operator or call of the user's code."""
 
     reader: Reader
-    node: ast.AST
+    node: Any
     parts: tuple[Part, ...]  # its operands
     fixed: Part | None = None  # what is written to, and so stays where it is
     calls_module: bool = False  # or a method of one

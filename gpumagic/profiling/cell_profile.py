@@ -66,32 +66,16 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class CellProfile(Shown):
-    """Record where the time of one cell went.
-
-    Attributes
-    ----------
-    seconds : float
-        From the cell's start until the device had finished, without what tracing of lines took.
-    busy : float or None
-        Seconds in which the device ran at least one kernel; None if the profiler does not see it.
-    lines : tuple of ProfiledLine
-        The dearest first; all operators have the sums of torch's own table.
-    causes : tuple of Cause
-        Why the device was idle, or what the host did if the device is not seen; the longest first.
-    moments : tuple of Moment
-        Samples at even distances, for the timeline.
-    added : float
-        Seconds that the recording took: what was measured of the lines, and 2 µs for each event.
-    """
+    """Record where the time of one cell went."""
 
     device: str
-    virtual: bool
-    seconds: float
-    busy: float | None
-    lines: tuple[ProfiledLine, ...]
-    causes: tuple[Cause, ...]
-    moments: tuple[Moment, ...]
-    added: float = 0.0
+    virtual: bool  # a virtual GPU has no time of its own
+    seconds: float  # until the device had finished, without what tracing of lines took
+    busy: float | None  # seconds with a kernel; None if the profiler does not see the device
+    lines: tuple[ProfiledLine, ...]  # the dearest first, with the sums of torch's own table
+    causes: tuple[Cause, ...]  # why the device was idle, or what the host did; the longest first
+    moments: tuple[Moment, ...]  # samples at even distances, for the timeline
+    added: float = 0.0  # seconds of the recording: measured for lines, 2 µs for each event
     saved: str = ""  # the file of the trace
 
 
