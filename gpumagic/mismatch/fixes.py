@@ -275,7 +275,9 @@ def _move(site: Site, choice: Choice) -> Fix | None:
         return None
     if all(part.kind == "module" for part in site.odd):
         stmt = before_loops(site.frame, stmt, [part.text for part in site.odd])
-    device, edit = _written_device(site, choice.target, stmt), Edit(site.frame, stmt)
+    edit, device = Edit(site.frame, stmt), '"cpu"'
+    if not choice.to_host:
+        device = _written_device(site, choice.target, stmt)
     above, nbytes, once = list[Part](), dict[str, int | None](), _used_once(site) or choice.to_host
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
