@@ -92,9 +92,9 @@ def _explain(found: list[FailedFrame], message: operation.Message) -> Explanatio
         return _for_worker(found)
     if special := _for_load(frame) if message.kind == "load" else _for_optimizer(frame):
         return special
-    clash = conflict(frame, message)
+    clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
-        if call := _module_call(found[at], found[at - 1], message):
+        if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
     choice = choose(clash, message) if clash else None

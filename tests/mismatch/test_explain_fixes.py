@@ -207,3 +207,15 @@ def test_a_generator_of_another_cell_is_named_with_what_to_write_there():
     )
     assert explanation.fix is None
     assert 'give it one made by torch.Generator("cuda:0")' in explanation.reason
+
+
+def test_what_numpy_reads_in_a_modules_forward_is_copied_there():
+    code = (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(4, 2)\n    def forward(self, x):\n"
+        "        h = self.fc(x)\n        return np.tanh(h)\n"
+        "Net().cuda()(torch.ones(3, 4).cuda())\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code.strip() == "return np.tanh(h.detach().cpu())"
+    assert run(fix.apply(code)) is None
