@@ -76,7 +76,7 @@ class check(FunctionMode):
                 return func(*args, **kwargs)
             wrong, failed = None, None
             try:
-                wrong = find_bad_value(finds or [], args, kwargs)
+                wrong = find_bad_value(finds, args, kwargs) if finds else None
             except Exception as error:  # noqa: BLE001  kept if torch takes the arguments
                 failed = error
             if wrong is not None:

@@ -15,7 +15,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
-from gpumagic.mismatch.operand import FACTORIES, Part, Reader, device_of, full
+from gpumagic.mismatch.operand import (
+    FACTORIES,
+    TRANSFERS,
+    Part,
+    Reader,
+    arguments,
+    device_of,
+    full,
+)
 from gpumagic.mismatch.operation import (
     OPERATIONS,
     Message,
@@ -178,11 +186,8 @@ def _bound_later(line: ast.stmt, frame: FailedFrame) -> set[str]:
     """Return the names of a function that are first bound at a line or further down."""
     bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
     bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
-    return (
-        {n.id for n in bound}
-        - {n.id for n in bound if n.lineno < line.lineno}
-        - {*frame.parameters}
-    )
+    known = {n.id for n in bound if n.lineno < line.lineno} | {*frame.parameters}
+    return {n.id for n in bound} - known
 
 
 def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
@@ -351,6 +356,8 @@ def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[
         return near
     if part.factory:
         return near + with_device(part.node, site.frame, device)
+    if not to_host and (text := _without_transfer(part.node, site, device)):
+        return [(part.node, text)]
     value, owner = part.value, site.frame.scope.value(part.node)
     tracked = to_host and (value.requires_grad if value is not None else "detach(" not in part.text)
     detached = ".detach()" if tracked else ""
@@ -359,6 +366,19 @@ def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[
     else:
         text = moving(bracketed(part.node, part.text) + detached, device)
     return [*near, (part.node, text)]
+
+
+def _without_transfer(node: ast.expr, site: Site, device: str) -> str:
+    """Return an expression without the transfer that took it away: `a`, of `a.cpu() + b`."""
+    scope, reader = site.frame.scope, Reader(site.frame)
+    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in TRANSFERS:
+        return ""
+    if any(device_of(scope.value(argument)) is None for argument in arguments(node)):
+        return ""  # it changes the dtype too
+    owner: ast.expr = node.func.value  # type: ignore[attr-defined]
+    text, before = bracketed(owner, site.frame.text(owner)), reader.part(owner)
+    others = {part.device for part in site.at.parts if part.node is not node}
+    return text if before is not None and {before.device} == others else moving(text, device)
 
 
 def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:

@@ -274,8 +274,6 @@ class Reader:
             return None
         if name in _NO_TENSOR:
             return []
-        if name.startswith("new_"):
-            return [_made(node, text, self.device(_argument(node, "device"), owner.device or ""))]
         return [Part(node, text, "made", owner.devices, scalar=owner.scalar)]
 
     def _transferred(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
