@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpumagic.cell.report import Fixed
 from gpumagic.cell.retry_mode import RetryMode
-from gpumagic.moving.move import move_all, remember
+from gpumagic.moving.move import has_plain_storage, immovable, move_all, remember
 from gpumagic.moving.moved import Origin
-from gpumagic.moving.plan import has_plain_storage, immovable
 from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
 
 

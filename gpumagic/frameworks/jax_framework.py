@@ -2,14 +2,19 @@
 
 JAX returns before its devices are done. A device works in order, so a small computation is done
 once everything before it is; that is how waiting works here. Reading memory never starts JAX.
+
+If GPUs are virtual, JAX has logical devices of the CPU: number 0 is the CPU, number k + 1 is
+virtual GPU k. `jax.devices("gpu")` then returns the virtual GPUs, as on a machine with GPUs.
 """
 
+import ast
+import functools
+import re
 import sys
-import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -18,16 +23,121 @@ import numpy
 from jax._src import xla_bridge
 from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 
-from gpumagic.device import Device, here
+from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks import jax_devices
-from gpumagic.frameworks.array_framework import ArrayFramework
-from gpumagic.frameworks.framework import Place, Pool, wholes
+from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
+from gpumagic.frameworks.framework import Place, Pool, replace, too_late, wholes
+from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.ledger.entry import Tally
-from gpumagic.mismatch.explanation import Explanation
+from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
+from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.syntax import statement
+from gpumagic.usercode.values import MISSING
 
-# Making a jaxpr, lowering it, and compiling; the first may come within one another.
-_COMPILING = "/jax/core/compile/"
+_COMPILING = "/jax/core/compile/backend_compile_duration"
+_INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
+_DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
+_REASON = (
+    "both are committed to their device, by jax.device_put or by a cell that brought them, and so "
+    "JAX moves neither by itself"
+)
+_GPU = ("gpu", "cuda", "rocm")
+# Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
+_ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
+
+
+class JaxDevices:
+    """Find JAX's devices in this process; JAX starts when one is asked for, not before."""
+
+    def __init__(self) -> None:
+        self.virtual = False
+        self._patched, self._patches = False, ExitStack()
+        devices_changed.append(self._changed)
+        self._changed()
+
+    def own(self, device: Device) -> Any:
+        """Return JAX's own object for a device, or raise GpuError."""
+        if device.kind == "cpu":
+            return _cpus()[0]
+        if device.kind != "cuda":
+            raise GpuError(f"JAX has no device {device}; type cpu, or a GPU's number")
+        gpus = self.gpus()
+        if device.ordinal not in gpus:
+            raise GpuError(self._lacking(device, len(gpus)))
+        return gpus[device.ordinal]
+
+    def gpus(self) -> dict[int, Any]:
+        """The GPUs that JAX has, virtual ones too, by ordinal."""
+        if self.virtual:
+            count = sum(device.virtual for device in here(memory=False))
+            return dict(enumerate(_cpus()[1 : count + 1]))
+        try:
+            return {device.local_hardware_id: device for device in jax.local_devices(backend="gpu")}
+        except RuntimeError:  # a build for the CPU, or no GPU
+            return {}
+
+    def name(self, own: Any) -> str:
+        """Return gpumagic's name of a JAX device, ``"cuda:1"``."""
+        if own.platform in _GPU:
+            return f"cuda:{own.local_hardware_id}"
+        if own.platform != "cpu":
+            return f"{own.platform}:{own.id}"
+        return f"cuda:{own.id - 1}" if self.virtual and own.id else "cpu"
+
+    def names(self, sharding: Any) -> str:
+        """Return the devices of a sharding; several are joined by ``" + "``."""
+        on_host = (sharding.memory_kind or "").endswith("_host")
+        own = sorted(sharding.device_set, key=lambda device: device.id)
+        if on_host and own[0].platform != "cpu":
+            return "cpu"
+        return " + ".join(map(self.name, own))
+
+    def _lacking(self, device: Device, count: int) -> str:
+        if not self.virtual:
+            return f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'"
+        wanted = sum(device.virtual for device in here(memory=False))
+        return too_late("JAX", count + 1, wanted)
+
+    def _changed(self) -> None:
+        """Answer for virtual GPUs while there are any."""
+        self.virtual = any(device.virtual for device in here(memory=False))
+        if not self.virtual:
+            self._patches.close()
+        elif not self._patched:
+            for name, position in _ASKED.items():
+                ours = self._answering(getattr(jax, name), position, name.endswith("_count"))
+                replace(self._patches, jax, name, ours)
+        self._patched = self.virtual
+
+    def _answering(self, real: Callable[..., Any], position: int, counts: bool) -> Any:
+        @functools.wraps(real)
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            asked = dict(enumerate(args)).get(position, kwargs.get("backend"))
+            if not self.virtual or asked not in _GPU:
+                return real(*args, **kwargs)
+            gpus = [*self.gpus().values()]
+            return len(gpus) if counts else gpus
+
+        return answer
+
+
+def _make_virtual(count: int) -> None:
+    """Make `count` devices, in addition to the CPU's; GpuError if JAX has started."""
+    try:
+        # This is an error where JAX has started, and starts nothing.
+        jax.config.update("jax_num_cpu_devices", count + 1)
+    except RuntimeError:
+        if (there := len(_cpus())) <= count:
+            raise GpuError(too_late("JAX", there, count)) from None
+    except (AttributeError, KeyError):
+        raise GpuError(
+            f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
+        ) from None
+
+
+def _cpus() -> list[Any]:
+    found: Iterable[Any] = jax.local_devices(backend="cpu")
+    return [*found]
 
 
 marks: dict[Any, Any] = {}
@@ -58,31 +168,23 @@ def _bump(mark: Any) -> Any:
 
 
 class CompileClock:
-    """Add up the seconds that JAX compiles for, from its first reading on."""
+    """Add up the seconds that XLA compiles for, on all threads, from its first reading on."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        # Of each thread the stretches so far, none of which is within another.
-        self._stretches: dict[int, list[tuple[float, float]]] = {}
+    def __init__(self) -> None:
+        self._seconds = 0.0
         self._listens = False
 
     def seconds(self) -> float:
-        """Return how long it has compiled, on all threads."""
+        """Return how long it has compiled."""
         if not self._listens:
             self._listens = True
             jax.monitoring.register_event_duration_secs_listener(self.note)
-        every = [stretch for found in list(self._stretches.values()) for stretch in found]
-        return sum(end - start for start, end in every)
+        return self._seconds
 
     def note(self, event: str, duration_secs: float, **about: Any) -> None:
-        """Note a compilation once it is over; JAX has reported the nested ones before."""
-        if not event.startswith(_COMPILING):
-            return
-        end = self._clock()
-        found = self._stretches.setdefault(threading.get_ident(), [])
-        while found and found[-1][0] >= end - duration_secs:
-            found.pop()
-        found.append((end - duration_secs, end))
+        """Note an event of JAX's, if it is a compilation."""
+        if event == _COMPILING:
+            self._seconds += duration_secs
 
 
 def has_data(array: Any) -> bool:
@@ -109,14 +211,16 @@ class Jax(ArrayFramework):
     name = "JAX"
 
     def __init__(self) -> None:
-        self._devices = jax_devices.JaxDevices()
+        self._devices = JaxDevices()
         self._barrier = JaxBarrier()
         self._failed = weakref.WeakValueDictionary[int, Any]()
         self._compiling = CompileClock()
+        self._copies = JaxCopies(self._devices)
 
     def started(self) -> bool:
         """Whether its backends are there; this starts nothing."""
-        return jax_devices.started()
+        # A private function, without which it counts as started.
+        return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
     def devices(self) -> list[Device]:
         """Return the GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
@@ -134,7 +238,7 @@ class Jax(ArrayFramework):
 
     def make_virtual(self, count: int) -> None:
         """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
-        jax_devices.make_virtual(count)
+        _make_virtual(count)
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         """Make this thread's arrays on `device` unless the code names one, within the context."""
@@ -154,10 +258,6 @@ class Jax(ArrayFramework):
     def where(self, array: Any) -> str:
         """Return the device that an array is on; ``"cuda:0 + cuda:1"`` if sharded over two."""
         return self._devices.names(array.sharding)
-
-    def name_of(self, device: Any) -> str:
-        """Return gpumagic's name of a JAX device."""
-        return self._devices.name(device)
 
     def nbytes(self, array: Any) -> int:
         """Return the bytes of its data; copies on several devices count once."""
@@ -212,17 +312,16 @@ class Jax(ArrayFramework):
         Raises a failed array's error once, although the array lives on.
         """
         self._barrier.wait()
-        error: Exception | None = None
+        errors: list[Exception] = []
         for array in self.live():
-            if self._failed.get(id(array)) is array:
-                continue
-            try:
-                array.block_until_ready()
-            except Exception as raised:  # noqa: BLE001  of the user's computation
-                self._failed[id(array)] = array
-                error = error or raised
-        if error is not None:
-            raise error
+            if self._failed.get(id(array)) is not array:
+                try:
+                    array.block_until_ready()
+                except Exception as error:  # noqa: BLE001  of the user's computation
+                    self._failed[id(array)] = array
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def compile_seconds(self) -> float:
         """Return the seconds it has compiled since this was first called."""
@@ -273,15 +372,72 @@ class Jax(ArrayFramework):
         self, tally: Tally, strict: bool, *, warn: bool = False
     ) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line."""
-        from gpumagic.frameworks.jax_copies import JaxCopies
-
-        return JaxCopies(self._devices, tally, strict)
+        return self._copies.count(tally, strict)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error between devices; None for any other."""
-        from gpumagic.frameworks.jax_mismatch import explain_jax
+        """Explain JAX's error between devices; None for any other.
 
-        return explain_jax(self, error, namespace)
+        So it is where what the frames show does not agree with what the error says.
+        """
+        for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
+            parts = dict(operands(node, frame, self._committed))
+            said = {self._said(*device) for device in _DEVICES.findall(message[0])}
+            where = {part: Counter[str]() for part in parts}
+            for part, arrays in parts.items():
+                for array in arrays:
+                    where[part][self.where(array)] += array.nbytes
+            devices = {device for each in where.values() for device in each}
+            if len(devices) > 1 and said <= devices:
+                return _explained(frame, node, parts, where)
+        return None
+
+    def _committed(self, value: Any) -> list[Any]:
+        """Return the committed arrays that a value is or holds, or that a tracer stands for."""
+        while isinstance(
+            value, jax.core.Tracer
+        ):  # of `jax.grad` or `jax.vmap`; `jax.jit`'s is None
+            value = getattr(value, "primal", getattr(value, "val", None))
+        return [array for array in arrays_in(value, self) if array.committed]
+
+    def _said(self, numbers: str, platform: str) -> str:
+        """Return gpumagic's name for the devices that an error names."""
+        devices = {device.id: device for device in jax.devices(platform.lower())}
+        return " + ".join(self._devices.name(devices[int(n)]) for n in numbers.split(","))
+
+
+def _explained(
+    frame: FailedFrame,
+    node: ast.AST,
+    parts: Mapping[ast.expr, Sequence[Any]],
+    where: Mapping[ast.expr, Counter[str]],
+) -> Explanation:
+    """Explain that operands are on several devices; write the fix, if all can move to one."""
+    whole: Counter[str] = sum(where.values(), Counter())
+    values = {part: frame.scope.value(part) for part in parts}
+    stays = [p for p, value in values.items() if value is not MISSING and not can_be_put(value)]
+    if isinstance(node, ast.AugAssign):
+        stays += [node.target] if node.target in parts else []
+    stays += [part for part, devices in where.items() if any("+" in device for device in devices)]
+    fixed = [device for part in stays for device in where[part]]
+    target = fixed[0] if fixed else whole.most_common(1)[0][0]
+    odd = [part for part, devices in where.items() if {*devices} != {target}]
+    rows: dict[str, Operand] = {}
+    for part, arrays in parts.items():
+        known = values[part] is not MISSING
+        about = f"{len(arrays)} arrays" if known else "made here"
+        if known and len(arrays) == 1:
+            about = f"{arrays[0].dtype}[{', '.join(map(str, arrays[0].shape))}]"
+        devices = tuple(device for device, _ in where[part].most_common())
+        nbytes = where[part].total() if known else None
+        rows[frame.text(part)] = Operand(frame.text(part), devices, nbytes, about, part in odd)
+    fix = None
+    stmt = statement(node)
+    if stmt is not None and odd and "+" not in target and not {*odd} & {*stays}:
+        edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
+        put = as_code(target)
+        edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
+        fix = edit.fix(total(rows[frame.text(part)].nbytes for part in odd))
+    return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
 
 
 def _of_variable(variable: Any) -> _Parts:

@@ -18,7 +18,6 @@ from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
 from gpumagic.moving.moved import Moves, Origin
-from gpumagic.moving.plan import bytes_of
 from gpumagic.placement import torch_devices
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
@@ -71,7 +70,7 @@ class Torch(Framework):
 
     def nbytes(self, array: Tensor) -> int:
         """Return the bytes of its data; 0 if it has no shape yet, or no strides."""
-        return bytes_of(array)
+        return move.bytes_of(array)
 
     def move(
         self,

@@ -89,23 +89,6 @@ def test_a_copy_that_did_not_change_is_replaced_by_its_original(boxes):
     assert {moved.name for moved in moves.moved} == {"a", "b"}
 
 
-@pytest.mark.parametrize("back", [True, False])
-def test_a_container_that_the_cell_replaced_comes_home_under_its_other_name(boxes, back):
-    original, origins = Box(), []
-    space = {"params": {"w": original}}
-    boxes.move(space.items(), GPUS[1], space, origins, back=back)
-    space["state"] = {"params": space["params"]}
-    space["params"] = {"w": Box("cuda:1")}  # what the cell made in its place
-    space["made"] = Box("cuda:1")
-    boxes.remember([] if back else origins, "In [1]")
-    moves = boxes.home(space, origins if back else None)
-    held = space["state"]["params"]["w"]
-    assert held is original if back else held.place == "cpu"
-    assert space["params"]["w"].place == "cpu"
-    assert space["made"].place == "cuda:1"
-    assert {moved.name for moved in moves.moved} == {"params", "state"}
-
-
 def test_home_is_where_it_was_before_the_first_of_several_cells(boxes):
     space = {"a": Box()}
     for number in (0, 1):
