@@ -18,7 +18,7 @@ from typing import Any
 from gpumagic.device import CPU, Device
 from gpumagic.device import here as devices_here
 from gpumagic.faults import first_line
-from gpumagic.frameworks.framework import Framework
+from gpumagic.frameworks.framework import Framework, Split
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, keep_origins
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import MISSING, defined_in, own
@@ -203,7 +203,7 @@ def _replaced(
     return made
 
 
-def _split(value: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
+def _split(value: Any) -> Split | None:
     """Split what is rebuilt, a tuple or a `functools.partial`, as `Framework.parts` does."""
     kind: Any = type(value)
     if issubclass(kind, tuple):

@@ -41,6 +41,10 @@ _NAMES = {
 }
 
 
+Split = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
+"""The parts of a container, and a function that rebuilds it from others."""
+
+
 class Place(NamedTuple):
     """Describe a piece of a device's memory."""
 
@@ -209,11 +213,8 @@ class Framework(Protocol):
     def copy(self, array: Any, device: Device) -> Any:
         """Return a new copy on a device, even if the array is there: donating it is harmless."""
 
-    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-        """Return the parts of its own container, and a function that rebuilds it from others.
-
-        None for everything else: lists, dicts and the like are walked without this method.
-        """
+    def parts(self, value: object) -> Split | None:
+        """Split its own container; None for all others: lists are walked without this method."""
         return None
 
     def knows(self, kind: type) -> bool:
@@ -293,8 +294,8 @@ class FrameworksOn:
         """Whether one of them knows a class by its identity."""
         return any(framework.knows(kind) for framework in self.frameworks)
 
-    def parts(self, value: object) -> Any:
-        """Return the parts of their own containers, as `Framework.parts` does; None for others."""
+    def parts(self, value: object) -> Split | None:
+        """Split one of their own containers, as `Framework.parts` does; None for all others."""
         found = (framework.parts(value) for framework in self.frameworks)
         return next((split for split in found if split is not None), None)
 

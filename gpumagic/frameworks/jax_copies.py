@@ -159,9 +159,9 @@ class JaxCopies(CopyCounting):
     around = ("reraise_with_filtered_traceback", "wrapper")
     all_threads = True
 
-    def __init__(self, devices: Any) -> None:
+    def __init__(self, jax_framework: Any) -> None:
         super().__init__()
-        self._devices = devices
+        self._jax = jax_framework
         self._read: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def patch(self, stack: ExitStack) -> None:
@@ -190,7 +190,7 @@ class JaxCopies(CopyCounting):
             replace(stack, owner, name, self.door(getattr(owner, name), ask))
         value = self.door(vars(ArrayImpl)["_value"].fget, self._value)
         replace(stack, ArrayImpl, "_value", property(value))
-        if self._devices.virtual:
+        if self._jax.virtual:
             _read_as_on_gpus(ArrayImpl, stack)
         gate = _Gate(pjit._get_fastpath_data, pxla.MeshExecutableFastpathData)
         replace(stack, pxla, "MeshExecutableFastpathData", gate.data)
@@ -287,7 +287,7 @@ class JaxCopies(CopyCounting):
         return partial(_add, found) if found else None
 
     def _end(self, device: Any) -> str:
-        return "cpu" if device is None else str(self._devices.name(device))
+        return "cpu" if device is None else str(self._jax.name_of(device))
 
     def instead(self, count: Count) -> str:
         """Return in words what to write, so that a copy or wait is explicit."""

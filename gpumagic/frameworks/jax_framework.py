@@ -26,7 +26,7 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
-from gpumagic.frameworks.framework import Place, Pool, replace, too_late, wholes
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.ledger.entry import Tally
 from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
@@ -34,26 +34,45 @@ from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.syntax import statement
 from gpumagic.usercode.values import MISSING
 
-_COMPILING = "/jax/core/compile/backend_compile_duration"
+_GPU = ("gpu", "cuda", "rocm")
+# Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
+_ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+# What is looked into without asking here, and what is no container.
+_PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
 _REASON = (
     "both are committed to their device, by jax.device_put or by a cell that brought them, and so "
     "JAX moves neither by itself"
 )
-_GPU = ("gpu", "cuda", "rocm")
-# Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
-_ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
 
 
-class JaxDevices:
-    """Find JAX's devices in this process; JAX starts when one is asked for, not before."""
+class Jax(ArrayFramework):
+    """Adapt JAX to the contract of a framework; JAX starts when a device is asked for."""
+
+    name = "JAX"
 
     def __init__(self) -> None:
         self.virtual = False
         self._patched, self._patches = False, ExitStack()
+        self._bump = jax.jit(_bump)
+        self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
+        self._failed = weakref.WeakValueDictionary[int, Any]()
+        self._compiled: float | None = None
+        self._copies = JaxCopies(self)
         devices_changed.append(self._changed)
         self._changed()
+
+    def started(self) -> bool:
+        """Whether its backends are there; this starts nothing."""
+        # A private function, without which it counts as started.
+        return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
+
+    def devices(self) -> list[Device]:
+        """Return the GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
+        there = self._gpus()
+        return [device for device in here(memory=False) if device.ordinal in there]
 
     def own(self, device: Device) -> Any:
         """Return JAX's own object for a device, or raise GpuError."""
@@ -61,12 +80,15 @@ class JaxDevices:
             return _cpus()[0]
         if device.kind != "cuda":
             raise GpuError(f"JAX has no device {device}; type cpu, or a GPU's number")
-        gpus = self.gpus()
-        if device.ordinal not in gpus:
-            raise GpuError(self._lacking(device, len(gpus)))
-        return gpus[device.ordinal]
+        gpus = self._gpus()
+        if device.ordinal in gpus:
+            return gpus[device.ordinal]
+        if self.virtual:
+            wanted = sum(device.virtual for device in here(memory=False))
+            raise GpuError(too_late("JAX", len(gpus) + 1, wanted))
+        raise GpuError(f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'")
 
-    def gpus(self) -> dict[int, Any]:
+    def _gpus(self) -> dict[int, Any]:
         """The GPUs that JAX has, virtual ones too, by ordinal."""
         if self.virtual:
             count = sum(device.virtual for device in here(memory=False))
@@ -76,7 +98,7 @@ class JaxDevices:
         except RuntimeError:  # a build for the CPU, or no GPU
             return {}
 
-    def name(self, own: Any) -> str:
+    def name_of(self, own: Any) -> str:
         """Return gpumagic's name of a JAX device, ``"cuda:1"``."""
         if own.platform in _GPU:
             return f"cuda:{own.local_hardware_id}"
@@ -84,19 +106,23 @@ class JaxDevices:
             return f"{own.platform}:{own.id}"
         return f"cuda:{own.id - 1}" if self.virtual and own.id else "cpu"
 
-    def names(self, sharding: Any) -> str:
-        """Return the devices of a sharding; several are joined by ``" + "``."""
-        on_host = (sharding.memory_kind or "").endswith("_host")
-        own = sorted(sharding.device_set, key=lambda device: device.id)
-        if on_host and own[0].platform != "cpu":
-            return "cpu"
-        return " + ".join(map(self.name, own))
+    def default(self) -> str:
+        """Return the device of new arrays for which none is named."""
+        own = jax.config.jax_default_device or jax.devices()[0]
+        return own if isinstance(own, str) else self.name_of(own)
 
-    def _lacking(self, device: Device, count: int) -> str:
-        if not self.virtual:
-            return f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'"
-        wanted = sum(device.virtual for device in here(memory=False))
-        return too_late("JAX", count + 1, wanted)
+    def make_virtual(self, count: int) -> None:
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
+        try:
+            # This is an error where JAX has started, and starts nothing.
+            jax.config.update("jax_num_cpu_devices", count + 1)
+        except RuntimeError:
+            if (there := len(_cpus())) <= count:
+                raise GpuError(too_late("JAX", there, count)) from None
+        except (AttributeError, KeyError):
+            raise GpuError(
+                f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
+            ) from None
 
     def _changed(self) -> None:
         """Answer for virtual GPUs while there are any."""
@@ -115,134 +141,14 @@ class JaxDevices:
             asked = dict(enumerate(args)).get(position, kwargs.get("backend"))
             if not self.virtual or asked not in _GPU:
                 return real(*args, **kwargs)
-            gpus = [*self.gpus().values()]
+            gpus = [*self._gpus().values()]
             return len(gpus) if counts else gpus
 
         return answer
 
-
-def _make_virtual(count: int) -> None:
-    """Make `count` devices, in addition to the CPU's; GpuError if JAX has started."""
-    try:
-        # This is an error where JAX has started, and starts nothing.
-        jax.config.update("jax_num_cpu_devices", count + 1)
-    except RuntimeError:
-        if (there := len(_cpus())) <= count:
-            raise GpuError(too_late("JAX", there, count)) from None
-    except (AttributeError, KeyError):
-        raise GpuError(
-            f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
-        ) from None
-
-
-def _cpus() -> list[Any]:
-    found: Iterable[Any] = jax.local_devices(backend="cpu")
-    return [*found]
-
-
-marks: dict[Any, Any] = {}
-"""What barriers compute with, by device."""
-
-
-class JaxBarrier:
-    """Wait for devices by a small computation on each, compiled at the first use."""
-
-    def __init__(self) -> None:
-        self._bump = jax.jit(_bump)
-
-    def wait(self) -> None:
-        """Return when each device of this process has done what this thread gave it."""
-        given = []
-        # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
-        clients = xla_bridge.backends().values()
-        for device in chain.from_iterable(client.local_devices() for client in clients):
-            if device not in marks:
-                marks[device] = jax.device_put(numpy.float32(0), device)
-            given.append(self._bump(marks[device]))
-        for mark in given:
-            mark.block_until_ready()
-
-
-def _bump(mark: Any) -> Any:
-    return mark + 1
-
-
-class CompileClock:
-    """Add up the seconds that XLA compiles for, on all threads, from its first reading on."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._listens = False
-
-    def seconds(self) -> float:
-        """Return how long it has compiled."""
-        if not self._listens:
-            self._listens = True
-            jax.monitoring.register_event_duration_secs_listener(self.note)
-        return self._seconds
-
-    def note(self, event: str, duration_secs: float, **about: Any) -> None:
-        """Note an event of JAX's, if it is a compilation."""
-        if event == _COMPILING:
-            self._seconds += duration_secs
-
-
-def has_data(array: Any) -> bool:
-    """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
-
-    JAX ends the process if asked for the address of missing data.
-    """
-    if next(iter(array.sharding.device_set)).platform == "cpu":
-        try:
-            array.block_until_ready()
-        except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
-            return False
-    return True
-
-
-_Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
-# What is looked into without asking here, and what is no container.
-_PLAIN = (list, tuple, dict, set, str, int, float, type(None))
-
-
-class Jax(ArrayFramework):
-    """Adapt JAX to the contract of a framework."""
-
-    name = "JAX"
-
-    def __init__(self) -> None:
-        self._devices = JaxDevices()
-        self._barrier = JaxBarrier()
-        self._failed = weakref.WeakValueDictionary[int, Any]()
-        self._compiling = CompileClock()
-        self._copies = JaxCopies(self._devices)
-
-    def started(self) -> bool:
-        """Whether its backends are there; this starts nothing."""
-        # A private function, without which it counts as started.
-        return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
-
-    def devices(self) -> list[Device]:
-        """Return the GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
-        there = self._devices.gpus()
-        return [device for device in here(memory=False) if device.ordinal in there]
-
-    def own(self, device: Device) -> Any:
-        """Return JAX's own object for a device, or raise GpuError."""
-        return self._devices.own(device)
-
-    def default(self) -> str:
-        """Return the device of new arrays for which none is named."""
-        own = jax.config.jax_default_device or jax.devices()[0]
-        return own if isinstance(own, str) else self._devices.name(own)
-
-    def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
-        _make_virtual(count)
-
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         """Make this thread's arrays on `device` unless the code names one, within the context."""
-        own = self._devices.own(device)
+        own = self.own(device)
         # Where that is so, JAX looks nothing up at each call.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
@@ -257,7 +163,11 @@ class Jax(ArrayFramework):
 
     def where(self, array: Any) -> str:
         """Return the device that an array is on; ``"cuda:0 + cuda:1"`` if sharded over two."""
-        return self._devices.names(array.sharding)
+        on_host = (array.sharding.memory_kind or "").endswith("_host")
+        own = sorted(array.sharding.device_set, key=lambda device: device.id)
+        if on_host and own[0].platform != "cpu":
+            return "cpu"
+        return " + ".join(map(self.name_of, own))
 
     def nbytes(self, array: Any) -> int:
         """Return the bytes of its data; copies on several devices count once."""
@@ -273,7 +183,7 @@ class Jax(ArrayFramework):
             )
         if self.where(array) == str(device):
             return array
-        own = self._devices.own(device)
+        own = self.own(device)
         if committed or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
             return jax.device_put(array, own)
         with jax.default_device(own):
@@ -281,17 +191,18 @@ class Jax(ArrayFramework):
 
     def copy(self, array: Any, device: Device) -> Any:
         """Return a new copy committed to a device: donating it does not affect the array."""
-        return jax.device_put(array, self._devices.own(device), may_alias=False)
+        return jax.device_put(array, self.own(device), may_alias=False)
 
-    def parts(self, value: object) -> _Parts | None:
+    def parts(self, value: object) -> Split | None:
         """Return the parts of a registered pytree or Flax NNX object, and its builder."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
             return None
-        nnx = sys.modules.get("flax.nnx")
+        nnx: Any = sys.modules.get("flax.nnx")
         if nnx is not None and isinstance(value, nnx.Variable):
-            return _of_variable(value)
+            return [value.get_raw_value()], functools.partial(_set_variable, value)
         if nnx is not None and isinstance(value, nnx.Pytree):
-            return _of_object(value)
+            held = {n: v for n, v in vars(value).items() if not n.startswith("_pytree__")}
+            return [*held.values()], functools.partial(_set_attributes, value, held)
         children, treedef = tree_flatten(value, is_leaf=lambda inner: inner is not value)
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
@@ -307,13 +218,19 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait until every requested array is there, also unreferenced ones.
+        """Wait until every requested array is there, also unreferenced ones of this thread.
 
         Raises a failed array's error once, although the array lives on.
         """
-        self._barrier.wait()
+        given = []
+        # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
+        clients = xla_bridge.backends().values()
+        for device in chain.from_iterable(client.local_devices() for client in clients):
+            if device not in self._marks:
+                self._marks[device] = jax.device_put(numpy.float32(0), device)
+            given.append(self._bump(self._marks[device]))
         errors: list[Exception] = []
-        for array in self.live():
+        for array in [*given, *self.live()]:
             if self._failed.get(id(array)) is not array:
                 try:
                     array.block_until_ready()
@@ -324,28 +241,35 @@ class Jax(ArrayFramework):
             raise errors[0]
 
     def compile_seconds(self) -> float:
-        """Return the seconds it has compiled since this was first called."""
-        return self._compiling.seconds()
+        """Return the seconds that XLA has compiled for, on all threads, since the first call."""
+        if self._compiled is None:
+            self._compiled = 0.0
+            jax.monitoring.register_event_duration_secs_listener(self._note)
+        return self._compiled
+
+    def _note(self, event: str, duration_secs: float, **about: Any) -> None:
+        if event == _COMPILED and self._compiled is not None:
+            self._compiled += duration_secs
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).
 
         Memory that arrays share counts once.
         """
-        if stats := self._devices.own(device).memory_stats():
+        if stats := self.own(device).memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
         every = wholes(place for array in self.live() for place in self.places(array))
         return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def places(self, array: Any) -> list[Place]:
         """Return the pieces of memory of an array, one for each of its shards in this process."""
-        if array.is_deleted() or not has_data(array):
+        if array.is_deleted() or not _has_data(array):
             return []
         # JAX makes an array of each shard, which the array then keeps, and lists it as a live one.
         one = array.sharding.num_devices == 1
         pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
-            Place(self._devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
+            Place(self.where(data), data.unsafe_buffer_pointer(), data.nbytes)
             for data in pieces
             if data.nbytes
         ]
@@ -354,7 +278,7 @@ class Jax(ArrayFramework):
         """List all live arrays, also JAX's own, but none of gpumagic's."""
         if not self.started():
             return []
-        ours = {id(mark) for mark in marks.values()}
+        ours = {id(mark) for mark in self._marks.values()}
         return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
     def pool(self, device: Device) -> Pool | None:
@@ -362,7 +286,7 @@ class Jax(ArrayFramework):
         if device.virtual or not self.started():
             return None
         try:
-            told = self._devices.own(device).memory_stats() or {}
+            told = self.own(device).memory_stats() or {}
         except GpuError:  # JAX does not see it
             return None
         names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
@@ -380,29 +304,62 @@ class Jax(ArrayFramework):
         So it is where what the frames show does not agree with what the error says.
         """
         for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
+            said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))
-            said = {self._said(*device) for device in _DEVICES.findall(message[0])}
             where = {part: Counter[str]() for part in parts}
             for part, arrays in parts.items():
                 for array in arrays:
                     where[part][self.where(array)] += array.nbytes
-            devices = {device for each in where.values() for device in each}
-            if len(devices) > 1 and said <= devices:
+            there = {device for devices in where.values() for device in devices}
+            if len(there) > 1 and said <= there:
                 return _explained(frame, node, parts, where)
         return None
 
     def _committed(self, value: Any) -> list[Any]:
         """Return the committed arrays that a value is or holds, or that a tracer stands for."""
-        while isinstance(
-            value, jax.core.Tracer
-        ):  # of `jax.grad` or `jax.vmap`; `jax.jit`'s is None
+        while isinstance(value, jax.core.Tracer):  # of `jax.grad`, `jax.vmap`; `jax.jit` has none
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]
 
     def _said(self, numbers: str, platform: str) -> str:
         """Return gpumagic's name for the devices that an error names."""
         devices = {device.id: device for device in jax.devices(platform.lower())}
-        return " + ".join(self._devices.name(devices[int(n)]) for n in numbers.split(","))
+        return " + ".join(self.name_of(devices[int(n)]) for n in numbers.split(","))
+
+
+def _cpus() -> list[Any]:
+    found: Iterable[Any] = jax.local_devices(backend="cpu")
+    return [*found]
+
+
+def _bump(mark: Any) -> Any:
+    return mark + 1
+
+
+def _has_data(array: Any) -> bool:
+    """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
+
+    JAX ends the process if asked for the address of missing data.
+    """
+    if next(iter(array.sharding.device_set)).platform == "cpu":
+        try:
+            array.block_until_ready()
+        except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
+            return False
+    return True
+
+
+def _set_variable(variable: Any, parts: Sequence[Any]) -> Any:
+    variable.set_raw_value(parts[0])
+    return variable
+
+
+def _set_attributes(thing: Any, held: Mapping[str, Any], parts: Sequence[Any]) -> Any:
+    """Change an object of Flax NNX in place, so that its sharers agree."""
+    for (name, old), new in zip(held.items(), parts, strict=True):
+        if new is not old:
+            vars(thing)[name] = new  # its own __setattr__ would ask what the value is
+    return thing
 
 
 def _explained(
@@ -412,53 +369,27 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; write the fix, if all can move to one."""
-    whole: Counter[str] = sum(where.values(), Counter())
     values = {part: frame.scope.value(part) for part in parts}
+    # What no copy can replace decides; then the device with most bytes.
     stays = [p for p, value in values.items() if value is not MISSING and not can_be_put(value)]
-    if isinstance(node, ast.AugAssign):
-        stays += [node.target] if node.target in parts else []
-    stays += [part for part, devices in where.items() if any("+" in device for device in devices)]
-    fixed = [device for part in stays for device in where[part]]
-    target = fixed[0] if fixed else whole.most_common(1)[0][0]
+    stays += [p for p in parts if p is getattr(node, "target", None) or "+" in "".join(where[p])]
+    whole: Counter[str] = sum((where[part] for part in stays or parts), Counter())
+    target = whole.most_common(1)[0][0]
     odd = [part for part, devices in where.items() if {*devices} != {target}]
     rows: dict[str, Operand] = {}
     for part, arrays in parts.items():
-        known = values[part] is not MISSING
-        about = f"{len(arrays)} arrays" if known else "made here"
-        if known and len(arrays) == 1:
-            about = f"{arrays[0].dtype}[{', '.join(map(str, arrays[0].shape))}]"
+        about, nbytes = "made here", None
+        if values[part] is not MISSING:
+            shape = ", ".join(map(str, arrays[0].shape))
+            several = f"{len(arrays)} arrays"
+            about = several if len(arrays) > 1 else f"{arrays[0].dtype}[{shape}]"
+            nbytes = where[part].total()
         devices = tuple(device for device, _ in where[part].most_common())
-        nbytes = where[part].total() if known else None
         rows[frame.text(part)] = Operand(frame.text(part), devices, nbytes, about, part in odd)
-    fix = None
-    stmt = statement(node)
-    if stmt is not None and odd and "+" not in target and not {*odd} & {*stays}:
+    fix, stmt = None, statement(node)
+    if stmt is not None and "+" not in target and not {*odd} & {*stays}:
         edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
         put = as_code(target)
         edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
         fix = edit.fix(total(rows[frame.text(part)].nbytes for part in odd))
     return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
-
-
-def _of_variable(variable: Any) -> _Parts:
-    held = variable.get_raw_value()
-
-    def change(parts: Sequence[Any]) -> Any:
-        if parts[0] is not held:
-            variable.set_raw_value(parts[0])
-        return variable
-
-    return [held], change
-
-
-def _of_object(thing: Any) -> _Parts:
-    """Split an object of Flax NNX, which is changed in place, so that its sharers agree."""
-    held = {name: value for name, value in vars(thing).items() if not name.startswith("_pytree__")}
-
-    def change(parts: Sequence[Any]) -> Any:
-        for (name, old), new in zip(held.items(), parts, strict=True):
-            if new is not old:
-                vars(thing)[name] = new  # its own __setattr__ would ask what the value is
-        return thing
-
-    return [*held.values()], change

@@ -96,15 +96,15 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count TensorFlow's copies and waits on the threads that began a count."""
+    """Count on the threads that began it; `name` is gpumagic's name for TensorFlow's device."""
 
     framework = "TensorFlow"
     inside = Inside(tf, "tensorflow_")
     around = ("error_handler", "op_dispatch_handler", "wrapper", "wrapped")
 
-    def __init__(self, devices: Any) -> None:
+    def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
-        self._devices = devices
+        self._name = name
         self._batches: dict[int, weakref.ref[Any]] = {}
         # Copies that TensorFlow keeps: of which tensor, and where.
         self._copied: dict[tuple[int, str], weakref.ref[Any]] = {}
@@ -130,7 +130,7 @@ class TensorFlowCopies(CopyCounting):
     def _read(self, tensor: Any) -> Callable[[Any, float], None] | None:
         """Count a read of a tensor that is not in the host's memory."""
         __tracebackhide__ = True
-        source = self._devices.name(tensor.backing_device)
+        source = self._name(tensor.backing_device)
         call = self.called_from(sys._getframe())
         if source == "cpu" or call is None or not self._is_data(tensor.dtype):
             return None
@@ -171,7 +171,7 @@ class TensorFlowCopies(CopyCounting):
         __tracebackhide__ = True
         first: Any = made if isinstance(made, tf.Tensor) else next(iter(made or ()), None)
         if first is not None and self._is_data(first.dtype):
-            there = self._devices.name(first.backing_device)
+            there = self._name(first.backing_device)
             counts: list[Count] = []
             for array in arrays:
                 counts += self._copy(call, "operand", "cpu", there, array.nbytes)
@@ -204,11 +204,11 @@ class TensorFlowCopies(CopyCounting):
         if call is None:
             return
         counts: list[Count] = []
-        there = self._devices.name(ran_on)
+        there = self._name(ran_on)
         for operand in away:
             counts += self._operand(call, operation, operand, there)
         if fallen:
-            ends = self._devices.name(f"/device:{fallen}"), there
+            ends = self._name(f"/device:{fallen}"), there
             about = {"implicit": True, "untimed": True}
             found = self.counts(call, "placement", "soft placement", ends, **about)
             for count in found:
@@ -218,7 +218,7 @@ class TensorFlowCopies(CopyCounting):
 
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
         """Count an operand if it was copied now, not kept from an earlier copy."""
-        source, function = self._devices.name(_held_on(operand)), is_function(operation)
+        source, function = self._name(_held_on(operand)), is_function(operation)
         if function and operand.dtype == tf.resource:
             held = getattr(operand, "_handle_data", None)
             if held is None or not held.shape_and_type:  # of no variable

@@ -14,7 +14,7 @@ import functools
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, failures, operands
-from gpumagic.frameworks.framework import Place, Pool, replace, too_late
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies
 from gpumagic.ledger.entry import Tally
 from gpumagic.mismatch.explanation import Explanation, Operand, expression
@@ -41,46 +41,62 @@ _WHY = (
 )
 # Bits, so that what counts as two pieces of memory never overlaps.
 _APART = 48
-_Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 # TensorFlow's own, before anything stands in front of it.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+|\*))?$", re.IGNORECASE)
+_DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
 # Parts of Keras that would choose cuDNN's kernels, and layouts that only GPUs have.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
-_DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
 
 
-class TensorFlowDevices:
-    """Find TensorFlow's devices in this process; it starts when one is placed on, not before."""
+class TensorFlow(ArrayFramework):
+    """Adapt TensorFlow, and Keras if imported, to the contract; it starts when placed on."""
+
+    name = "TensorFlow"
 
     def __init__(self) -> None:
-        self.virtual = 0
+        self._virtual = 0
         self._patched, self._patches = False, ExitStack()
+        self._tensor: type = tf.__internal__.EagerTensor
+        self._copies = TensorFlowCopies(self.name_of)
         devices_changed.append(self._changed)
         self._changed()
 
-    def count(self) -> int:
-        """Return the number of TensorFlow's GPUs, virtual ones if there are any; start nothing."""
-        if self.virtual:
-            return min(self.virtual, _logical_cpus() - 1)
+    def started(self) -> bool:
+        """Whether it has found its devices; before that, other methods may start it."""
+        return bool(getattr(context.context(), "_initialized", True))
+
+    def devices(self) -> list[Device]:
+        """The GPUs that it can use here, virtual ones too, by ordinal."""
+        count = self._count()
+        return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
+
+    def own(self, device: Device) -> Any:
+        """Return TensorFlow's scope of a device, for `with`; or raise GpuError."""
+        return tf.device(self._own(device))
+
+    def _count(self) -> int:
+        """The number of TensorFlow's GPUs, virtual ones if there are any; starts nothing."""
+        if self._virtual:
+            return min(self._virtual, _logical_cpus() - 1)
         return len(_physical_devices("GPU"))
 
-    def own(self, device: Device) -> str:
-        """Return TensorFlow's name of a device, such as ``"/GPU:1"``; or raise GpuError."""
+    def _own(self, device: Device) -> str:
+        """TensorFlow's name of a device, such as ``"/GPU:1"``; or GpuError."""
         if device.kind == "cpu":
             return "/CPU:0"
         if device.kind != "cuda" or device.ordinal is None:
             raise GpuError(f"TensorFlow has no device {device}; type cpu, or a GPU's number")
-        if device.ordinal < self.count():
-            return f"/CPU:{device.ordinal + 1}" if self.virtual else f"/GPU:{device.ordinal}"
-        if self.virtual:
-            raise GpuError(too_late("TensorFlow", _logical_cpus(), self.virtual))
+        if device.ordinal < self._count():
+            return f"/CPU:{device.ordinal + 1}" if self._virtual else f"/GPU:{device.ordinal}"
+        if self._virtual:
+            raise GpuError(too_late("TensorFlow", _logical_cpus(), self._virtual))
         raise GpuError(
             f"TensorFlow sees no {device} here; a build for GPUs is "
             "pip install 'tensorflow[and-cuda]'"
         )
 
-    def name(self, own: str) -> str:
+    def name_of(self, own: str) -> str:
         """Return gpumagic's name, ``"cuda:1"``, for TensorFlow's full name of a device."""
         found = _DEVICE.search(own)
         if found is None:
@@ -88,38 +104,41 @@ class TensorFlowDevices:
         kind, number = found[1].upper(), int(found[2])
         if kind == "GPU":
             return f"cuda:{number}"
-        return f"cuda:{number - 1}" if self.virtual and number else "cpu"
+        return f"cuda:{number - 1}" if self._virtual and number else "cpu"
+
+    def make_virtual(self, count: int) -> None:
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
+        cpu = _physical_devices("CPU")[0]
+        each = tf.config.LogicalDeviceConfiguration()
+        try:
+            # Each is an error where TensorFlow has started, and starts nothing.
+            tf.config.set_logical_device_configuration(cpu, [each] * (count + 1))
+            tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
+        except RuntimeError:
+            if (there := _logical_cpus()) <= count:
+                raise GpuError(too_late("TensorFlow", there, count)) from None
 
     def _changed(self) -> None:
         """Replace TensorFlow's own functions while GPUs are virtual."""
-        self.virtual = sum(device.virtual for device in here(memory=False))
-        if not self.virtual:
+        self._virtual = sum(device.virtual for device in here(memory=False))
+        if not self._virtual:
             self._patches.close()
         elif not self._patched:
-            for owner, name, wrap in self._stand_ins():
-                real = getattr(owner, name)
-                replace(self._patches, owner, name, functools.wraps(real)(wrap(real)))
-        self._patched = bool(self.virtual)
-
-    def _stand_ins(self) -> list[tuple[Any, str, _Wrap]]:
-        found: list[tuple[Any, str, _Wrap]] = [(tf, "device", self._on)]
-        config = tf.config
-        physical = self._listing(
-            config.PhysicalDevice, "/physical_device:", lambda own: own.device_type != "GPU"
-        )
-        logical = self._listing(
-            config.LogicalDevice, "/device:", lambda own: own.name == "/device:CPU:0"
-        )
-        for owner in (config, config.experimental):
-            found += [
-                (owner, "list_physical_devices", physical),
-                (owner, "get_visible_devices", physical),
-                (owner, "list_logical_devices", logical),
-            ]
-        found.append((tf.config.experimental, "set_memory_growth", self._growing))
-        return found
+            config = tf.config
+            for owner in (config, config.experimental):
+                for name in ("list_physical_devices", "get_visible_devices"):
+                    listed = self._listing(getattr(owner, name), config.PhysicalDevice, "physical_")
+                    replace(self._patches, owner, name, listed)
+                name = "list_logical_devices"
+                listed = self._listing(getattr(owner, name), config.LogicalDevice, "")
+                replace(self._patches, owner, name, listed)
+            growing = _growing(config.experimental.set_memory_growth)
+            replace(self._patches, config.experimental, "set_memory_growth", growing)
+            replace(self._patches, tf, "device", self._on(tf.device))
+        self._patched = bool(self._virtual)
 
     def _on(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
         def device(device_name: Any) -> Any:
             return real(self._translated(device_name))
 
@@ -136,83 +155,28 @@ class TensorFlowDevices:
         if found is None:
             return given
         number = int(found[1]) if (found[1] or "*") != "*" else 0
-        if number >= self.count():
+        if number >= self._count():
             return given
         return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
 
-    def _listing(self, kind: Any, named: str, is_own: Callable[[Any], bool]) -> _Wrap:
+    def _listing(self, real: Callable[..., Any], kind: Any, word: str) -> Callable[..., Any]:
         """Return a function that lists TensorFlow's own devices and the virtual GPUs."""
 
-        def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
-            def devices(device_type: str | None = None) -> list[Any]:
-                asks = sys._getframe(1).f_globals.get("__name__")
-                count = 0 if asks in _CHOOSE_KERNELS else self.count()
-                gpus = [kind(f"{named}GPU:{number}", "GPU") for number in range(count)]
-                own = [] if device_type == "GPU" else [d for d in real(device_type) if is_own(d)]
-                return own + (gpus if device_type in (None, "GPU") else [])
+        @functools.wraps(real)
+        def devices(device_type: str | None = None) -> list[Any]:
+            asks = sys._getframe(1).f_globals.get("__name__")
+            count = 0 if asks in _CHOOSE_KERNELS else self._count()
+            gpus = [kind(f"/{word}device:GPU:{number}", "GPU") for number in range(count)]
+            own = [] if device_type == "GPU" else real(device_type)
+            own = [each for each in own if each.name == f"/{word}device:CPU:0"]
+            return own + (gpus if device_type in (None, "GPU") else [])
 
-            return devices
-
-        return wrap
-
-    def _growing(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def set_memory_growth(device: Any, enable: bool) -> Any:
-            # A virtual GPU takes what its tensors take.
-            return None if device.device_type == "GPU" else real(device, enable)
-
-        return set_memory_growth
-
-
-def _make_virtual(count: int) -> None:
-    """Make `count` logical devices after the CPU's; GpuError if TensorFlow has started."""
-    cpu = _physical_devices("CPU")[0]
-    each = tf.config.LogicalDeviceConfiguration()
-    try:
-        # Each is an error where TensorFlow has started, and starts nothing.
-        tf.config.set_logical_device_configuration(cpu, [each] * (count + 1))
-        tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
-    except RuntimeError:
-        if (there := _logical_cpus()) <= count:
-            raise GpuError(too_late("TensorFlow", there, count)) from None
-
-
-def _logical_cpus() -> int:
-    """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
-    cpu = _physical_devices("CPU")[0]
-    return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
-
-
-class TensorFlow(ArrayFramework):
-    """Adapt TensorFlow, and Keras if imported, to the contract of a framework."""
-
-    name = "TensorFlow"
-
-    def __init__(self) -> None:
-        self._devices = TensorFlowDevices()
-        self._tensor: type = tf.__internal__.EagerTensor
-        self._copies = TensorFlowCopies(self._devices)
-
-    def started(self) -> bool:
-        """Whether it has found its devices; before that, other methods may start it."""
-        return bool(getattr(context.context(), "_initialized", True))
-
-    def devices(self) -> list[Device]:
-        """The GPUs that it can use here, virtual ones too, by ordinal."""
-        count = self._devices.count()
-        return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
-
-    def own(self, device: Device) -> Any:
-        """Return TensorFlow's scope of a device, for `with`; or raise GpuError."""
-        return tf.device(self._devices.own(device))
-
-    def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
-        _make_virtual(count)
+        return devices
 
     @contextmanager
     def place(self, device: Device, **options: Any) -> Iterator[None]:
         """Make this thread's tensors on `device` unless the code names one, within the context."""
-        name = self._devices.own(device)
+        name = self._own(device)
         now = context.context()
         before = now.device_name, now.device_spec
         tf.device(name).__enter__()
@@ -233,12 +197,12 @@ class TensorFlow(ArrayFramework):
 
         Small integers count as a GPU's, as TensorFlow says, although it keeps them in host memory.
         """
-        names = {self._devices.name(each.device) for each in _variables(array) or [array]}
+        names = {self.name_of(each.device) for each in _variables(array) or [array]}
         return " + ".join(sorted(names))
 
     def nbytes(self, array: Any) -> int:
         """Return the bytes of its data; 0 for strings and for values on no device."""
-        return sum(bytes_of(each) for each in _variables(array) or [array])
+        return sum(_bytes_of(each) for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return a copy of a tensor on another device; GpuError for a variable: it cannot move."""
@@ -258,8 +222,8 @@ class TensorFlow(ArrayFramework):
                 return tf.Variable(array, trainable=array.trainable, dtype=array.dtype)
             return _model_like(array)
 
-    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-        """Return the tensors that a ragged or sparse one consists of."""
+    def parts(self, value: object) -> Split | None:
+        """Return the tensors that a ragged or sparse one consists of, and its builder."""
         if not isinstance(value, tf.__internal__.CompositeTensor) or self.is_array(value):
             return None
         made = tf.nest.flatten(value, expand_composites=True)
@@ -271,7 +235,7 @@ class TensorFlow(ArrayFramework):
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes of its arrays on a device now, and their peak if known."""
-        own = self._devices.own(device)
+        own = self._own(device)
         if own.startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
             return info["current"], info["peak"]
@@ -283,11 +247,10 @@ class TensorFlow(ArrayFramework):
 
         TensorFlow tells no address: each tensor counts as memory of its own.
         """
-        pieces = _variables(array) or [array]
         return [
-            Place(self._devices.name(_memory_of(each)), id(each) << _APART, bytes_of(each))
-            for each in pieces
-            if bytes_of(each)
+            Place(self.name_of(_memory_of(each)), id(each) << _APART, _bytes_of(each))
+            for each in _variables(array) or [array]
+            if _bytes_of(each)
         ]
 
     def live(self) -> list[Any]:
@@ -313,7 +276,7 @@ class TensorFlow(ArrayFramework):
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         """Explain that XLA reaches no variable on another device; None for any other error."""
         for said, frame, node in failures(error, namespace, _SAID):
-            there, ran = map(self._devices.name, said.groups())
+            there, ran = map(self.name_of, said.groups())
 
             def held(value: Any, there: str = there) -> list[Any]:
                 return [value] if self.is_array(value) and self.where(value) == there else []
@@ -328,6 +291,21 @@ class TensorFlow(ArrayFramework):
         return None
 
 
+def _logical_cpus() -> int:
+    """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
+    cpu = _physical_devices("CPU")[0]
+    return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
+
+
+def _growing(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def set_memory_growth(device: Any, enable: bool) -> Any:
+        # A virtual GPU takes what its tensors take.
+        return None if device.device_type == "GPU" else real(device, enable)
+
+    return set_memory_growth
+
+
 def _subclasses(kind: type) -> Iterator[type]:
     yield kind
     other: type
@@ -339,14 +317,14 @@ def _memory_of(array: Any) -> str:
     return str(getattr(array, "backing_device", None) or array.device)
 
 
-def bytes_of(tensor: Any) -> int:
-    """Return the bytes of a tensor's data; 0 for a string or resource, which no device holds."""
+def _bytes_of(tensor: Any) -> int:
+    """The bytes of a tensor's data; 0 for a string or resource, which no device holds."""
     size: int = (tensor.shape.num_elements() or 0) * tensor.dtype.size
     return size
 
 
 def _variables(value: object) -> list[tf.Variable]:
-    """Return the variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
+    """The variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(value, keras.Variable):
         return [value.value]
@@ -358,15 +336,12 @@ def _variables(value: object) -> list[tf.Variable]:
 
 
 def _stays(value: object) -> str:
-    """Say how to have a module on this device: Keras's layers and optimizers are made there."""
+    """Say how to have a module or a model on this device."""
     keras = sys.modules.get("keras")
-    if keras is not None and isinstance(value, keras.Model):
-        how = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
-        return f"{_VARIABLES_STAY}, or copy it here: {how}"
-    if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
+    if keras is None or not isinstance(value, keras.Model):
         return _VARIABLES_STAY
-    how = "for to, old in zip(new.variables, old.variables): to.assign(old)"
-    return f"{_VARIABLES_STAY}, as new, and give it the values: {how}"
+    how = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
+    return f"{_VARIABLES_STAY}, or copy it here: {how}"
 
 
 def _model_like(value: Any) -> Any:
