@@ -19,7 +19,16 @@ from gpumagic.device import CPU, Device
 from gpumagic.device import here as devices_here
 from gpumagic.faults import first_line
 from gpumagic.frameworks.framework import Framework, Split
-from gpumagic.moving.moved import Left, Moved, Moves, Origin, keep_origins
+from gpumagic.moving.moved import (
+    Left,
+    Line,
+    Moved,
+    Moves,
+    Origin,
+    Origins,
+    Variables,
+    keep_origins,
+)
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import MISSING, defined_in, own
 from gpumagic.usercode.walk import PLAIN
@@ -50,13 +59,11 @@ class ArrayFramework(Framework):
 
     def move(
         self,
-        variables: Iterable[tuple[str, Any]],
+        variables: Variables,
         device: Device,
         namespace: dict[str, Any],
-        origins: list[tuple[Any, Origin]],
-        *,
-        back: bool = False,
-        line: Callable[[], Any] | None = None,
+        origins: Origins,
+        line: Line = None,
     ) -> Moves:
         """Copy the arrays of these variables to `device`, and rebind their names in `namespace`.
 
@@ -67,19 +74,16 @@ class ArrayFramework(Framework):
             arrays = moving.copy(name, value, there, lambda array: self.bring(array, device))
             if arrays:
                 committed = any(getattr(array, "committed", True) for array in arrays)
-                originals = moving.originals(arrays) if back else {}
-                home = self.where(arrays[0])
+                originals, home = moving.originals(arrays), self.where(arrays[0])
                 origin = Origin(name, home, there, "", type(value), committed, originals)
                 origins.append(((self.name, name), origin))
         return moving.finish()
 
-    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+    def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origin of each variable from before the first cell that moved it."""
         keep_origins(_origins, origins, cell)
 
-    def home(
-        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
-    ) -> Moves:
+    def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move the present values of the moved variables, also new ones, back to where they were.
 
         An unchanged copy is replaced by its original, if its origin has that.

@@ -12,7 +12,7 @@ import cupy
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework
-from gpumagic.frameworks.framework import Place, Pool, place_of
+from gpumagic.frameworks.framework import Counting, Place, Pool, place_of
 from gpumagic.ledger.entry import Tally
 
 
@@ -103,9 +103,7 @@ class CuPy(ArrayFramework):
             pool = cupy.get_default_memory_pool()
             return Pool(self.name, int(pool.used_bytes()), None, int(pool.total_bytes()), None)
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Count nothing: each of its copies is named in the code."""
         return nullcontext()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from gpumagic.device import Device
 from gpumagic.errors import as_typed
 from gpumagic.ledger.entry import Memory, Tally
-from gpumagic.moving.moved import Moves, Origin
+from gpumagic.moving.moved import Line, Moves, Origins, Variables
 
 if TYPE_CHECKING:
     from gpumagic.mismatch.explanation import Explanation
@@ -43,6 +43,9 @@ _NAMES = {
 
 Split = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
 """The parts of a container, and a function that rebuilds it from others."""
+
+
+Counting = AbstractContextManager[object]
 
 
 class Place(NamedTuple):
@@ -185,26 +188,21 @@ class Framework(Protocol):
 
     def move(
         self,
-        variables: Iterable[tuple[str, Any]],
+        variables: Variables,
         device: Device,
         namespace: dict[str, Any],
-        origins: list[tuple[Any, Origin]],
-        *,
-        back: bool = False,
-        line: Callable[[], Any] | None = None,
+        origins: Origins,
+        line: Line = None,
     ) -> Moves:
         """Move the arrays of these variables to `device`; GpuError if there is no room.
 
-        `origins` receives the origin of each, as it moves; with `back` also its original, if it
-        was copied. Names in `namespace` may be rebound. A long move has a `line`.
+        `origins` receives the origin of each, as it moves. Names in `namespace` may be rebound.
         """
 
-    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+    def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origins of arrays that a cell has moved for good."""
 
-    def home(
-        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
-    ) -> Moves:
+    def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move what cells have moved, or only that of `origins`, back to where it was."""
 
     def away(self, namespace: Mapping[str, Any]) -> list[str]:
@@ -259,9 +257,7 @@ class Framework(Protocol):
     def pool(self, device: Device) -> Pool | None:
         """Return its allocator's figures for a GPU; None if unknown, or if it has not started."""
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Count its copies between devices and its waits by the user's line, within the context.
 
         With `strict`, an implicit one raises `ImplicitCopyError` at its line. With `warn`, a line

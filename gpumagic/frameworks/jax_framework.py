@@ -26,7 +26,7 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
-from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
+from gpumagic.frameworks.framework import Counting, Place, Pool, Split, replace, too_late, wholes
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.ledger.entry import Tally
 from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
@@ -292,9 +292,7 @@ class Jax(ArrayFramework):
         names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
         return Pool(self.name, *map(told.get, names)) if told else None
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """While this holds, count its copies between devices and its waits, by the user's line."""
         return self._copies.count(tally, strict)
 

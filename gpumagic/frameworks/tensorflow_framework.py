@@ -15,7 +15,7 @@ import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, failures, operands
-from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
+from gpumagic.frameworks.framework import Counting, Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies
 from gpumagic.ledger.entry import Tally
 from gpumagic.mismatch.explanation import Explanation, Operand, expression
@@ -267,9 +267,7 @@ class TensorFlow(ArrayFramework):
         used, peak = self.allocated(device)
         return Pool(self.name, used, peak, None, None)
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """While this holds, count its copies between devices and its waits, by the user's line."""
         return self._copies.count(tally, strict)
 

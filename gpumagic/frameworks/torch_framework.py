@@ -4,20 +4,20 @@ The only file of this room that imports torch: it is imported once torch is in u
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpumagic.device import Device, cuda_state
-from gpumagic.frameworks.framework import Framework
+from gpumagic.frameworks.framework import Counting, Framework
 from gpumagic.ledger.dispatch import counting
 from gpumagic.ledger.entry import Memory, Tally
 from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
-from gpumagic.moving.moved import Moves, Origin
+from gpumagic.moving.moved import Line, Moves, Origins, Variables
 from gpumagic.placement import torch_devices
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
@@ -74,13 +74,11 @@ class Torch(Framework):
 
     def move(
         self,
-        variables: Iterable[tuple[str, Any]],
+        variables: Variables,
         device: Device,
         namespace: dict[str, Any],
-        origins: list[tuple[Any, Origin]],
-        *,
-        back: bool = False,
-        line: Callable[[], Any] | None = None,
+        origins: Origins,
+        line: Line = None,
     ) -> Moves:
         """Move tensors, modules and optimizers in place, with the state of all optimizers."""
         followers = move.optimizers_in(namespace)
@@ -93,13 +91,11 @@ class Torch(Framework):
             line=line,
         )
 
-    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+    def remember(self, origins: Origins, cell: str) -> None:
         """Keep the device of each moved object from before the first cell that moved it."""
         move.remember(origins, cell)
 
-    def home(
-        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
-    ) -> Moves:
+    def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move the moved objects, or only those of `origins`, back to where they were."""
         return move.bring_home(namespace, origins)
 
@@ -120,9 +116,7 @@ class Torch(Framework):
         meter.start()
         return meter.stop
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Count torch's copies between devices and its waits, within the context."""
         return counting(tally, strict=strict, warn=warn)
 

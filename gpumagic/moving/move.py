@@ -9,7 +9,7 @@ its own `to` is moved by that, last, and replaced by the result.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,17 @@ from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
-from gpumagic.moving.moved import Left, Moved, Moves, Origin, all_of, keep_origins
+from gpumagic.moving.moved import (
+    Left,
+    Line,
+    Moved,
+    Moves,
+    Origin,
+    Origins,
+    Variables,
+    all_of,
+    keep_origins,
+)
 from gpumagic.usercode.values import own
 from gpumagic.usercode.walk import parts_of, walk, written
 
@@ -34,18 +44,17 @@ _ALIGNMENT = 64
 _MANY = 2**28
 # Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
 _Family = tuple[int, int, list[FoundTensor]]
-_Origins = list[tuple[Any, Origin]]
 
 
 def move_all(
-    variables: Iterable[tuple[str, object]],
+    variables: Variables,
     device: torch.device,
     *,
     followers: Iterable[tuple[str, Optimizer]] = (),
     namespace: dict[str, Any] | None = None,
-    origins: _Origins | None = None,
+    origins: Origins | None = None,
     check_room: bool = True,
-    line: Callable[[], Any] | None = None,
+    line: Line = None,
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
@@ -98,7 +107,7 @@ class Copying:
 class MovePlan:
     """New bytes for the found tensors that are elsewhere, made before the first tensor changes."""
 
-    def __init__(self, device: torch.device, finder: TensorFinder, origins: _Origins) -> None:
+    def __init__(self, device: torch.device, finder: TensorFinder, origins: Origins) -> None:
         self.nbytes: dict[str, int] = {}  # by variable
         self.sources: dict[str, dict[str, None]] = {}
         self.left: list[Left] = []
@@ -120,9 +129,7 @@ class MovePlan:
         for group in shared.values():
             self._families += _families(group)
 
-    def run(
-        self, namespace: dict[str, Any], check_room: bool, line: Callable[[], Any] | None
-    ) -> None:
+    def run(self, namespace: dict[str, Any], check_room: bool, line: Line) -> None:
         """Move all; or raise GpuError if there is no room, with nothing moved."""
         if check_room:  # tensors without data have no addresses to compare
             self._note_bystanders(namespace)
@@ -164,7 +171,7 @@ class MovePlan:
         alone = {id(f.tensor): bytes_of(f.tensor) for f in others if f.home is None}
         return sum(each) + sum(alone.values())
 
-    def _copy(self, line: Callable[[], Any] | None) -> bool:
+    def _copy(self, line: Line) -> bool:
         """Make the new bytes; False, and none are kept, where the device has no room for them.
 
         Of many bytes, a `line` is made, and updated before each copy with how far it is.
@@ -394,7 +401,7 @@ _origins: Any = WeakIdKeyDictionary()
 """Origins of objects that cells moved for good, by identity."""
 
 
-def remember(origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+def remember(origins: Origins, cell: str) -> None:
     """Keep the device of each moved object from before the first cell that moved it."""
     keep_origins(_origins, origins, cell)
 
@@ -415,12 +422,12 @@ def forget_origins() -> None:
     _origins.clear()
 
 
-def brought_away() -> list[tuple[Any, Origin]]:
+def brought_away() -> Origins:
     """Return all live objects that cells moved and that are still there, with their origins."""
     return [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
 
 
-def bring_home(namespace: dict[str, Any], origins: _Origins | None = None) -> Moves:
+def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
     """Move the objects that cells moved, or only those of `origins`, back to where they were."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     for value, origin in brought_away() if origins is None else origins:

@@ -1,6 +1,6 @@
 """Record what was moved, from where, and what was left and why."""
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,9 +85,15 @@ class Origin:
     """Attributes that named a device, as they were."""
 
 
-def keep_origins(
-    known: MutableMapping[Any, Origin], origins: Iterable[tuple[Any, Origin]], cell: str
-) -> None:
+Variables = Iterable[tuple[str, Any]]
+"""Names and values."""
+Origins = list[tuple[Any, Origin]]
+"""Moved objects, or keys of moved variables, with their origins."""
+Line = Callable[[], Any] | None
+"""Makes the progress line of a long move."""
+
+
+def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:
     """Keep origins in `known`: the first one of an object that several cells moved."""
     for moved, origin in origins:
         origin = replace(origin, cell=cell, originals={})

@@ -81,7 +81,7 @@ def test_one_that_stays_is_left_and_the_others_move(boxes):
 def test_a_copy_that_did_not_change_is_replaced_by_its_original(boxes):
     original, space, origins = Box(), {}, []
     space |= {"a": original, "b": Box()}
-    boxes.move(space.items(), GPUS[1], space, origins, back=True)
+    boxes.move(space.items(), GPUS[1], space, origins)
     space["b"] = Box("cuda:1")  # the cell made a new one
     moves = boxes.home(space, origins)
     assert space["a"] is original
