@@ -233,18 +233,16 @@ class Run:
         ledger = None
         if self._fault is None or not self._torch:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
-        moves = all_of(share.moves for share in self._shares)
         batches = [batch for share in self._shares for batch in share.batches]
-        # If batches were brought, it is no news that their dataset stays.
-        left = [part for part in moves.left if not batches or part.reason != DATASET_STAYS]
+        failed = type(error).__name__ if error is not None else None
         # Dead CUDA is reported under the error.
-        told = error is not None and cuda_state.death() is not None
+        told = failed and cuda_state.death() is not None
         return Report(
             device=self.device,
             seconds=self._seconds,
-            moved=moves.moved,
-            left=(*self._left, *left, *(returned.left if returned else ())),
-            move_seconds=moves.seconds,
+            moved=tuple(moved for share in self._shares for moved in share.moves.moved),
+            left=tuple(self._stayed(returned, bool(batches))),
+            move_seconds=sum(share.moves.seconds for share in self._shares),
             returned=returned,
             results=tuple(there),
             said=self._said,
@@ -256,12 +254,19 @@ class Run:
             ledger_complete=self._ledger_complete and self._watch.complete,
             table=self._table,
             taken=tuple(self._taken()),
-            made=error is None and any(share.uncounted for share in self._shares),
-            elsewhere="" if error or ledger is None else self._elsewhere(ledger),
+            made=not failed and any(share.uncounted for share in self._shares),
+            elsewhere="" if failed or ledger is None else self._elsewhere(ledger),
             waited=not self._interrupted and self._fault is None,
-            error=type(error).__name__ if error is not None else None,
+            error=failed,
             fault=None if told else self._fault,
         )
+
+    def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
+        """Yield what was not moved; if batches were brought, their dataset is no news."""
+        yield from self._left
+        for share in self._shares:
+            yield from (x for x in share.moves.left if not (batches and x.reason == DATASET_STAYS))
+        yield from returned.left if returned else ()
 
     def _read_peak(self) -> None:
         self._peak = self._recorder.stop()

@@ -11,24 +11,18 @@ import time
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from gpumagic.device import CPU, Device
+from gpumagic.device import CPU, Device, devices_changed
 from gpumagic.device import here as devices_here
 from gpumagic.faults import first_line
-from gpumagic.frameworks.framework import Framework, Split
-from gpumagic.moving.moved import (
-    Left,
-    Line,
-    Moved,
-    Moves,
-    Origin,
-    Origins,
-    Variables,
-    keep_origins,
-)
+from gpumagic.frameworks.framework import Counting, Framework, Split
+from gpumagic.frameworks.watching import CopyCounting
+from gpumagic.ledger.entry import Tally
+from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, keep_origins
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import MISSING, defined_in, own
 from gpumagic.usercode.walk import PLAIN
@@ -50,6 +44,30 @@ def forget_origins() -> None:
 class ArrayFramework(Framework):
     """Move variables of a framework by replacing their arrays with copies."""
 
+    copies: CopyCounting | None = None
+    """Counts the copies that the code does not name; None if the framework makes none."""
+    virtual = 0
+    """The number of virtual GPUs."""
+
+    def __init__(self) -> None:
+        self._patches = ExitStack()
+        devices_changed.append(self._changed)
+        self._changed()
+
+    def _changed(self) -> None:
+        before, self.virtual = self.virtual, sum(gpu.virtual for gpu in devices_here(memory=False))
+        if not self.virtual:
+            self._patches.close()
+        elif not before:
+            self.patch(self._patches)
+
+    def patch(self, stack: ExitStack) -> None:
+        """Have the framework's functions answer for virtual GPUs, until `stack` is closed."""
+
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
+        """Count its copies between devices and its waits, within the context."""
+        return nullcontext() if self.copies is None else self.copies.count(tally, strict)
+
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return a copy on another device, the array itself if it is there, or GpuError.
 
@@ -59,11 +77,11 @@ class ArrayFramework(Framework):
 
     def move(
         self,
-        variables: Variables,
+        variables: Iterable[tuple[str, Any]],
         device: Device,
         namespace: dict[str, Any],
         origins: Origins,
-        line: Line = None,
+        line: Any = None,
     ) -> Moves:
         """Copy the arrays of these variables to `device`, and rebind their names in `namespace`.
 

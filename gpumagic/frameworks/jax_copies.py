@@ -37,7 +37,7 @@ import numpy
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import watching
 from gpumagic.frameworks.framework import replace
-from gpumagic.frameworks.watching import Call, CopyCounting, Inside
+from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
 from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_but_one
 from gpumagic.ledger.entry import USER, Count, Entry, kinds
 from gpumagic.usercode.lines import called, in_cell, name_in
@@ -48,28 +48,18 @@ def advise(entry: Entry) -> Advice | None:
     if entry.operator == "block_until_ready":
         text = "wait once, after the loop: jax.block_until_ready(results)"
         return all_but_one(entry, text) if entry.calls >= OFTEN else None
-    if entry.operator == "operand":
-        return _of_operand(entry)
+    put = put_call(entry.destination, entry.names)
     if entry.repeats and entry.kind == "copy" and entry.destination != "cpu":
-        return _the_same(entry)
-    return None
-
-
-def _of_operand(entry: Entry) -> Advice:
-    if entry.repeats:
-        return _the_same(entry)
+        text = f"the same array each time; once, before the loop: {put}"
+        share = entry.repeats / entry.count
+        return Advice(text, entry.repeats, share, "the time of all but the first")
+    if entry.operator != "operand":
+        return None
     is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
     place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
     text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: put {it} there, and what is"
-    text += f" the same each time once: {put_call(entry.destination, entry.names)}"
+    text += f" the same each time once: {put}"
     return Advice(text, 0, 1.0, "at most: all of it, if the same array comes each time")
-
-
-def _the_same(entry: Entry) -> Advice:
-    put = put_call(entry.destination, entry.names)
-    text = f"the same array each time; once, before the loop: {put}"
-    share = entry.repeats / entry.count
-    return Advice(text, entry.repeats, share, "the time of all but the first")
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:
@@ -90,21 +80,21 @@ _MOST = 4096  # leaves of a variable that are looked at
 
 def name_of(array: Any, user: FrameType) -> str:
     """Return the variable in a user's expression that is or holds an array; empty if none does."""
-    return name_in(user, partial(_is, array)) or name_in(user, partial(_holds, array))
+    return name_in(user, partial(_holds, array))
+
+
+def _holds(array: Any, value: Any) -> bool:
+    """Whether a variable is an array, or a pytree with it, which a copy may replace."""
+    leaves = _leaves(value)
+    return any(_is(array, leaf) for leaf in leaves[:_MOST]) and can_be_put(value)
 
 
 def _is(array: Any, value: Any) -> bool:
-    """Whether a variable's value is an array; NumPy's come here as other objects of their bytes."""
+    """Whether a value is an array; NumPy's come here as other objects of their bytes."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
         return array is not None and value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
     return bool(ours["data"] == theirs["data"] and ours["shape"] == theirs["shape"])
-
-
-def _holds(array: Any, value: Any) -> bool:
-    """Whether a variable is a pytree with an array in it, which a copy may replace."""
-    leaves = _leaves(value)
-    return any(_is(array, leaf) for leaf in leaves[:_MOST]) and can_be_put(value)
 
 
 def can_be_put(value: Any) -> bool:
@@ -145,7 +135,6 @@ class _Copy(NamedTuple):
     destination: Any
     nbytes: int
     array: Any
-    single: bool  # it has one element
 
 
 _After = Callable[[Any, float], None]
@@ -155,7 +144,7 @@ class JaxCopies(CopyCounting):
     """Count JAX's copies and waits."""
 
     framework = "JAX"
-    inside = Inside(jax, "jax_")
+    inside = staticmethod(inside_of(jax, "jax_"))
     around = ("reraise_with_filtered_traceback", "wrapper")
     all_threads = True
 
@@ -217,7 +206,7 @@ class JaxCopies(CopyCounting):
         """Count copies of the parts of arrays to devices."""
         __tracebackhide__ = True
         copies = [
-            _Copy(source, device, nbytes, x, x.size == 1)
+            _Copy(source, device, nbytes, x)
             for x, devices in zip(xs, device_lists, strict=False)
             for (source, nbytes), device in zip(_shards(x), devices, strict=False)
             if source != device
@@ -233,7 +222,7 @@ class JaxCopies(CopyCounting):
         users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):
-            copies = [copy for copy in copies if not copy.single]
+            copies = [copy for copy in copies if copy.array.size != 1]
         operator = call.function if making else "device_put" if putting else "operand"
         return self._counted("copy", operator, call, copies, making or putting)
 
@@ -248,9 +237,9 @@ class JaxCopies(CopyCounting):
         shards = _shards(array)[: 1 if array.is_fully_replicated else None]
         if call is None or not shards:
             return None
-        copies = [_Copy(device, None, nbytes, array, array.size == 1) for device, nbytes in shards]
+        copies = [_Copy(device, None, nbytes, array) for device, nbytes in shards]
         getting = call.function in _PUTTING
-        if copies[0].single and not getting:
+        if array.size == 1 and not getting:
             return self._counted("wait", "item", call, copies, False)
         user = call.user is not None and called(*in_cell(call.user)) in _READING
         operator = "device_get" if getting else "asarray" if user else "value"
@@ -262,7 +251,7 @@ class JaxCopies(CopyCounting):
         if call is None:
             return None
         held = [array.sharding.device_set for array in arrays if isinstance(array, jax.Array)]
-        waits = [_Copy(device, None, 0, None, True) for device in set().union(*held)]
+        waits = [_Copy(device, None, 0, None) for device in set().union(*held)]
         return self._counted("wait", "block_until_ready", call, waits, True)
 
     def _counted(
@@ -279,9 +268,7 @@ class JaxCopies(CopyCounting):
             if ends[0] == ends[1] or (kind == "copy" and not copy.nbytes):
                 continue
             for count in self.counts(call, kind, operator, ends, **about):
-                if count.calls < _NAMED and call.user is not None:
-                    name = name_of(copy.array, call.user)
-                    count.names += (name,) if name and name not in count.names else ()
+                _name(count, copy.array, call.user)
                 found.append((count, copy))
         self.refuse(count for count, _ in found)
         return partial(_add, found) if found else None
@@ -294,6 +281,11 @@ class JaxCopies(CopyCounting):
         if count.destination == "cpu":
             return "name it first: jax.device_get(x)"
         return f"bring it there first: {put_call(count.destination, count.names)}"
+
+
+def _name(count: Count, array: Any, user: FrameType | None) -> None:
+    name = name_of(array, user) if count.calls < _NAMED and user is not None else ""
+    count.names += (name,) if name and name not in count.names else ()
 
 
 def _add(found: Sequence[tuple[Count, _Copy]], result: Any, seconds: float) -> None:
@@ -319,7 +311,7 @@ def _one(x: Any, device: Any) -> Iterator[_Copy]:
         if device in x.sharding.device_set:
             return
         source = min(x.sharding.device_set, key=lambda own: own.id)
-    yield _Copy(source, device, x.nbytes, getattr(x, "val", x), x.size == 1)
+    yield _Copy(source, device, x.nbytes, getattr(x, "val", x))
 
 
 def _shards(array: Any) -> list[tuple[Any, int]]:

@@ -13,7 +13,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from typing import Any
@@ -23,12 +23,11 @@ import numpy
 from jax._src import xla_bridge
 from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 
-from gpumagic.device import Device, devices_changed, here
+from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
-from gpumagic.frameworks.framework import Counting, Place, Pool, Split, replace, too_late, wholes
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
-from gpumagic.ledger.entry import Tally
 from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.syntax import statement
@@ -54,15 +53,12 @@ class Jax(ArrayFramework):
     name = "JAX"
 
     def __init__(self) -> None:
-        self.virtual = False
-        self._patched, self._patches = False, ExitStack()
+        super().__init__()
         self._bump = jax.jit(_bump)
         self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
         self._failed = weakref.WeakValueDictionary[int, Any]()
         self._compiled: float | None = None
-        self._copies = JaxCopies(self)
-        devices_changed.append(self._changed)
-        self._changed()
+        self.copies = JaxCopies(self)
 
     def started(self) -> bool:
         """Whether its backends are there; this starts nothing."""
@@ -75,24 +71,21 @@ class Jax(ArrayFramework):
         return [device for device in here(memory=False) if device.ordinal in there]
 
     def own(self, device: Device) -> Any:
-        """Return JAX's own object for a device, or raise GpuError."""
         if device.kind == "cpu":
-            return _cpus()[0]
+            return jax.local_devices(backend="cpu")[0]
         if device.kind != "cuda":
             raise GpuError(f"JAX has no device {device}; type cpu, or a GPU's number")
         gpus = self._gpus()
         if device.ordinal in gpus:
             return gpus[device.ordinal]
         if self.virtual:
-            wanted = sum(device.virtual for device in here(memory=False))
-            raise GpuError(too_late("JAX", len(gpus) + 1, wanted))
+            raise GpuError(too_late("JAX", len(gpus) + 1, self.virtual))
         raise GpuError(f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'")
 
     def _gpus(self) -> dict[int, Any]:
         """The GPUs that JAX has, virtual ones too, by ordinal."""
         if self.virtual:
-            count = sum(device.virtual for device in here(memory=False))
-            return dict(enumerate(_cpus()[1 : count + 1]))
+            return dict(enumerate(jax.local_devices(backend="cpu")[1 : self.virtual + 1]))
         try:
             return {device.local_hardware_id: device for device in jax.local_devices(backend="gpu")}
         except RuntimeError:  # a build for the CPU, or no GPU
@@ -112,28 +105,21 @@ class Jax(ArrayFramework):
         return own if isinstance(own, str) else self.name_of(own)
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
         try:
             # This is an error where JAX has started, and starts nothing.
             jax.config.update("jax_num_cpu_devices", count + 1)
         except RuntimeError:
-            if (there := len(_cpus())) <= count:
+            if (there := len(jax.local_devices(backend="cpu"))) <= count:
                 raise GpuError(too_late("JAX", there, count)) from None
         except (AttributeError, KeyError):
             raise GpuError(
                 f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
             ) from None
 
-    def _changed(self) -> None:
-        """Answer for virtual GPUs while there are any."""
-        self.virtual = any(device.virtual for device in here(memory=False))
-        if not self.virtual:
-            self._patches.close()
-        elif not self._patched:
-            for name, position in _ASKED.items():
-                ours = self._answering(getattr(jax, name), position, name.endswith("_count"))
-                replace(self._patches, jax, name, ours)
-        self._patched = self.virtual
+    def patch(self, stack: ExitStack) -> None:
+        for name, position in _ASKED.items():
+            ours = self._answering(getattr(jax, name), position, name.endswith("_count"))
+            replace(stack, jax, name, ours)
 
     def _answering(self, real: Callable[..., Any], position: int, counts: bool) -> Any:
         @functools.wraps(real)
@@ -147,7 +133,6 @@ class Jax(ArrayFramework):
         return answer
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
-        """Make this thread's arrays on `device` unless the code names one, within the context."""
         own = self.own(device)
         # Where that is so, JAX looks nothing up at each call.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
@@ -170,7 +155,6 @@ class Jax(ArrayFramework):
         return " + ".join(map(self.name_of, own))
 
     def nbytes(self, array: Any) -> int:
-        """Return the bytes of its data; copies on several devices count once."""
         size: int = array.size * array.dtype.itemsize
         return size
 
@@ -292,10 +276,6 @@ class Jax(ArrayFramework):
         names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
         return Pool(self.name, *map(told.get, names)) if told else None
 
-    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """While this holds, count its copies between devices and its waits, by the user's line."""
-        return self._copies.count(tally, strict)
-
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         """Explain JAX's error between devices; None for any other.
 
@@ -323,11 +303,6 @@ class Jax(ArrayFramework):
         """Return gpumagic's name for the devices that an error names."""
         devices = {device.id: device for device in jax.devices(platform.lower())}
         return " + ".join(self.name_of(devices[int(n)]) for n in numbers.split(","))
-
-
-def _cpus() -> list[Any]:
-    found: Iterable[Any] = jax.local_devices(backend="cpu")
-    return [*found]
 
 
 def _bump(mark: Any) -> Any:
@@ -367,23 +342,14 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; write the fix, if all can move to one."""
-    values = {part: frame.scope.value(part) for part in parts}
     # What no copy can replace decides; then the device with most bytes.
-    stays = [p for p, value in values.items() if value is not MISSING and not can_be_put(value)]
-    stays += [p for p in parts if p is getattr(node, "target", None) or "+" in "".join(where[p])]
+    stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole: Counter[str] = sum((where[part] for part in stays or parts), Counter())
     target = whole.most_common(1)[0][0]
     odd = [part for part, devices in where.items() if {*devices} != {target}]
-    rows: dict[str, Operand] = {}
-    for part, arrays in parts.items():
-        about, nbytes = "made here", None
-        if values[part] is not MISSING:
-            shape = ", ".join(map(str, arrays[0].shape))
-            several = f"{len(arrays)} arrays"
-            about = several if len(arrays) > 1 else f"{arrays[0].dtype}[{shape}]"
-            nbytes = where[part].total()
-        devices = tuple(device for device, _ in where[part].most_common())
-        rows[frame.text(part)] = Operand(frame.text(part), devices, nbytes, about, part in odd)
+    rows = {
+        frame.text(p): _row(p, frame, arrays, where[p], p in odd) for p, arrays in parts.items()
+    }
     fix, stmt = None, statement(node)
     if stmt is not None and "+" not in target and not {*odd} & {*stays}:
         edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
@@ -391,3 +357,21 @@ def _explained(
         edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
         fix = edit.fix(total(rows[frame.text(part)].nbytes for part in odd))
     return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
+
+
+def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
+    """Whether an operand is assigned to, is spread, or is no pytree of arrays."""
+    value = frame.scope.value(part)
+    fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
+    return fixed or (value is not MISSING and not can_be_put(value))
+
+
+def _row(
+    part: ast.expr, frame: FailedFrame, arrays: Sequence[Any], where: Counter[str], odd: bool
+) -> Operand:
+    devices = tuple(device for device, _ in where.most_common())
+    if frame.scope.value(part) is MISSING:
+        return Operand(frame.text(part), devices, None, "made here", odd)
+    shape = ", ".join(map(str, arrays[0].shape))
+    about = f"{len(arrays)} arrays" if len(arrays) > 1 else f"{arrays[0].dtype}[{shape}]"
+    return Operand(frame.text(part), devices, where.total(), about, odd)

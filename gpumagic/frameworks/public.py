@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from gpumagic import faults
 from gpumagic.device import CPU, Device, cuda_state
@@ -237,6 +237,7 @@ def explain(
     return None
 
 
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -308,21 +309,14 @@ class on:
         stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-        if generator or isinstance(function, (type, classmethod, staticmethod)):
+        # The body of such a function runs after the call, when nothing is placed any more.
+        flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+        if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(
-                "@gpumagic.on wraps functions and methods, no generator and no class; use `with "
-                "gpumagic.on(...)` within"
+                "@gpumagic.on wraps functions and methods, no generator, coroutine or class; use "
+                "`with gpumagic.on(...)` within"
             )
         namespace = getattr(inspect.unwrap(function), "__globals__", None)
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def run_async(*args: Any, **kwargs: Any) -> Any:
-                with self._enter(namespace):
-                    return await function(*args, **kwargs)
-
-            return cast(Callable[P, R], run_async)
 
         @unseen
         @functools.wraps(function)

@@ -25,8 +25,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import constant_op, kernels, op_callbacks, op_def_registry
 
 from gpumagic.frameworks.framework import replace
-from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, Inside
-from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_of_them, what
+from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, inside_of
+from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_of_them
 from gpumagic.ledger.entry import Count, Entry, Tally
 
 _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an error"
@@ -99,7 +99,7 @@ class TensorFlowCopies(CopyCounting):
     """Count on the threads that began it; `name` is gpumagic's name for TensorFlow's device."""
 
     framework = "TensorFlow"
-    inside = Inside(tf, "tensorflow_")
+    inside = staticmethod(inside_of(tf, "tensorflow_"))
     around = ("error_handler", "op_dispatch_handler", "wrapper", "wrapped")
 
     def __init__(self, name: Callable[[str], str]) -> None:
@@ -208,12 +208,8 @@ class TensorFlowCopies(CopyCounting):
         for operand in away:
             counts += self._operand(call, operation, operand, there)
         if fallen:
-            ends = self._name(f"/device:{fallen}"), there
-            about = {"implicit": True, "untimed": True}
-            found = self.counts(call, "placement", "soft placement", ends, **about)
-            for count in found:
-                count.add(sum(size_of(result) or 0 for result in results), 0.0)
-            counts += found
+            ends, nbytes = (self._name(f"/device:{fallen}"), there), map(size_of, results)
+            counts += self._added(call, "placement", "soft placement", ends, [*nbytes])
         self.refuse(counts)
 
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
@@ -244,11 +240,16 @@ class TensorFlowCopies(CopyCounting):
     ) -> list[Count]:
         if source == destination:
             return []
-        about = {"implicit": kind in ("operand", "tf.function"), "untimed": True}
-        found = self.counts(call, "copy", kind, (source, destination), **about)
+        return self._added(call, "copy", kind, (source, destination), [nbytes])
+
+    def _added(
+        self, call: Call, kind: str, operator: str, ends: tuple[str, str], sizes: list[int | None]
+    ) -> list[Count]:
+        about = {"implicit": operator not in ("batch", "identity"), "untimed": True}
+        found = self.counts(call, kind, operator, ends, **about)
         for count in found:
-            count.unsized |= nbytes is None
-            count.add(nbytes or 0, 0.0)
+            count.unsized |= None in sizes
+            count.add(sum(filter(None, sizes)), 0.0)
         return found
 
     def _is_data(self, dtype: Any) -> bool:
@@ -264,12 +265,6 @@ class TensorFlowCopies(CopyCounting):
         # What works on a variable, or on a pipeline, is where that is.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
-
-    def describe(self, count: Count) -> str:
-        """Return in words what a call does."""
-        if count.kind == "placement":
-            return f"`{count.entry().code}` {fell(count.entry())} by soft placement"
-        return what(count)
 
     def instead(self, count: Count) -> str:
         """Return in words what to write, so that a copy or wait is explicit."""

@@ -21,12 +21,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from gpumagic.device import Device, devices_changed, here
+from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, failures, operands
-from gpumagic.frameworks.framework import Counting, Place, Pool, Split, replace, too_late
-from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies
-from gpumagic.ledger.entry import Tally
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
+from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, Operand, expression
 
 _STAYS = (
@@ -43,7 +42,7 @@ _WHY = (
 _APART = 48
 # TensorFlow's own, before anything stands in front of it.
 _physical_devices = tf.config.list_physical_devices
-_GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+|\*))?$", re.IGNORECASE)
+_GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
 # Parts of Keras that would choose cuDNN's kernels, and layouts that only GPUs have.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
@@ -55,19 +54,14 @@ class TensorFlow(ArrayFramework):
     name = "TensorFlow"
 
     def __init__(self) -> None:
-        self._virtual = 0
-        self._patched, self._patches = False, ExitStack()
+        super().__init__()
         self._tensor: type = tf.__internal__.EagerTensor
-        self._copies = TensorFlowCopies(self.name_of)
-        devices_changed.append(self._changed)
-        self._changed()
+        self.copies = TensorFlowCopies(self.name_of)
 
     def started(self) -> bool:
-        """Whether it has found its devices; before that, other methods may start it."""
         return bool(getattr(context.context(), "_initialized", True))
 
     def devices(self) -> list[Device]:
-        """The GPUs that it can use here, virtual ones too, by ordinal."""
         count = self._count()
         return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
 
@@ -77,8 +71,8 @@ class TensorFlow(ArrayFramework):
 
     def _count(self) -> int:
         """The number of TensorFlow's GPUs, virtual ones if there are any; starts nothing."""
-        if self._virtual:
-            return min(self._virtual, _logical_cpus() - 1)
+        if self.virtual:
+            return min(self.virtual, _logical_cpus() - 1)
         return len(_physical_devices("GPU"))
 
     def _own(self, device: Device) -> str:
@@ -88,9 +82,9 @@ class TensorFlow(ArrayFramework):
         if device.kind != "cuda" or device.ordinal is None:
             raise GpuError(f"TensorFlow has no device {device}; type cpu, or a GPU's number")
         if device.ordinal < self._count():
-            return f"/CPU:{device.ordinal + 1}" if self._virtual else f"/GPU:{device.ordinal}"
-        if self._virtual:
-            raise GpuError(too_late("TensorFlow", _logical_cpus(), self._virtual))
+            return f"/CPU:{device.ordinal + 1}" if self.virtual else f"/GPU:{device.ordinal}"
+        if self.virtual:
+            raise GpuError(too_late("TensorFlow", _logical_cpus(), self.virtual))
         raise GpuError(
             f"TensorFlow sees no {device} here; a build for GPUs is "
             "pip install 'tensorflow[and-cuda]'"
@@ -104,10 +98,9 @@ class TensorFlow(ArrayFramework):
         kind, number = found[1].upper(), int(found[2])
         if kind == "GPU":
             return f"cuda:{number}"
-        return f"cuda:{number - 1}" if self._virtual and number else "cpu"
+        return f"cuda:{number - 1}" if self.virtual and number else "cpu"
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
         cpu = _physical_devices("CPU")[0]
         each = tf.config.LogicalDeviceConfiguration()
         try:
@@ -118,24 +111,19 @@ class TensorFlow(ArrayFramework):
             if (there := _logical_cpus()) <= count:
                 raise GpuError(too_late("TensorFlow", there, count)) from None
 
-    def _changed(self) -> None:
-        """Replace TensorFlow's own functions while GPUs are virtual."""
-        self._virtual = sum(device.virtual for device in here(memory=False))
-        if not self._virtual:
-            self._patches.close()
-        elif not self._patched:
-            config = tf.config
-            for owner in (config, config.experimental):
-                for name in ("list_physical_devices", "get_visible_devices"):
-                    listed = self._listing(getattr(owner, name), config.PhysicalDevice, "physical_")
-                    replace(self._patches, owner, name, listed)
-                name = "list_logical_devices"
-                listed = self._listing(getattr(owner, name), config.LogicalDevice, "")
-                replace(self._patches, owner, name, listed)
-            growing = _growing(config.experimental.set_memory_growth)
-            replace(self._patches, config.experimental, "set_memory_growth", growing)
-            replace(self._patches, tf, "device", self._on(tf.device))
-        self._patched = bool(self._virtual)
+    def patch(self, stack: ExitStack) -> None:
+        config = tf.config
+        listings = (
+            ("list_physical_devices", config.PhysicalDevice, "physical_"),
+            ("get_visible_devices", config.PhysicalDevice, "physical_"),
+            ("list_logical_devices", config.LogicalDevice, ""),
+        )
+        for owner in (config, config.experimental):
+            for name, kind, word in listings:
+                replace(stack, owner, name, self._listing(getattr(owner, name), kind, word))
+        growing = _growing(config.experimental.set_memory_growth)
+        replace(stack, config.experimental, "set_memory_growth", growing)
+        replace(stack, tf, "device", self._on(tf.device))
 
     def _on(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -146,16 +134,10 @@ class TensorFlow(ArrayFramework):
 
     def _translated(self, given: Any) -> Any:
         """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""
-        name = given
-        if isinstance(given, tf.config.LogicalDevice):
-            name = given.name
-        elif isinstance(given, tf.DeviceSpec):
-            name = given.to_string()
+        name = getattr(given, "name", given)  # of a logical device
         found = _GPU.search(name) if isinstance(name, str) else None
-        if found is None:
-            return given
-        number = int(found[1]) if (found[1] or "*") != "*" else 0
-        if number >= self._count():
+        number = int(found[1] or 0) if found else 0
+        if found is None or number >= self._count():
             return given
         return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
 
@@ -202,7 +184,7 @@ class TensorFlow(ArrayFramework):
 
     def nbytes(self, array: Any) -> int:
         """Return the bytes of its data; 0 for strings and for values on no device."""
-        return sum(_bytes_of(each) for each in _variables(array) or [array])
+        return sum(size_of(each) or 0 for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return a copy of a tensor on another device; GpuError for a variable: it cannot move."""
@@ -230,11 +212,9 @@ class TensorFlow(ArrayFramework):
         return made, lambda new: tf.nest.pack_sequence_as(value, new, expand_composites=True)
 
     def wait(self, *devices: str) -> None:
-        """Wait until all its devices have finished what they were given."""
         tf.test.experimental.sync_devices()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of its arrays on a device now, and their peak if known."""
         own = self._own(device)
         if own.startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
@@ -248,9 +228,9 @@ class TensorFlow(ArrayFramework):
         TensorFlow tells no address: each tensor counts as memory of its own.
         """
         return [
-            Place(self.name_of(_memory_of(each)), id(each) << _APART, _bytes_of(each))
+            Place(self.name_of(_memory_of(each)), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
-            if _bytes_of(each)
+            if (nbytes := size_of(each))
         ]
 
     def live(self) -> list[Any]:
@@ -266,10 +246,6 @@ class TensorFlow(ArrayFramework):
             return None
         used, peak = self.allocated(device)
         return Pool(self.name, used, peak, None, None)
-
-    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """While this holds, count its copies between devices and its waits, by the user's line."""
-        return self._copies.count(tally, strict)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         """Explain that XLA reaches no variable on another device; None for any other error."""
@@ -313,12 +289,6 @@ def _subclasses(kind: type) -> Iterator[type]:
 
 def _memory_of(array: Any) -> str:
     return str(getattr(array, "backing_device", None) or array.device)
-
-
-def _bytes_of(tensor: Any) -> int:
-    """The bytes of a tensor's data; 0 for a string or resource, which no device holds."""
-    size: int = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-    return size
 
 
 def _variables(value: object) -> list[tf.Variable]:

@@ -17,7 +17,7 @@ from gpumagic.ledger.entry import Memory, Tally
 from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
-from gpumagic.moving.moved import Line, Moves, Origins, Variables
+from gpumagic.moving.moved import Moves, Origins
 from gpumagic.placement import torch_devices
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
@@ -34,11 +34,9 @@ class Torch(Framework):
         return bool(torch.cuda.is_initialized())
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that torch can use here, by ordinal."""
         return torch_devices.devices(memory=False)
 
     def own(self, device: Device) -> torch.device:
-        """Return torch's object for a device."""
         return torch_devices.as_torch(device)
 
     @contextmanager
@@ -65,7 +63,6 @@ class Torch(Framework):
         return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:
-        """Return the device that a tensor is on."""
         return str(array.device)
 
     def nbytes(self, array: Tensor) -> int:
@@ -74,11 +71,11 @@ class Torch(Framework):
 
     def move(
         self,
-        variables: Variables,
+        variables: Iterable[tuple[str, Any]],
         device: Device,
         namespace: dict[str, Any],
         origins: Origins,
-        line: Line = None,
+        line: Any = None,
     ) -> Moves:
         """Move tensors, modules and optimizers in place, with the state of all optimizers."""
         followers = move.optimizers_in(namespace)
@@ -92,16 +89,13 @@ class Torch(Framework):
         )
 
     def remember(self, origins: Origins, cell: str) -> None:
-        """Keep the device of each moved object from before the first cell that moved it."""
         move.remember(origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move the moved objects, or only those of `origins`, back to where they were."""
         return move.bring_home(namespace, origins)
 
     def away(self, namespace: Mapping[str, Any]) -> list[str]:
-        """Return the variables that are tensors on a GPU."""
-        return [n for n, tensor in move.tensors_in(namespace) if tensor.device.type != "cpu"]
+        return [name for name, tensor in self.arrays(namespace) if tensor.device.type != "cpu"]
 
     def wait(self, *devices: str) -> None:
         """Wait until these devices have finished; without any, every GPU with a context."""
@@ -117,11 +111,9 @@ class Torch(Framework):
         return meter.stop
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Count torch's copies between devices and its waits, within the context."""
         return counting(tally, strict=strict, warn=warn)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain an error between torch's devices; None for any other."""
         from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
 
         return explain(error, namespace=namespace)

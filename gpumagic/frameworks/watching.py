@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -136,19 +137,11 @@ class watch:
 PRINTING = {"__repr__", "__str__", "__format__"}
 
 
-class Inside(dict[str, bool]):
-    """Whether a file is a framework's, or one of ours in front of it, by its name."""
-
-    def __init__(self, framework: ModuleType, ours: str) -> None:
-        its = os.path.abspath(os.path.dirname(str(framework.__file__)))
-        here = os.path.abspath(os.path.dirname(__file__))
-        self._starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
-
-    def __missing__(self, file: str) -> bool:
-        if len(self) > 4096:  # each cell is a file of its own
-            self.clear()
-        self[file] = file.startswith(self._starts)
-        return self[file]
+def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
+    """Return whether a file is a framework's, or one of ours in front of it, by its name."""
+    its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
+    starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
+    return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
 
 
 class Call(NamedTuple):
@@ -182,7 +175,7 @@ class CopyCounting:
     """
 
     framework: str
-    inside: Inside
+    inside: Callable[[str], bool]
     around: Collection[str] = ()
     """Functions that wrap the framework's others."""
     all_threads = False
@@ -196,10 +189,6 @@ class CopyCounting:
     def patch(self, stack: ExitStack) -> None:
         """Patch the framework until `stack` is closed; GpuError if it cannot be counted."""
         raise NotImplementedError
-
-    def describe(self, count: Count) -> str:
-        """Return in words what a call does."""
-        return what(count)
 
     def instead(self, count: Count) -> str:
         """Return in words what to write, so that a copy or wait is explicit."""
@@ -266,7 +255,7 @@ class CopyCounting:
         if not self.counters():
             return None
         function, printing = "", False
-        while frame is not None and self.inside[frame.f_code.co_filename]:
+        while frame is not None and self.inside(frame.f_code.co_filename):
             name = frame.f_code.co_name
             if name in never:
                 return None
@@ -307,7 +296,7 @@ class CopyCounting:
             for count in counts:
                 if count.implicit and count.how != DISPLAY and not count.within:
                     line = "" if count.code is None else line_at(count.code, count.at).place + ": "
-                    said = f"{line}{self.describe(count)}, which strict does not allow"
+                    said = f"{line}{what(count)}, which strict does not allow"
                     refused = ImplicitCopyError(f"{said}; {self.instead(count)}")
                     refused.raised_in = count.code
                     raise refused

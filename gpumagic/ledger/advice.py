@@ -316,6 +316,8 @@ def what(count: Count) -> str:
     if count.copy:
         what = "its index" if count.operator == "index" else "data"
         return f"{where}copies {what} from {count.source} to {count.destination}"
+    if count.kind == "placement":
+        return f"{where}is on {count.destination}, and was asked for {count.source}"
     return f"{where}makes the host wait for {count.source}"
 
 

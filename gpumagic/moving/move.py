@@ -7,7 +7,6 @@ changes: when memory runs out or the user interrupts, nothing moves. A library's
 its own `to` is moved by that, last, and replaced by the result.
 """
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -24,17 +23,7 @@ from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
-from gpumagic.moving.moved import (
-    Left,
-    Line,
-    Moved,
-    Moves,
-    Origin,
-    Origins,
-    Variables,
-    all_of,
-    keep_origins,
-)
+from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import own
 from gpumagic.usercode.walk import parts_of, walk, written
 
@@ -47,19 +36,18 @@ _Family = tuple[int, int, list[FoundTensor]]
 
 
 def move_all(
-    variables: Variables,
+    variables: Iterable[tuple[str, Any]],
     device: torch.device,
     *,
     followers: Iterable[tuple[str, Optimizer]] = (),
     namespace: dict[str, Any] | None = None,
     origins: Origins | None = None,
     check_room: bool = True,
-    line: Line = None,
+    line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of `followers` follows the parameters that move. `Moves.left` names the tensors and
-    arrays in `namespace` that shared memory with a moved one, and its names may be rebound.
+    The state of `followers` follows the parameters that move. Names in `namespace` may be rebound.
     `origins` receives each moved tensor and its former device. Without `check_room`, which is for
     tensors without data, more may move than the device can hold. A long move has a `line`.
     """
@@ -129,38 +117,20 @@ class MovePlan:
         for group in shared.values():
             self._families += _families(group)
 
-    def run(self, namespace: dict[str, Any], check_room: bool, line: Line) -> None:
+    def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all; or raise GpuError if there is no room, with nothing moved."""
-        if check_room:  # tensors without data have no addresses to compare
-            self._note_bystanders(namespace)
         check_room &= self._device.type == "cuda"
         # Raised out here: a chained exception would keep copies alive.
         if (check_room and self._needed > cuda_state.room(self._device)) or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
         self._carry_out()
-        for module in self._finder.recurrent:
-            # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
-            module.flatten_parameters()
+        for module in self._finder.modules:
+            if isinstance(module, nn.RNNBase):
+                # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
+                module.flatten_parameters()
         for held in self._by_to:
             self._bring(held, namespace)
         wait_for(self._device)
-
-    def _note_bystanders(self, namespace: Mapping[str, Any]) -> None:
-        """Note the tensors and NumPy arrays that lose the memory that they share with a moved one.
-
-        What moves is on new memory afterwards, and these are on the old one.
-        """
-        moving = {id(found.tensor) for _, _, family in self._families for found in family}
-        ranges = []
-        for first, end, family in self._families:
-            base = family[0].tensor.untyped_storage().data_ptr()
-            ranges.append((base + first, base + end, family[0].path))
-        for name, value in list(namespace.items()):
-            start, stop = (0, 0) if name[0] == "_" or id(value) in moving else _addresses(value)
-            path = next((p for first, end, p in ranges if first < stop and start < end), None)
-            if path is not None:
-                reason = f"it shared memory with {path}, which moved: they are two from now on"
-                self.left.append(Left(name, reason))
 
     @property
     def _needed(self) -> int:
@@ -171,7 +141,7 @@ class MovePlan:
         alone = {id(f.tensor): bytes_of(f.tensor) for f in others if f.home is None}
         return sum(each) + sum(alone.values())
 
-    def _copy(self, line: Line) -> bool:
+    def _copy(self, line: Any) -> bool:
         """Make the new bytes; False, and none are kept, where the device has no room for them.
 
         Of many bytes, a `line` is made, and updated before each copy with how far it is.
@@ -296,18 +266,6 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return int(first * size), int((first + last + 1) * size)
 
 
-def _addresses(value: Any) -> tuple[int, int]:
-    """The addresses of the first byte of a tensor or NumPy array, and after its last."""
-    if type(value) is Tensor and has_plain_storage(value):
-        base = value.untyped_storage().data_ptr()
-        first, last = _span(value)
-        return base + first, base + last
-    if type(value) is getattr(sys.modules.get("numpy"), "ndarray", None):
-        start = value.__array_interface__["data"][0]
-        return start, start + value.nbytes
-    return 0, 0
-
-
 def immovable(tensor: Tensor) -> str:
     """Return why a tensor cannot be moved in place; empty if it can."""
     if tensor.grad_fn is not None:
@@ -345,27 +303,23 @@ def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     found = [value] if issubclass(type(value), nn.Module) else held.values()
     parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
     tensors = (list(p.parameters()) if isinstance(p, nn.Module) else [p] for p in parts)
-    former: dict[str, Any] = {}
     if any(tensor.device != device for each in tensors for tensor in each):
-        return former
-    for name, item in list(held.items()):
-        kind, new = type(item), item
-        if kind is torch.device and item.type == "cuda" and item.index is not None:
-            new = device
-        elif parts and name in DEVICE_NAMES and kind in (torch.device, str):
-            new = device if kind is torch.device else str(device)
-        elif name == "_n_gpu" and kind is int and item > 1:
-            new = 1  # TrainingArguments counted the GPUs: a cell has one
-        if new is not item and new != item:
-            held[name], former[name] = new, item
+        return {}
+    new = {name: _renamed(name, item, device, bool(parts)) for name, item in held.items()}
+    former = {name: held[name] for name, item in new.items() if item not in (None, held[name])}
+    held.update((name, new[name]) for name in former)
     return former
 
 
-def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the variables that are tensors, by name; IPython's own names are left out."""
-    for name, value in list(namespace.items()):
-        if type(value) is Tensor and not name.startswith("_"):
-            yield name, value
+def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:
+    """Return what an attribute that names a device is to be; None for any other."""
+    kind = type(value)
+    if kind is torch.device and value.type == "cuda" and value.index is not None:
+        return device
+    if has_tensors and name in DEVICE_NAMES and kind in (torch.device, str):
+        return kind(device)
+    # TrainingArguments counted the GPUs: a cell has one.
+    return 1 if name == "_n_gpu" and kind is int and value > 1 else None
 
 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:

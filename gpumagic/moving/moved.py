@@ -1,6 +1,6 @@
 """Record what was moved, from where, and what was left and why."""
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,12 +85,8 @@ class Origin:
     """Attributes that named a device, as they were."""
 
 
-Variables = Iterable[tuple[str, Any]]
-"""Names and values."""
 Origins = list[tuple[Any, Origin]]
 """Moved objects, or keys of moved variables, with their origins."""
-Line = Callable[[], Any] | None
-"""Makes the progress line of a long move."""
 
 
 def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:
