@@ -103,7 +103,7 @@ class _Share:
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
         # What was only copied to the CPU was made here.
-        return "all work was on cpu" if self.moves.left or on_cpu > read else ""
+        return "all work was on cpu" if self.moves.left or on_cpu not in (0, read) else ""
 
 
 class Run:

@@ -25,7 +25,7 @@ from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import own
-from gpumagic.usercode.walk import parts_of, walk, written
+from gpumagic.usercode.walk import Step, parts_of, walk, written
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64
@@ -325,9 +325,16 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
     """Yield a notebook's optimizers by name: also those that containers and objects hold."""
     variables = [((name,), value) for name, value in namespace.items()]
-    for path, value in walk(variables, parts_of, depth=1, most=10_000):
+    for path, value in walk(variables, _parts_of, depth=1, most=10_000):
         if issubclass(type(value), Optimizer):
             yield written(path), value
+
+
+def _parts_of(value: Any) -> list[tuple[Step, Any]]:
+    try:
+        return parts_of(value)
+    except Exception:  # noqa: BLE001  what the user's own class may raise
+        return []
 
 
 def wait_for(device: torch.device) -> None:
