@@ -40,25 +40,6 @@ def test_small_overlapping_views_of_something_large_share_memory_there_too():
     assert moves.nbytes <= 4 * (15 + 100) + 2 * 64  # and the rest of it stayed
 
 
-def test_a_bystander_that_shared_memory_is_told():
-    base = torch.zeros(10)
-    part, elsewhere = base[2:6], base[7:]
-    moves = move_all([("part", part)], GPU1, namespace={"base": base, "part": part, "e": elsewhere})
-    assert [(x.name, "part" in x.reason) for x in moves.left] == [("base", True)]
-
-
-def test_an_array_of_numpys_that_shared_memory_is_told():
-    x, apart = torch.zeros(10), torch.zeros(3)
-    space = {"x": x, "a": x.numpy(), "back": x.numpy()[::-1], "other": apart.numpy()}
-    space["apart"] = apart
-    moves = move_all([("x", x)], GPU1, namespace=space)
-    assert [(left.name, "memory with x" in left.reason) for left in moves.left] == [
-        ("a", True),
-        ("back", True),
-    ]
-    assert move_all([("x", x)], CPU, namespace=space).left == ()
-
-
 def test_a_long_move_says_how_far_it_is():
     first, second, little = torch.empty(2**26), torch.empty(2**26), torch.ones(3)
     said, line = [], MagicMock()
