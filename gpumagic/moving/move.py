@@ -7,6 +7,7 @@ changes: when memory runs out or the user interrupts, nothing moves. A library's
 its own `to` is moved by that, last, and replaced by the result.
 """
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -117,12 +118,26 @@ class MovePlan:
         for group in shared.values():
             self._families += _families(group)
 
+    def _note_sharing(self, namespace: Mapping[str, Any]) -> None:
+        """Note the notebook's tensors and NumPy arrays that lose the memory shared with a mover."""
+        moving = {id(found.tensor) for _, _, family in self._families for found in family}
+        for name, value in list(namespace.items()):
+            if name.startswith("_") or id(value) in moving or not (bytes_ := _addresses(value)):
+                continue
+            for start, stop, family in self._families:
+                base = family[0].tensor.untyped_storage().data_ptr()
+                if bytes_[0] < base + stop and base + start < bytes_[1]:
+                    self.left.append(
+                        Left(name, f"it no longer shares memory with {family[0].path}")
+                    )
+
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all; or raise GpuError if there is no room, with nothing moved."""
         check_room &= self._device.type == "cuda"
         # Raised out here: a chained exception would keep copies alive.
         if (check_room and self._needed > cuda_state.room(self._device)) or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
+        self._note_sharing(namespace)
         self._carry_out()
         for module in self._finder.modules:
             if isinstance(module, nn.RNNBase):
@@ -264,6 +279,17 @@ def _span(tensor: Tensor) -> tuple[int, int]:
         return int(first * size), int(first * size)
     last = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
     return int(first * size), int((first + last + 1) * size)
+
+
+def _addresses(value: Any) -> tuple[int, int] | None:
+    """The first address of a tensor's or NumPy array's bytes, and the one after the last."""
+    if type(value) is Tensor and has_plain_storage(value) and value.numel():
+        base, (first, stop) = value.untyped_storage().data_ptr(), _span(value)
+        return base + first, base + stop
+    if type(value) is getattr(sys.modules.get("numpy"), "ndarray", None) and value.size:
+        first = value.__array_interface__["data"][0]
+        return first, first + value.nbytes
+    return None
 
 
 def immovable(tensor: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -38,6 +39,19 @@ def test_small_overlapping_views_of_something_large_share_memory_there_too():
     assert detached.sum() == 70
     assert apart.sum() == 0
     assert moves.nbytes <= 4 * (15 + 100) + 2 * 64  # and the rest of it stayed
+
+
+def test_what_no_longer_shares_memory_with_a_moved_tensor_is_named():
+    base, digits = torch.zeros(1000), np.zeros(16, "float32")
+    train, apart, X = base[:10], base[500:], torch.from_numpy(digits)
+    namespace = {"base": base, "apart": apart, "digits": digits, "train": train, "X": X}
+    namespace |= {"_1": base, "same": train, "half": digits[:2], "other": np.zeros(16, "float32")}
+    moves = move_all([("train", train), ("X", X)], GPU1, namespace=namespace)
+    assert [(left.name, left.reason) for left in moves.left] == [
+        ("base", "it no longer shares memory with train"),
+        ("digits", "it no longer shares memory with X"),
+        ("half", "it no longer shares memory with X"),
+    ]
 
 
 def test_a_long_move_says_how_far_it_is():
