@@ -195,10 +195,11 @@ def worked_through(
         given = ", ".join([f"items {items}", *(f"{n} = {value!r}" for n, value in values.items())])
         try:
             value: Any = items if code is None else eval(code, {**namespace, **values})
-            found.append(math.nan if isinstance(value, str) else float(value))
+            count = math.nan if isinstance(value, str) else float(value)
         except Exception as error:  # noqa: BLE001  it is the user's
             raise GpuError(f"{given}: {faults.in_words(error)}; {_ITEMS}") from None
-        if not 0 < found[-1] < math.inf:
+        if not 0 < count < math.inf:
             shown = " ".join(str(value).split())[:40]
             raise GpuError(f"{given}: {shown} is not a number above 0; {_ITEMS}")
+        found.append(count)
     return found
