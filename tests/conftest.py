@@ -92,11 +92,11 @@ def _nothing_is_left(request):
     import torch
 
     from gpumagic.ledger import attribute, memory_meter
-    from gpumagic.placement import scope, swap
+    from gpumagic.placement import placement, swap
 
     assert torch.is_grad_enabled()
     assert not swap.installed()
-    assert scope.placement() is None
+    assert placement() is None
     assert not memory_meter.measuring()
     assert attribute.running == ()
     ours = [t for t in threading.enumerate() if t.name.startswith("gputime")]

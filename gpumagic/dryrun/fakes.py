@@ -30,7 +30,7 @@ from gpumagic.display.units import many
 from gpumagic.dryrun.result import Assigned
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.placement.scope import placement
+from gpumagic.placement import placement
 from gpumagic.usercode.files import UserLine, innermost
 
 raised: list["Stopped"] = []

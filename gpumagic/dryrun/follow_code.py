@@ -38,7 +38,7 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
 from gpumagic.moving.move import move_all, optimizers_in
 from gpumagic.moving.moved import Moved
-from gpumagic.placement.scope import placement, put_in_force
+from gpumagic.placement import placement, put_in_force
 from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.files import BEFORE, UserLine, innermost, innermost_of

@@ -18,8 +18,7 @@ from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
 from gpumagic.moving.moved import Moves, Origins
-from gpumagic.placement import torch_devices
-from gpumagic.placement.scope import Placement
+from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
 
 

@@ -23,9 +23,8 @@ from torch._C import _len_torch_function_stack  # the count that torch.utils._de
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
-from gpumagic.placement import first_gpu
-from gpumagic.placement.factories import IN_LIBRARIES, SPACES, tensor_new, twins
-from gpumagic.placement.scope import Placement, in_force, placement, put_in_force
+from gpumagic.placement import Placement, in_force, placement, put_in_force
+from gpumagic.placement.twins import IN_LIBRARIES, METHODS, SPACES, twins
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
 
@@ -46,7 +45,7 @@ def enter(
     outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}
-    place = Placement(device, batches, outer, modes, keywords, direct=device)
+    place = Placement(device, batches, outer, modes, keywords)
     if not implied and device.type == "cuda":
         # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
         place.previous_index = torch.cuda.current_device()
@@ -64,7 +63,7 @@ def leave(place: Placement) -> None:
     """End a placement, from any context; to call it twice does no harm."""
     if place.device is None:
         return
-    place.device = place.direct = None
+    place.device = None
     if in_force.get() is place:
         put_in_force(place.outer)
     try:
@@ -80,8 +79,6 @@ def _restore_current_device(place: Placement) -> None:
             torch.cuda.set_device(place.previous_index)
 
 
-# Methods that `Tensor` inherits: they are set on it, and deleted again.
-_methods = {"__new__": tensor_new(Tensor.__new__), **first_gpu.METHODS}
 _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
 _reals, _placed = dict[str, Any](), dict[str, Any]()  # by their names in `torch` itself
@@ -143,7 +140,7 @@ def installed() -> bool:
 
 
 def _prepare() -> None:
-    for owner, name, real, twin in (*twins(), *first_gpu.twins()):
+    for owner, name, real, twin in twins():
         if owner is torch:
             _reals[name], _placed[name] = real, twin
         else:
@@ -181,7 +178,7 @@ def _swap_torch(*, back: bool = False) -> None:
     else:
         _swap((vars(torch), name, old[name], new[name]) for name in old)
     _swap(_in_torch, back=back)
-    for name, method in _methods.items():
+    for name, method in METHODS.items():  # inherited: they are set, and deleted again
         if not back and name not in vars(Tensor):
             setattr(Tensor, name, method)
         elif back and vars(Tensor).get(name) is method:

@@ -14,7 +14,7 @@ from gpumagic.frameworks import torch_framework
 from gpumagic.ledger import memory_meter
 from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.moving import move
-from gpumagic.placement.scope import placement
+from gpumagic.placement import placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = Device("cuda", ordinal=1, virtual=True)
