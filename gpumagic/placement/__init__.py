@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -33,16 +32,17 @@ class Placement:
     # What the hot path passes on. The CPU needs no word where it is the default anyway: torch takes
     # 0.2 µs to read one.
     keywords: dict[str, torch.device]
+    direct: bool = True  # whether `overruled` is False for certain, and it was not left
     previous_index: int | None = None  # of the current CUDA device before
     delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
     taken: dict[str, None] = field(default_factory=dict)  # libraries whose first GPU was `device`
 
     def overruled(self) -> bool:
         """Whether the user entered a `with torch.device(...)` since: then that one decides."""
-        if _len_torch_function_stack() <= self.modes:
-            return False
         newer = _get_current_function_mode_stack()[self.modes :]
-        return any(isinstance(mode, DeviceContext) for mode in newer)
+        overruled = any(isinstance(mode, DeviceContext) for mode in newer)
+        self.direct = not overruled
+        return overruled
 
     def take(self, library: str) -> torch.device | None:
         """Return the device in place of a library's first GPU, and note whose that was."""

@@ -63,7 +63,7 @@ def leave(place: Placement) -> None:
     """End a placement, from any context; to call it twice does no harm."""
     if place.device is None:
         return
-    place.device = None
+    place.device, place.direct = None, False
     if in_force.get() is place:
         put_in_force(place.outer)
     try:
