@@ -233,7 +233,7 @@ class GpuMemory:
     """The memory of a test on each CUDA device, by torch's allocator."""
 
     def __init__(self) -> None:
-        from gpumagic.ledger.memory_meter import MemoryMeter
+        from gpumagic.ledger.dispatch import MemoryMeter
 
         self.may_leave: str | int = 0
         """Bytes that the test may leave allocated on each GPU."""

@@ -33,7 +33,7 @@ from gpumagic.display.units import some
 from gpumagic.errors import GpuError, note
 from gpumagic.isolation.settings import deferred, thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
-from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.ledger.dispatch import MemoryMeter
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch

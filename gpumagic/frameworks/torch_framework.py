@@ -12,9 +12,8 @@ from torch import Tensor
 
 from gpumagic.device import Device, cuda_state
 from gpumagic.frameworks.framework import Counting, Framework
-from gpumagic.ledger.dispatch import counting
+from gpumagic.ledger.dispatch import MemoryMeter, counting
 from gpumagic.ledger.entry import Memory, Tally
-from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
 from gpumagic.moving.moved import Moves, Origins

@@ -1,12 +1,10 @@
 """Wrap torch's copy kernels: run what was there, count bytes, and time copies on a GPU.
 
 Each wrapper calls the replaced kernel exactly once and returns its result. While nothing watches it
-does nothing else, and after some thousand such calls `idle` runs. Some operators of CUDA copy
-within; a virtual GPU runs them whole, so their bytes are listed here, and `tests/cuda` compares
-both with the CUDA runtime's log.
+does nothing else. Some operators of CUDA copy within; a virtual GPU runs them whole, so their bytes
+are listed here, and `tests/cuda` compares both with the CUDA runtime's log.
 """
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,13 +29,12 @@ _MOST_PAIRS = 256
 class CopyTimer:
     """Times the copies of a real GPU, by events of its own stream. Untested on a real GPU.
 
-    A copy may be under way long after the call returned, so its time is that between two events,
+    A copy may be in flight long after the call returned, so its time is that between two events,
     which can be read only once both have passed: they wait here, never more than a few hundred.
     """
 
     def __init__(self) -> None:
-        # What was copied, and two events with the ordinal of their GPU.
-        self._waiting: deque[tuple[Sequence[Any], Any, Any, int]] = deque()
+        self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
     def wants(self, count: int) -> bool:
@@ -51,7 +48,7 @@ class CopyTimer:
         event.record(stream)
         return event, stream
 
-    def end(self, begun: tuple[Any, Any], counts: Sequence[Any]) -> None:
+    def end(self, begun: tuple[Any, Any], counts: Sequence[Count]) -> None:
         """Put one after it; its time will be added to the ``seconds`` of each count."""
         start, stream = begun
         event = cuda_state.take_event(stream.device_index)
@@ -75,7 +72,7 @@ class CopyTimer:
         seconds = start.elapsed_time(end) * 1e-3
         cuda_state.give_events(index, start, end)
         for count in counts:
-            count.seconds += seconds
+            count.seconds = (count.seconds or 0.0) + seconds
             count.timed += 1
 
 
@@ -176,10 +173,6 @@ _modes = torch._C._len_torch_function_stack
 _without_overrides = torch._C.DisableTorchFunction
 # What a copy copies, and from what memory, is looked at for the first at a line, then now and then.
 _FIRST, _EVERY = 8, 64
-# To take the kernels out and put them back costs what so many calls cost that nobody counts.
-_MOST_PASSED = 4096
-passed = itertools.count()
-idle: Callable[[], None] = lambda: None  # noqa: E731  set by those who put the kernels there
 
 
 def counted(
@@ -194,11 +187,7 @@ def counted(
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
-            if not attribute.running:
-                if next(passed) >= _MOST_PASSED:
-                    _take_out()
-                return base(*args, **kwargs)
-            if (after := asked(args, kwargs)) is None:
+            if not attribute.running or (after := asked(args, kwargs)) is None:
                 return base(*args, **kwargs)
             outer = here.within, here.serial
             if within:
@@ -251,11 +240,6 @@ def _asked(
     return asked
 
 
-def _take_out() -> None:
-    with kept("taking out the kernels that count"):
-        idle()
-
-
 def as_tensor(value: Any) -> Any:
     """Return a tensor for a number: C++ passes a "wrapped number" tensor to Python as a number."""
     if isinstance(value, torch.Tensor):
@@ -277,7 +261,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
             return None
         if here.within and destination == HOST:
             return _reading(src)
-        found = counts((True, "copy_", source, destination, non_blocking), src)
+        found = counts(("copy", "copy_", source, destination, non_blocking), src)
         if not found:
             return None
         host = self if destination == HOST else src
@@ -330,7 +314,7 @@ def reading(base: Kernel) -> Kernel:
 
 def _reading(element: Any) -> After:
     __tracebackhide__ = True
-    found = counts((False, here.within or "item", element.get_device(), HOST, False), element)
+    found = counts(("wait", here.within or "item", element.get_device(), HOST, False), element)
     nbytes = element.nbytes
 
     def after(seconds: float) -> None:
@@ -363,7 +347,7 @@ def sizing(base: Kernel, operator: str) -> Kernel:
         __tracebackhide__ = True
         if not reads(operator, self):
             return None
-        found = counts((False, here.within or operator, self.get_device(), HOST, False), self)
+        found = counts(("wait", here.within or operator, self.get_device(), HOST, False), self)
         read = here.reads
 
         def after(seconds: float) -> None:
@@ -388,9 +372,9 @@ def counting_whole(base: Kernel, operator: str) -> Kernel:
         sent = brought(operator, *args) if operator in INDEXING else ()
         if not sizes and not sent:
             return None
-        copied = [(each, counts((True, each[1], HOST, device, False), each[0])) for each in sent]
+        copied = [(x, counts(("copy", x[1], HOST, device, False), x[0])) for x in sent]
         name = "nonzero" if operator in INDEXING else operator
-        waited = counts((False, name, device, HOST, False), self) if sizes else ()
+        waited = counts(("wait", name, device, HOST, False), self) if sizes else ()
 
         def after(seconds: float) -> None:
             each = seconds / (len(sent) + len(sizes))

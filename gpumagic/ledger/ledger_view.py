@@ -1,10 +1,18 @@
-"""Show the ledger as one line, or as a table with advice below each line of the source."""
+"""Show the ledger as one line, or as a table with advice on what copies or waits again and again.
+
+No advice on what is normal: a number or a zero-dimensional CPU tensor used with GPU tensors, a copy
+that names its device, a value that is read or printed now and then, a library's own copies.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, size
-from gpumagic.ledger.advice import SILENT, Advice, advise, is_crawl
-from gpumagic.ledger.entry import Entry, Ledger
+from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
@@ -15,59 +23,244 @@ _REAL = (
 )
 _CODE = 60  # characters of the source, at most
 _HINTS = 3  # lines with advice, at most, where there is no table
+_LONG = 40  # characters of an expression that a sentence can hold
+
+# Copies that name their device are the user's to make; so many to the host at one line are a log
+# that is read value by value.
+EXPLICIT = 100
+_SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
+_SCALAR = 16  # bytes of a complex number
+_NUMBER = 8  # and of any other
+_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
 
 
+@dataclass(frozen=True)
+class Advice:
+    """Record what to do, how many calls that saves, and which part of the time, in words too."""
+
+    text: str
+    saved: int
+    share: float
+    how: str
+
+
+def all_of_them(entry: Entry, text: str) -> Advice:
+    """Advise to make none of the calls."""
+    return Advice(text, entry.count, 1.0, "the time of all of them")
+
+
+def all_but_one(entry: Entry, text: str) -> Advice:
+    """Advise to make one call instead of many."""
+    saved = entry.count - round(entry.count / entry.calls)
+    return Advice(text, saved, 1 - 1 / entry.calls, f"the time of all but one of {entry.calls:,}")
+
+
+def all_but_first(entry: Entry, text: str) -> Advice:
+    """Advise to copy once what is copied again unchanged."""
+    share = entry.repeats / entry.count
+    return Advice(text, entry.repeats, share, "the time of all but the first")
+
+
+def _overlapped(text: str) -> Advice:
+    return Advice(text, 0, 1.0, "at most: all of it, if it runs during the computation")
+
+
+ADVISERS: defaultdict[str, Callable[[Entry], Advice | None]] = defaultdict(
+    lambda: lambda entry: None
+)
+"""Functions that advise on what only one framework does, by `Entry.framework`."""
+
+
+def advise(entry: Entry) -> Advice | None:
+    """Advise on one entry; None if it is as it should be."""
+    if entry.via in (DISPLAY, ENGINE):
+        return None
+    if entry.framework:
+        return _of_arrays(entry) if entry.calls > 1 or entry.kind == "placement" else None
+    if entry.operator == "index" and not entry.within:
+        text = f"the index lies on the CPU; bring it once: index = index.to('{entry.destination}')"
+        return all_but_one(entry, text)
+    if entry.calls < 2:
+        return None
+    if entry.within:
+        checks = entry.within.startswith("torch.distributions")
+        return all_of_them(entry, _CHECKS) if checks else None
+    return _of_wait(entry) if entry.kind == "wait" else _of_copy(entry)
+
+
+def _of_arrays(entry: Entry) -> Advice | None:
+    """Advise on arrays of another framework than torch."""
+    if entry.within and entry.framework == "JAX":
+        return None
+    if (advice := ADVISERS[entry.framework](entry)) is not None:
+        return advice
+    # One call of JAX may copy many arrays; what it copies implicitly is one too many.
+    if entry.calls < OFTEN and not (entry.framework == "JAX" and entry.implicit):
+        return None
+    if entry.via == PRINT:
+        where = "sharding" if entry.framework == "JAX" else "device"
+        return all_but_one(entry, _PRINT.format(where))
+    if entry.kind == "wait" or entry.destination == "cpu":
+        return all_but_one(entry, _keep(entry))
+    if entry.nbytes < entry.count * _SMALL:
+        return all_but_one(entry, "many small copies: put them into one array and copy that")
+    return None
+
+
+_PRINT = "print after the loop; x.shape and x.{} print without waiting"
+_ONCE = "the size of its result depends on the data; do it once, before the loop"
+_MASK = (
+    "the size of its result depends on the data; torch.where(mask, x, 0) keeps the size and "
+    "does not wait"
+)
+_BY_SIZE = {
+    "_unique2": _ONCE,
+    "bincount": _ONCE,
+    "equal": "compare on the device, (a == b).all(), and read that later",
+    "repeat_interleave": "give it output_size=, and it need not wait",
+    "unique_consecutive": _ONCE,
+    "unique_dim": _ONCE,
+}
+_CHECKS = "it checks its arguments; validate_args=False leaves that out"
+
+
+def _of_wait(entry: Entry) -> Advice:
+    if entry.via == PRINT:
+        return all_but_one(entry, _PRINT.format("device"))
+    if entry.operator == "synchronize":
+        return all_but_one(entry, "wait once, after the loop")
+    if entry.operator != "item":
+        return all_of_them(entry, _BY_SIZE.get(entry.operator, _MASK))
+    if entry.code.startswith(("torch.tensor(", "torch.as_tensor(")):
+        return all_but_one(entry, "torch.stack([...]) puts them together on the device")
+    return all_but_one(entry, _keep(entry))
+
+
+_MADE_ON_HOST = re.compile(
+    r"\b(arange|empty|eye|full|linspace|ones|rand|randint|randn|randperm|tensor|zeros)\("
+    r".*\)\.(to|cuda)\([^()]*\)$"
+)
+_PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True)"
+
+
+def _of_copy(entry: Entry) -> Advice | None:
+    there, small = entry.destination, entry.nbytes < entry.count * _SMALL
+    if entry.repeats:
+        text = f"the same tensor each time; move it to {there} once, before the loop"
+        return all_but_first(entry, text)
+    if entry.via == LOADER:
+        text = "pin its batches: DataLoader(..., pin_memory=True)"
+        return None if entry.pinned else _overlapped(text)
+    if there == "cpu":
+        return all_but_one(entry, _keep(entry))
+    if entry.source != "cpu":
+        return None
+    if entry.implicit and entry.nbytes > entry.count * _SCALAR:
+        text = f"what is indexed or assigned with lies on the CPU; bring it to {there} once"
+        return all_but_one(entry, text)
+    if _MADE_ON_HOST.search(entry.code):
+        return all_of_them(entry, f"make it there: device='{there}' instead of .to")
+    if small:
+        return all_but_one(entry, "many small copies: put them into one tensor and copy that")
+    pinned = "" if entry.pinned else f"{_PIN}, and "
+    return _overlapped(f"{pinned}.to('{there}', non_blocking=True)") if entry.blocking else None
+
+
+# -- what to write instead of a read, in the names of the user's code
+# How several values are put together and read, and one, by the framework whose they are. Batches
+# are concatenated: the last one may be shorter.
+_TOGETHER = {
+    "": "torch.stack({}).cpu()",
+    "JAX": "jax.device_get(jnp.stack({}))",
+    "TensorFlow": "tf.stack({}).numpy()",
+}
+_BATCHES = "torch.cat({}).cpu()"
+_ONE = {"": "{}.item()", "JAX": "float({})", "TensorFlow": "{}.numpy()"}
+_READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
+_APPENDED = re.compile(r"([\w.]+)\.(?:append|extend)\((.+)\)$")
+_SUMMED = re.compile(r"([\w.]+) \+= (.+)$")
+
+
+def _keep(entry: Entry) -> str:
+    """Return what to write instead of the expression of an entry."""
+    code, source = entry.code, entry.where.source if entry.where else ""
+    tensor = _tensor_of(code)
+    appended, summed = (
+        next((m[1] for m in [pattern.search(source)] if m and _tensor_of(m[2]) == tensor), "")
+        for pattern in (_APPENDED, _SUMMED)
+    )
+    name = tensor if tensor != code and len(tensor) <= _LONG else ""
+    if not appended and not summed:
+        return f"keep {name or 'what it reads'} on the device, and read it once after the loop"
+    kept = f"({name})" if " " in name else name or "x"
+    kept += "" if entry.framework else ".detach()"
+    if summed and not code.endswith(".tolist()"):
+        adds, once = f"{summed} += {kept}", _ONE[entry.framework].format(summed)
+    else:  # also a list of numbers, by which a list is extended
+        batches = entry.kind == "copy" and entry.nbytes > entry.count * _NUMBER
+        together = _BATCHES if batches and not entry.framework else _TOGETHER[entry.framework]
+        into = appended or summed
+        adds, once = f"{into}.append({kept})", together.format(into)
+        once = once.replace(".cpu()", ".tolist()") if code.endswith(".tolist()") else once
+    return (
+        f"keep {appended or summed} on the device, {adds}, and read it once after the loop: {once}"
+    )
+
+
+def _tensor_of(code: str) -> str:
+    """Return the tensor that is read: ``loss`` for ``loss.item()`` and ``float(loss)``."""
+    while found := _READ.fullmatch(code):
+        code = found[1] or found[2]
+    return code
+
+
+# -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
     """``3 transfers: 12.0 MiB to cuda:1; 1,000 waits at line 4: `loss.item()```.
 
     Entries that came in the ways `without` (`Entry.via`) are said elsewhere.
     """
-    entries = [e for e in ledger.entries if e.via not in without]
-    other = [e for e in entries if e.via != "print"]
-    printed = [e for e in entries if e.via == "print"]
-    said = _transfers(other), _waits(other), _printed(printed), _elsewhere(other)
-    return "; ".join(filter(None, said))
+    kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
+    for entry in ledger.entries:
+        if entry.via not in without:
+            kinds[PRINT if entry.via == PRINT else entry.kind].append(entry)
+    say = {"copy": _transfers, "wait": _waits, PRINT: _printed, "placement": _elsewhere}
+    return "; ".join(say[kind](entries) for kind, entries in kinds.items() if entries)
 
 
 def _transfers(entries: list[Entry]) -> str:
-    copies = [e for e in entries if e.kind == "copy"]
-    to: dict[str, int] = {}
-    for e in copies:
-        to[e.destination] = to.get(e.destination, 0) + e.nbytes
-    count = sum(e.count for e in copies)
-    unsized = {e.destination for e in copies if e.unsized}
-    each = ", ".join(f"{_bytes(n, device in unsized)} to {device}" for device, n in to.items())
-    each = each.replace(size(None), "unknown bytes")
-    return f"{_count(count, 'transfer')}: {each}{_at(copies, count)}" if copies else ""
+    count, to = sum(e.count for e in entries), dict.fromkeys(e.destination for e in entries)
+    each = ", ".join(
+        f"{_bytes([e for e in entries if e.destination == device])} to {device}" for device in to
+    )
+    return f"{_count(count, 'transfer')}: {each}{_at(entries, count)}"
 
 
-def _bytes(nbytes: int, unsized: bool) -> str:
+def _bytes(entries: list[Entry]) -> str:
     """Return ``"3.2 MiB"``, or ``"≥ 3.2 MiB"`` if some bytes are unknown."""
-    if not unsized:
+    nbytes = sum(e.nbytes for e in entries)
+    if not any(e.unsized for e in entries):
         return size(nbytes)
-    return f"≥ {size(nbytes)}" if nbytes else size(None)
+    return f"≥ {size(nbytes)}" if nbytes else "unknown bytes"
 
 
 def _waits(entries: list[Entry]) -> str:
-    waits = [e for e in entries if e.kind == "wait"]
-    count = sum(e.count for e in waits)
-    return f"{_count(count, 'wait')}{_at(waits, count)}" if waits else ""
+    count = sum(e.count for e in entries)
+    return f"{_count(count, 'wait')}{_at(entries, count)}"
 
 
 def _printed(entries: list[Entry]) -> str:
     """Each printing makes many waits and copies, which the table has."""
-    count = sum(e.calls for e in entries)
-    reads = _count(sum(e.count for e in entries), "read")
+    count, reads = sum(e.calls for e in entries), sum(e.count for e in entries)
     what = "array" if any(e.framework for e in entries) else "tensor"
-    words = f"{_count(count, what)} printed in {reads}{_at(entries, count, calls=True)}"
-    return words if entries else ""
+    at = _at(entries, count, calls=True)
+    return f"{_count(count, what)} printed in {_count(reads, 'read')}{at}"
 
 
 def _elsewhere(entries: list[Entry]) -> str:
-    found = [e for e in entries if e.kind == "placement"]
-    count = sum(e.count for e in found)
-    where = ", ".join(dict.fromkeys(f"{e.destination}, not {e.source}" for e in found))
-    return f"{_count(count, 'result')} on {where}{_at(found, count)}" if found else ""
+    count = sum(e.count for e in entries)
+    where = ", ".join(dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries))
+    return f"{_count(count, 'result')} on {where}{_at(entries, count)}"
 
 
 def _count(count: int, word: str) -> str:
@@ -85,7 +278,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
         return ""
     (place, code), most = max(lines.items(), key=lambda item: item[1])
     # One copy has a line where nobody asked for it.
-    few = most < 2 and entries[0].operator not in SILENT
+    few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
     many = f", {most:,} of them" if most < total else ""
@@ -95,24 +288,23 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
 def hints(ledger: Ledger) -> list[str]:
     """Return advice for each line that copies or waits again and again, the worst first."""
     found: dict[str, int] = {}
-    for e in filter(is_crawl, ledger.entries):
-        if (advice := _advised(e, ledger)) is not None:
+    for e in filter(_is_crawl, ledger.entries):
+        if (advice := advise(e)) is not None:
             place = f"{e.where.place}: " if e.where else ""
             found[f"{place}{advice.text}"] = e.count
     return sorted(found, key=lambda words: -found[words])[:_HINTS]
 
 
-def _advised(e: Entry, ledger: Ledger) -> Advice | None:
-    """Advise on an entry; not to move operands one way where others of the line go the other."""
-    advice = advise(e)
-    for other in ledger.entries if advice is not None and e.operator == "operand" else ():
-        ends = other.operator, other.source, other.destination
-        if ends == (e.operator, e.destination, e.source) and other.where == e.where:
-            first, second = sorted((e.source, e.destination))
-            return Advice(
-                f"it reads arrays on {first} and on {second}: make all on one", 0, 0.0, ""
-            )
-    return advice
+def _is_crawl(entry: Entry) -> bool:
+    """Whether it deserves advice also without a table."""
+    if entry.kind == "placement":
+        return True
+    if entry.within or entry.via in (DISPLAY, ENGINE, LOADER):
+        return False
+    if not entry.implicit:
+        return entry.destination == "cpu" and entry.count >= EXPLICIT
+    silent = entry.operator in _SILENT and entry.kind == "copy"
+    return entry.calls >= (2 if silent else OFTEN)
 
 
 def text(ledger: Ledger) -> str:
@@ -133,7 +325,7 @@ def html(ledger: Ledger, *, with_line: bool = True) -> str:
 
 def _columns(ledger: Ledger) -> list[table.Column]:
     entries = ledger.entries
-    times = [duration(e.seconds if e.count and not e.untimed else None) for e in entries]
+    times = [duration(e.seconds) for e in entries]
     return [
         table.Column("line", [_location(e) for e in entries], number=True),
         table.Column(
@@ -145,7 +337,7 @@ def _columns(ledger: Ledger) -> list[table.Column]:
         ),
         table.Column("what", [_what(e) for e in entries], fit="wrap", least=38, css="gm-long"),
         table.Column("count", [f"{e.count:,}" for e in entries], number=True),
-        table.Column("bytes", [_bytes(e.nbytes, e.unsized) for e in entries], number=True),
+        table.Column("bytes", [_bytes([e]) for e in entries], number=True),
         table.Column("time", times, number=True),
     ]
 
@@ -171,16 +363,16 @@ def _inside(module: str) -> str:
 
 def _advice(e: Entry, ledger: Ledger) -> str:
     """Return what to do, and what it saves: time, or calls if there are no times of a GPU."""
-    advice = _advised(e, ledger)
+    advice = advise(e)
     if advice is None:
         return ""
-    in_calls = ledger.virtual or ledger.predicted
-    saved = f"≈ {duration((e.seconds or 0) * advice.share)} ({advice.how})"
-    saved = saved if advice.share else ""
-    if in_calls or e.untimed:
+    saved = ""
+    if ledger.virtual or e.seconds is None:
         kind = "waits" if e.kind == "wait" else "copies"
-        saved = f"{advice.saved:,} of {e.count:,} {kind}" if advice.saved else ""
-    return f"→ {advice.text}" + (f"; saves {saved}" if saved else "")
+        saved = f"; saves {advice.saved:,} of {e.count:,} {kind}" if advice.saved else ""
+    elif advice.share:
+        saved = f"; saves ≈ {duration(e.seconds * advice.share)} ({advice.how})"
+    return f"→ {advice.text}{saved}"
 
 
 def _note(ledger: Ledger) -> str:
@@ -189,21 +381,10 @@ def _note(ledger: Ledger) -> str:
     return _VIRTUAL if ledger.virtual else _REAL
 
 
-class LedgerLine:
-    """Show a cell's ledger as one line under it."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-
-    def __repr__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return table.json_bundle(self.ledger)
-
-    def _repr_html_(self) -> str:
-        return block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in self._lines()))
-
-    def _lines(self) -> list[str]:
-        said = line(self.ledger, without=("display",))
-        return [said, *(f"→ {hint}" for hint in hints(self.ledger))] if said else []
+def bundle(ledger: Ledger) -> dict[str, object]:
+    """Return a cell's ledger as one line with hints, for IPython; empty if there is nothing."""
+    said = line(ledger, without=(DISPLAY,))
+    lines = [said, *(f"→ {hint}" for hint in hints(ledger))]
+    html = block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in lines))
+    shown = {"text/plain": "\n".join(lines), "text/html": html, **table.json_bundle(ledger)}
+    return shown if said else {}

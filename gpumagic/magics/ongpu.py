@@ -381,9 +381,8 @@ class Watched:
         if watched is None:
             return
         with faults.kept("showing the ledger of a cell for %gpuwatch"):
-            from gpumagic.ledger.ledger_view import LedgerLine
+            from gpumagic.ledger.ledger_view import bundle
 
             watched.stop()
-            line = LedgerLine(watched.ledger)
-            if repr(line) and not cell.reported:
-                display(watched.ledger if self._report else line)
+            if (line := bundle(watched.ledger)) and not cell.reported:
+                display(watched.ledger if self._report else line, raw=not self._report)

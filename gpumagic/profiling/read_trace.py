@@ -10,8 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from gpumagic.ledger.advice import OFTEN
-from gpumagic.ledger.entry import Ledger
+from gpumagic.ledger.entry import OFTEN, Ledger
 from gpumagic.profiling.cell_profile import Cause, CellProfile, Kind, Moment, Operator, ProfiledLine
 from gpumagic.usercode.files import UserLine
 

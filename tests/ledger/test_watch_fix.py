@@ -12,10 +12,8 @@ pytestmark = pytest.mark.usefixtures("gpus")
 
 @pytest.fixture
 def fix():
-    made = AutoFix(torch.device("cuda:1"))
-    made.start()
-    yield made
-    made.stop()
+    with AutoFix(torch.device("cuda:1")) as made:
+        yield made
     assert torch._C._len_torch_function_stack() == 0
 
 
@@ -78,10 +76,10 @@ def test_other_errors_are_left_alone(fix):
 
 def test_modes_entered_since_survive():
     fix = AutoFix(torch.device("cuda:1"))
-    fix.start()
+    fix.__enter__()
     with torch.device("cuda:1"):
-        fix.stop()
-        fix.stop()
+        fix.__exit__()
+        fix.__exit__()
         assert torch.zeros(1).device.index == 1
     assert torch._C._len_torch_function_stack() == 0
 

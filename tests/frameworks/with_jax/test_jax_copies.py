@@ -7,8 +7,8 @@ import pytest
 
 from gpumagic import faults
 from gpumagic.errors import ImplicitCopyError
-from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Tally
+from gpumagic.ledger.ledger_view import advise
 
 ON_1 = "with jax.default_device(gpu[1]):\n    "
 TO_0, TO_1 = ("cpu", "cuda:0"), ("cpu", "cuda:1")
