@@ -178,6 +178,7 @@ _BATCHES = "torch.cat({}).cpu()"
 _ONE = {"": "{}.item()", "JAX": "float({})", "TensorFlow": "{}.numpy()"}
 _READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
 _APPENDED = re.compile(r"([\w.]+)\.(?:append|extend)\((.+)\)$")
+_INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 _SUMMED = re.compile(r"([\w.]+) \+= (.+)$")
 
 
@@ -192,8 +193,9 @@ def _keep(entry: Entry) -> str:
     name = tensor if tensor != code and len(tensor) <= _LONG else ""
     if not appended and not summed:
         return f"keep {name or 'what it reads'} on the device, and read it once after the loop"
-    kept = f"({name})" if " " in name else name or "x"
-    kept += "" if entry.framework else ".detach()"
+    kept = name or "x"
+    if not entry.framework:
+        kept = f"({kept}).detach()" if " " in _INNERMOST.sub("", kept) else f"{kept}.detach()"
     if summed and not code.endswith(".tolist()"):
         adds, once = f"{summed} += {kept}", _ONE[entry.framework].format(summed)
     else:  # also a list of numbers, by which a list is extended

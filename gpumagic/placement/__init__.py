@@ -102,16 +102,17 @@ if hasattr(os, "register_at_fork"):
 
 
 class FunctionMode(TorchFunctionMode):
-    """A mode over torch's functions on one thread, entered and left in any order among others."""
+    """A mode over torch's functions on one thread, from `start` to `stop`, or in a `with`."""
 
-    running = 0  # how often it was entered and not left
+    running = 0  # how often it was started and not stopped
 
-    def __enter__(self) -> Any:
+    def start(self) -> None:
+        """Enter the mode on this thread."""
         _push_mode(self)
         self.running += 1
-        return self
 
-    def __exit__(self, *exc: object) -> None:
+    def stop(self) -> None:
+        """Leave the mode, whatever other modes were entered since and not left."""
         if self not in _get_current_function_mode_stack():
             return
         above = []
@@ -120,3 +121,10 @@ class FunctionMode(TorchFunctionMode):
         for mode in reversed(above):
             _push_mode(mode)
         self.running -= 1
+
+    def __enter__(self) -> Any:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()

@@ -12,8 +12,10 @@ pytestmark = pytest.mark.usefixtures("gpus")
 
 @pytest.fixture
 def fix():
-    with AutoFix(torch.device("cuda:1")) as made:
-        yield made
+    made = AutoFix(torch.device("cuda:1"))
+    made.start()
+    yield made
+    made.stop()
     assert torch._C._len_torch_function_stack() == 0
 
 
@@ -76,10 +78,10 @@ def test_other_errors_are_left_alone(fix):
 
 def test_modes_entered_since_survive():
     fix = AutoFix(torch.device("cuda:1"))
-    fix.__enter__()
+    fix.start()
     with torch.device("cuda:1"):
-        fix.__exit__()
-        fix.__exit__()
+        fix.stop()
+        fix.stop()
         assert torch.zeros(1).device.index == 1
     assert torch._C._len_torch_function_stack() == 0
 
