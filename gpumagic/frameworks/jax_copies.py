@@ -39,7 +39,7 @@ from gpumagic.frameworks import watching
 from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
 from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
-from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_first, all_but_one
+from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
 from gpumagic.usercode.files import called, in_cell, name_in
 
 
@@ -51,14 +51,14 @@ def advise(entry: Entry) -> Advice | None:
     put = put_call(entry.destination, entry.names)
     if entry.repeats and entry.kind == "copy" and entry.destination != "cpu":
         text = f"the same array each time; once, before the loop: {put}"
-        return all_but_first(entry, text)
+        return Advice(text, entry.repeats)
     if entry.operator != "operand":
         return None
     is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
     place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
     text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: put {it} there, and what is"
     text += f" the same each time once: {put}"
-    return Advice(text, 0, 1.0, "at most: all of it, if the same array comes each time")
+    return Advice(text)
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:

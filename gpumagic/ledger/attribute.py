@@ -113,11 +113,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
         watching: tuple[ActiveWatch, ...] = (watch,)
     elif not (watching := watches()):
         return ()
-    inner: FrameType | None
-    try:
-        inner = _getframe(3)
-    except ValueError:  # a thread where no Python runs
-        inner = None
+    inner: FrameType | None = _getframe(3)
     kind = LIBRARY
     while inner is not None and (kind := kinds[inner.f_code.co_filename]) == IN_FRONT:
         inner = inner.f_back
@@ -228,18 +224,13 @@ class Alarm:
     def __call__(self, count: Count, tensor: Any) -> None:
         """Warn before a call, or raise `ImplicitCopyError`, if it is time to."""
         __tracebackhide__ = True
-        if count.via in (LOADER, ENGINE, DISPLAY) or (count.within and not count.implicit):
-            count.warned = True
-        elif not count.implicit:
-            if count.destination != "cpu":
-                count.warned = True
-            elif count.count + 1 >= EXPLICIT:
-                self._warn(count)
-        elif count.kind == "copy" and count.operator == "copy_" and _is_scalar_of_host(tensor):
+        implicit = count.implicit and count.via not in (LOADER, ENGINE, DISPLAY)
+        if implicit and count.operator == "copy_" and _is_scalar_of_host(tensor):
             return
-        elif self.strict:
+        if implicit and self.strict:
             raise refusal(count, _instead(count))
-        elif count.within:  # counted, but not the user's to fix
+        # What a library does is not the user's to fix; a copy that names its GPU is meant.
+        if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
         elif _is_time(count):
             self._warn(count)
@@ -264,11 +255,9 @@ def _is_scalar_of_host(tensor: Any) -> bool:
 def _is_time(count: Count) -> bool:
     if count.via == PRINT:
         return count.calls + 1 >= OFTEN and here.counted != here.serial
-    return count.count + 1 >= (2 if _brings_an_index(count) else OFTEN)
-
-
-def _brings_an_index(count: Count) -> bool:
-    return count.operator == "index" and count.kind == "copy"
+    if not count.implicit:
+        return count.count + 1 >= EXPLICIT
+    return count.count + 1 >= (2 if count.operator == "index" else OFTEN)
 
 
 def words(count: Count) -> str:
@@ -290,7 +279,7 @@ def refusal(count: Count, instead: str) -> ImplicitCopyError:
 
 
 def _instead(count: Count) -> str:
-    if _brings_an_index(count):
+    if count.operator == "index":
         return f"bring the index there first: index.to('{count.destination}')"
     return "name the device: x.cpu() or x.to(...) first"
 

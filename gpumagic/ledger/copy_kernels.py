@@ -37,12 +37,13 @@ class CopyTimer:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
-    def wants(self, count: int) -> bool:
-        """Whether the copy after `count` others is to be timed: the first few, then some."""
-        return count < _TIMED_FIRST or count % _TIMED_EVERY == 0
+    def begin(self, count: int, index: int) -> tuple[Any, Any] | None:
+        """Put an event before a copy into the stream of GPU `index`, which will copy.
 
-    def begin(self, index: int) -> tuple[Any, Any]:
-        """Put an event before a copy into the stream of GPU `index`, which will copy."""
+        None if the copy, which comes after `count` others, is not to be timed.
+        """
+        if count >= _TIMED_FIRST and count % _TIMED_EVERY:
+            return None
         stream = torch.cuda.current_stream(index)
         event = cuda_state.take_event(index)
         event.record(stream)
@@ -181,13 +182,12 @@ def counted(
     """Return a wrapper of `base` that runs it, and counts the call if a watch is running."""
     # `before` is given the same arguments and may raise `ImplicitCopyError`; what it returns is
     # called afterwards. With `within`, waits of operators that `base` calls are under that name.
-    asked = _asked(before, tensors)
 
     # As `unseen` has it, without another call: it is the way of all that could be watched.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
-            if not attribute.running or (after := asked(args, kwargs)) is None:
+            if not attribute.running or (after := _ask(before, tensors, args, kwargs)) is None:
                 return base(*args, **kwargs)
             outer = here.within, here.serial
             if within:
@@ -212,32 +212,27 @@ def counted(
     return kernel
 
 
-def _asked(
-    before: Callable[..., After | None], tensors: int
-) -> Callable[[tuple[Any, ...], dict[str, Any]], After | None]:
-    """Call `before`; no failure of it reaches the user."""
-
-    # It looks at the first `tensors` arguments: where those are plain, nobody's overrides can be
-    # asked by that.
-    def asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> After | None:
-        __tracebackhide__ = True
-        try:
-            if (
-                tensors
-                and not _modes()
-                and type(args[0]) in _PLAIN
-                and (tensors == 1 or type(args[1]) in _PLAIN)
-            ):
-                return before(*args, **kwargs)
-            with _without_overrides():
-                return before(*args, **kwargs)
-        except CrossDeviceWarning:
-            raise
-        except Exception as error:  # noqa: BLE001  a failure of ours is not the user's
-            keep(_DOING, error)
-            return None
-
-    return asked
+def _ask(
+    before: Callable[..., After | None], tensors: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> After | None:
+    """Call `before`, which looks at the first `tensors` arguments; no failure reaches the user."""
+    __tracebackhide__ = True
+    try:
+        # Where those are plain, nobody's overrides can be asked by that.
+        if (
+            tensors
+            and not _modes()
+            and type(args[0]) in _PLAIN
+            and (tensors == 1 or type(args[1]) in _PLAIN)
+        ):
+            return before(*args, **kwargs)
+        with _without_overrides():
+            return before(*args, **kwargs)
+    except CrossDeviceWarning:
+        raise
+    except Exception as error:  # noqa: BLE001  a failure of ours is not the user's
+        keep(_DOING, error)
+        return None
 
 
 def as_tensor(value: Any) -> Any:
@@ -281,7 +276,9 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
 def _on_real(found: Sequence[Count], after: After, index: int) -> After:
     """Return what to call after a copy by GPU `index`, which its own stream times."""
-    begun, copies = _begin(found, index), here.copies
+    begun, copies = None, here.copies
+    with kept("timing a copy"):  # a time is not worth the user's copy
+        begun = TIMER.begin(found[0].count, index)
 
     def after_on_real(seconds: float) -> None:
         # Where a dtype or strides change too, torch copies by way of a temporary: by `copy_`
@@ -293,11 +290,6 @@ def _on_real(found: Sequence[Count], after: After, index: int) -> After:
                 TIMER.end(begun, found)
 
     return after_on_real
-
-
-def _begin(found: Sequence[Count], index: int) -> Any:
-    with kept("timing a copy"):  # a time is not worth the user's copy
-        return TIMER.begin(index) if TIMER.wants(found[0].count) else None
 
 
 def _look(found: Sequence[Count], src: Any, host: Any) -> None:

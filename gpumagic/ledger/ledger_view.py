@@ -36,33 +36,15 @@ _SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
 
 @dataclass(frozen=True)
 class Advice:
-    """Record what to do, how many calls that saves, and which part of the time, in words too."""
+    """Record what to do, and how many of the entry's copies or waits that saves."""
 
     text: str
-    saved: int
-    share: float
-    how: str
-
-
-def all_of_them(entry: Entry, text: str) -> Advice:
-    """Advise to make none of the calls."""
-    return Advice(text, entry.count, 1.0, "the time of all of them")
+    saved: int = 0
 
 
 def all_but_one(entry: Entry, text: str) -> Advice:
     """Advise to make one call instead of many."""
-    saved = entry.count - round(entry.count / entry.calls)
-    return Advice(text, saved, 1 - 1 / entry.calls, f"the time of all but one of {entry.calls:,}")
-
-
-def all_but_first(entry: Entry, text: str) -> Advice:
-    """Advise to copy once what is copied again unchanged."""
-    share = entry.repeats / entry.count
-    return Advice(text, entry.repeats, share, "the time of all but the first")
-
-
-def _overlapped(text: str) -> Advice:
-    return Advice(text, 0, 1.0, "at most: all of it, if it runs during the computation")
+    return Advice(text, entry.count - round(entry.count / entry.calls))
 
 
 ADVISERS: defaultdict[str, Callable[[Entry], Advice | None]] = defaultdict(
@@ -73,97 +55,74 @@ ADVISERS: defaultdict[str, Callable[[Entry], Advice | None]] = defaultdict(
 
 def advise(entry: Entry) -> Advice | None:
     """Advise on one entry; None if it is as it should be."""
-    if entry.via in (DISPLAY, ENGINE):
-        return None
-    if entry.framework:
-        return _of_arrays(entry) if entry.calls > 1 or entry.kind == "placement" else None
-    if entry.operator == "index" and not entry.within:
-        text = f"the index lies on the CPU; bring it once: index = index.to('{entry.destination}')"
-        return all_but_one(entry, text)
-    if entry.calls < 2:
+    if entry.via in (DISPLAY, ENGINE) or (entry.calls < 2 and entry.kind != "placement"):
         return None
     if entry.within:
         checks = entry.within.startswith("torch.distributions")
-        return all_of_them(entry, _CHECKS) if checks else None
-    return _of_wait(entry) if entry.kind == "wait" else _of_copy(entry)
-
-
-def _of_arrays(entry: Entry) -> Advice | None:
-    """Advise on arrays of another framework than torch."""
-    if entry.within and entry.framework == "JAX":
-        return None
+        return Advice(_CHECKS, entry.count) if checks else None
     if (advice := ADVISERS[entry.framework](entry)) is not None:
         return advice
-    # One call of JAX may copy many arrays; what it copies implicitly is one too many.
-    if entry.calls < OFTEN and not (entry.framework == "JAX" and entry.implicit):
+    # One call of another framework may copy many arrays.
+    often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
+    if entry.calls < OFTEN and not often:
         return None
-    if entry.via == PRINT:
-        where = "sharding" if entry.framework == "JAX" else "device"
-        return all_but_one(entry, _PRINT.format(where))
-    if entry.kind == "wait" or entry.destination == "cpu":
-        return all_but_one(entry, _keep(entry))
-    if entry.nbytes < entry.count * _SMALL:
-        return all_but_one(entry, "many small copies: put them into one array and copy that")
-    return None
+    return _of_wait(entry) if entry.kind == "wait" or entry.via == PRINT else _of_copy(entry)
 
 
-_PRINT = "print after the loop; x.shape and x.{} print without waiting"
-_ONCE = "the size of its result depends on the data; do it once, before the loop"
-_MASK = (
-    "the size of its result depends on the data; torch.where(mask, x, 0) keeps the size and "
-    "does not wait"
-)
-_BY_SIZE = {
-    "_unique2": _ONCE,
-    "bincount": _ONCE,
-    "equal": "compare on the device, (a == b).all(), and read that later",
-    "repeat_interleave": "give it output_size=, and it need not wait",
-    "unique_consecutive": _ONCE,
-    "unique_dim": _ONCE,
-}
 _CHECKS = "it checks its arguments; validate_args=False leaves that out"
-
-
-def _of_wait(entry: Entry) -> Advice:
-    if entry.via == PRINT:
-        return all_but_one(entry, _PRINT.format("device"))
-    if entry.operator == "synchronize":
-        return all_but_one(entry, "wait once, after the loop")
-    if entry.operator != "item":
-        return all_of_them(entry, _BY_SIZE.get(entry.operator, _MASK))
-    if entry.code.startswith(("torch.tensor(", "torch.as_tensor(")):
-        return all_but_one(entry, "torch.stack([...]) puts them together on the device")
-    return all_but_one(entry, _keep(entry))
-
-
+_BY_DATA = (
+    "the size of its result depends on the data: do it once, before the loop; instead of a mask, "
+    "torch.where(mask, x, 0) keeps the size and does not wait"
+)
+_PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True); "
 _MADE_ON_HOST = re.compile(
     r"\b(arange|empty|eye|full|linspace|ones|rand|randint|randn|randperm|tensor|zeros)\("
     r".*\)\.(to|cuda)\([^()]*\)$"
 )
-_PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True)"
+
+
+def _of_wait(entry: Entry) -> Advice:
+    if entry.via == PRINT:
+        text = "print after the loop; x.shape and x.device print without waiting"
+    elif entry.operator == "synchronize":
+        text = "wait once, after the loop"
+    elif entry.operator == "equal":
+        text = "compare on the device, (a == b).all(), and read that later"
+    elif entry.operator != "item" and not entry.framework:
+        return Advice(_BY_DATA, entry.count)
+    elif entry.code.startswith(("torch.tensor(", "torch.as_tensor(")):
+        text = "torch.stack([...]) puts them together on the device"
+    else:
+        text = _keep(entry)
+    return all_but_one(entry, text)
 
 
 def _of_copy(entry: Entry) -> Advice | None:
-    there, small = entry.destination, entry.nbytes < entry.count * _SMALL
+    there, what = entry.destination, "array" if entry.framework else "tensor"
     if entry.repeats:
-        text = f"the same tensor each time; move it to {there} once, before the loop"
-        return all_but_first(entry, text)
+        text = f"the same {what} each time; move it to {there} once, before the loop"
+        return Advice(text, entry.repeats)
     if entry.via == LOADER:
-        text = "pin its batches: DataLoader(..., pin_memory=True)"
-        return None if entry.pinned else _overlapped(text)
+        return None if entry.pinned else Advice("pin its batches: DataLoader(..., pin_memory=True)")
     if there == "cpu":
         return all_but_one(entry, _keep(entry))
-    if entry.source != "cpu":
-        return None
-    if entry.implicit and entry.nbytes > entry.count * _SCALAR:
-        text = f"what is indexed or assigned with lies on the CPU; bring it to {there} once"
+    return _of_copy_from_host(entry) if entry.source == "cpu" else None
+
+
+def _of_copy_from_host(entry: Entry) -> Advice | None:
+    there = entry.destination
+    data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
+    if entry.implicit and data and not entry.framework:
+        text = f"an index or a value lies on the CPU; bring it once: .to('{there}')"
         return all_but_one(entry, text)
     if _MADE_ON_HOST.search(entry.code):
-        return all_of_them(entry, f"make it there: device='{there}' instead of .to")
-    if small:
-        return all_but_one(entry, "many small copies: put them into one tensor and copy that")
-    pinned = "" if entry.pinned else f"{_PIN}, and "
-    return _overlapped(f"{pinned}.to('{there}', non_blocking=True)") if entry.blocking else None
+        return Advice(f"make it there: device='{there}' instead of .to", entry.count)
+    if entry.nbytes < entry.count * _SMALL:
+        return all_but_one(entry, "many small copies: put them into one and copy that")
+    if entry.blocking and not entry.framework:
+        pin = "" if entry.pinned else _PIN
+        return Advice(f"{pin}.to('{there}', non_blocking=True) copies during the computation")
+    return None
 
 
 # -- what to write instead of a read, in the names of the user's code
@@ -177,36 +136,32 @@ _TOGETHER = {
 _BATCHES = "torch.cat({}).cpu()"
 _ONE = {"": "{}.item()", "JAX": "float({})", "TensorFlow": "{}.numpy()"}
 _READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
-_APPENDED = re.compile(r"([\w.]+)\.(?:append|extend)\((.+)\)$")
+_INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
 _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
-_SUMMED = re.compile(r"([\w.]+) \+= (.+)$")
 
 
 def _keep(entry: Entry) -> str:
     """Return what to write instead of the expression of an entry."""
-    code, source = entry.code, entry.where.source if entry.where else ""
-    tensor = _tensor_of(code)
-    appended, summed = (
-        next((m[1] for m in [pattern.search(source)] if m and _tensor_of(m[2]) == tensor), "")
-        for pattern in (_APPENDED, _SUMMED)
-    )
-    name = tensor if tensor != code and len(tensor) <= _LONG else ""
-    if not appended and not summed:
+    tensor = _tensor_of(entry.code)
+    name = tensor if tensor != entry.code and len(tensor) <= _LONG else ""
+    into = _INTO.search(entry.where.source) if entry.where else None
+    if into is None or _tensor_of(into[2] or into[3]) != tensor:
         return f"keep {name or 'what it reads'} on the device, and read it once after the loop"
-    kept = name or "x"
+    kept, listed = name or "x", entry.code.endswith(".tolist()")
     if not entry.framework:
-        kept = f"({kept}).detach()" if " " in _INNERMOST.sub("", kept) else f"{kept}.detach()"
-    if summed and not code.endswith(".tolist()"):
-        adds, once = f"{summed} += {kept}", _ONE[entry.framework].format(summed)
+        kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
+        kept = f"{kept}.detach()"
+    if into[3] and not listed:
+        adds, once = f"{into[1]} += {kept}", _ONE[entry.framework]
     else:  # also a list of numbers, by which a list is extended
-        batches = entry.kind == "copy" and entry.nbytes > entry.count * _NUMBER
-        together = _BATCHES if batches and not entry.framework else _TOGETHER[entry.framework]
-        into = appended or summed
-        adds, once = f"{into}.append({kept})", together.format(into)
-        once = once.replace(".cpu()", ".tolist()") if code.endswith(".tolist()") else once
-    return (
-        f"keep {appended or summed} on the device, {adds}, and read it once after the loop: {once}"
-    )
+        adds, once = f"{into[1]}.append({kept})", _together(entry)
+    once = (once.replace(".cpu()", ".tolist()") if listed else once).format(into[1])
+    return f"keep {into[1]} on the device, {adds}, and read it once after the loop: {once}"
+
+
+def _together(entry: Entry) -> str:
+    batches = entry.kind == "copy" and entry.nbytes > entry.count * _NUMBER
+    return _BATCHES if batches and not entry.framework else _TOGETHER[entry.framework]
 
 
 def _tensor_of(code: str) -> str:
@@ -368,13 +323,12 @@ def _advice(e: Entry, ledger: Ledger) -> str:
     advice = advise(e)
     if advice is None:
         return ""
-    saved = ""
-    if ledger.virtual or e.seconds is None:
-        kind = "waits" if e.kind == "wait" else "copies"
-        saved = f"; saves {advice.saved:,} of {e.count:,} {kind}" if advice.saved else ""
-    elif advice.share:
-        saved = f"; saves ≈ {duration(e.seconds * advice.share)} ({advice.how})"
-    return f"→ {advice.text}{saved}"
+    if not advice.saved:
+        return f"→ {advice.text}"
+    saved = f"{advice.saved:,} of {e.count:,} {'waits' if e.kind == 'wait' else 'copies'}"
+    if not ledger.virtual and e.seconds is not None:
+        saved += f", ≈ {duration(e.seconds * advice.saved / e.count)}"
+    return f"→ {advice.text}; saves {saved}"
 
 
 def _note(ledger: Ledger) -> str:
