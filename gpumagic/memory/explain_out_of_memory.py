@@ -138,22 +138,23 @@ def _unavailable(s: OutOfMemoryState) -> Iterator[tuple[int, str, str]]:
     if s.limit is not None:
         why = f"{library} may take {size(s.limit)} of the {size(device.total)} that {on} has"
         yield s.most - s.limit, why, _NO_LIMIT.get(library, "")
+    unused = (device.reserved or 0) - (device.allocated or 0)
     # Enough is unallocated, but not in one piece. The figures are rounded.
     if library == TORCH and s.wanted and s.short_by <= -ROUNDED * s.capacity:
-        unused = (device.reserved or 0) - (device.allocated or 0)
         pieces = f"in pieces too small for {size(s.wanted)} at once"
-        why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
         joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
         do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
+        why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
         yield unused, why, "" if joined else do
     for pool in device.pools:
-        if pool.framework != library:
+        if pool.framework != library and pool.taken is not None:
             has = f"{size(pool.taken)} of {on}, of which it uses {size(pool.used)}"
             why = f"{pool.framework} in this process has taken {has}"
-            yield (pool.taken or 0) - (pool.used or 0), why, _NO_POOL[pool.framework]
-    named = some(name for name, _ in device.others_by_name)
-    why = f"other processes hold {size(device.others)} of {on}" + (f": {named}" if named else "")
-    yield (device.others or 0) if (device.others or 0) >= (device.allocated or 0) else 0, why, ""
+            yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
+    if device.others is not None and device.others >= (device.allocated or 0):
+        named = some(name for name, _ in device.others_by_name)
+        by = f": {named}" if named else ""
+        yield device.others, f"other processes hold {size(device.others)} of {on}{by}", ""
 
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
@@ -207,24 +208,24 @@ def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to delete the largest variables that nothing reads any more, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
-        frame, trial = rest.frame, t.whole if rest.frame.at_top else inner
-        if trial is not None and not trial.is_short:
-            trial = None
-        need = trial.need if trial is not None else None
+        trial = t.whole if rest.frame.at_top else inner
+        need = trial.need if trial is not None and trial.is_short else None
         lacking = s.short_by if trial is None or need is None else need.most - trial.room
         names = _unread(s, rest, lacking)
         if not names or rest.failed is None:
             continue
-        gives = s.alone([s.local(frame, name) for name in names], in_frames=not frame.at_top)
+        paths = [s.local(rest.frame, name) for name in names]
+        gives = s.alone(paths, in_frames=not rest.frame.at_top)
+        fits = trial.fits(need, gives) if trial is not None and need is not None else None
         if {*names} & (rest.overwritten | rest.read_anywhere):
             code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-            timed = frame.filename.startswith("<timed")  # `%%time` counts its own lines
-            do = f"`{code}` before {'that line' if timed else f'line {rest.failed.lineno}'}"
-        else:
+            timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
+            where = "that line" if timed else f"line {rest.failed.lineno}"
+            yield Lever(f"`{code}` before {where}", gives, fits)
+        elif trial is None or need is None or trial.tried(gone=names) is not None:
+            # Else it is read in a way that the code does not show.
             do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
-            if trial is not None and trial.tried(gone=names) is None:
-                continue  # it is read in a way that the code does not show
-        yield Lever(do, gives, trial.fits(need, gives) if trial is not None and need else None)
+            yield Lever(do, gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
@@ -274,15 +275,15 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     # The results of a pass, which the next one makes again, hold the same graphs.
     made = {s.local(frame, n) for n in stored(loop)} | {path}
     graphs = s.alone(made, in_frames=inside, graph_of=path)
-    whole = sum(row.nbytes for row in s.device.holders if row.path == path)
-    whole = s.alone([path], in_frames=inside) or whole
+    row = next(row for row in s.device.holders if row.path == path)
+    whole = s.alone([path], in_frames=inside) or row.nbytes
     detached = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
     # A name that each pass makes from its value before, such as a state, may keep all graphs.
-    names = [each for each in dict.fromkeys((name, *sorted(trial.rest.added_up))) if each]
-    changes = [(detached, _without_graph, graphs, each) for each in names if graphs]
-    changes += [("keep `.cpu()` of the tensors in `{}`", _on_host, whole, name)] if name else []
+    names = dict.fromkeys((name, *sorted(trial.rest.added_up)) if graphs else ())
+    changes = [(detached, _without_graph, graphs, each) for each in names]
+    changes.append(("keep `.cpu()` of the tensors in `{}`", _on_host, whole, name))
     for do, keep, gives, each in changes:
-        if not _derived(s, loop, each):
+        if each and not _derived(s, loop, each):
             keeping = each, partial(_each_tensor, keep)
             for lever in _helps(trial, do.format(each), gives, whole, keep=keeping):
                 yield lever

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 from gpumagic.device.cards import bytes_in
@@ -160,16 +161,13 @@ class OutOfMemoryState:
         cell = label(frames[-1].filename)
         self._exception = f"the exception of {cell}"
         self.handled = f"the exception handled in {cell}"
-        handled = [*errors(said)][1:]  # `error` was raised in its `except` block
-        passed = [each for each in self._chain if all(each is not other for other in handled)]
-        now = [frame for e in passed for frame, _ in walk_tb(e.__traceback__)]
-        then = [frame for e in handled for frame, _ in walk_tb(e.__traceback__)]
+        handled = [*errors(said)][1:]  # `said` was raised in their `except` blocks
+        now = _frames_of(each for each in self._chain if all(each is not e for e in handled))
         self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
-        self._handled = [frame for frame in then if frame not in now]
+        self._handled = [frame for frame in _frames_of(handled) if frame not in now]
         # Our own objects may not be found as holders.
-        traces = list(tracebacks(error))
         ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
-        self._closed = [*ours, *self._chain, *traces, *(t.tb_frame for t in traces)]
+        self._closed = [*ours, *self._chain, *tracebacks(error), *_frames_of(self._chain)]
 
     # -- holders
     @cached_property
@@ -305,26 +303,33 @@ class OutOfMemoryState:
         It was made by the lines of the loop or by what they call, or is a name that the loop binds
         or collects in.
         """
-        loop, frame, cell = rest.loops[0], rest.frame, label(rest.frame.filename)
+        loop, frame = rest.loops[0], rest.frame
         read = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
-        read |= self.read if frame.at_top else set()  # what a hook or a function collects in
+        read |= self.read if frame.at_top else set()  # what a function collects in
         collect = {n for n in read if type(frame.scope.name(n)) in (list, dict, set)}
         by_name = {self.local(frame, name) for name in collect | stored(loop)}
         lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
+        inside = {(label(frame.filename), line) for line in lines}
         cells = {label(each.filename) for each in self.frames}
-        nameless = (self._exception, self.handled, _ON_THEIR_WAY)
-        for row in self.device.holders:
+        named = (row for row in self.device.holders if row.path not in self._nameless)
+        for row in named:
             made = row.made or Made("")
-            inside = made.cell == cell and made.line in lines
-            inside = inside or made.ran_in.partition(",")[0] in cells
-            if row.path in by_name or (inside and row.path not in nameless):
+            ran_inside = (made.cell, made.line) in inside or made.ran_in.partition(",")[0] in cells
+            if row.path in by_name or ran_inside:
                 return row.path
         return ""
 
+    @property
+    def _nameless(self) -> tuple[str, ...]:
+        return self._exception, self.handled, _ON_THEIR_WAY
+
     def let_go(self) -> None:
         """Empty the frames of this error, in a copy of this process."""
-        for each in self._chain:
-            for frame, _ in walk_tb(each.__traceback__):
-                with suppress(RuntimeError):  # it runs: nothing has failed in it
-                    frame.clear()
-                    frame.f_locals  # noqa: B018  before Python 3.13 what was read of it is kept
+        for frame in _frames_of(self._chain):
+            with suppress(RuntimeError):  # it runs: nothing has failed in it
+                frame.clear()
+                frame.f_locals  # noqa: B018  before Python 3.13 what was read of it is kept
+
+
+def _frames_of(raised: Iterable[BaseException]) -> list[FrameType]:
+    return [frame for each in raised for frame, _ in walk_tb(each.__traceback__)]
