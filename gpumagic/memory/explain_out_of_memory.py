@@ -238,8 +238,10 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     def gives(paths: list[str]) -> int:
         return s.alone(paths, in_frames=not at_top)
 
-    aliases = {*s.namespace} if at_top else set()
-    rows = [[row.path, *aliases.intersection(row.aliases)] for row in s.device.holders]
+    rows = [
+        [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
+        for row in s.device.holders
+    ]
     groups = [paths for paths in rows if free.keys() >= {*paths}]
     chosen: list[str] = []
     for paths in sorted(groups, key=gives, reverse=True):
