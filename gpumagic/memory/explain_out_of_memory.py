@@ -7,7 +7,6 @@ values of some variables, what each pass keeps, or a context in which the code r
 
 import ast
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
@@ -18,7 +17,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size, some
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.oom_state import ROUNDED, TORCH, OutOfMemoryState, read
+from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.usercode.files import shell, user_namespace
@@ -38,17 +37,6 @@ _PAIRED, _DECIDES = 0.4, 0.8
 # runs, and depends on fragmentation. On a real GPU there is a margin besides.
 _NEAR, _NEAR_REAL = 0.05, 0.1
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
-_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_EXPANDABLE = "expandable_segments:True"
-_NO_LIMIT = {
-    TORCH: "`torch.cuda.set_per_process_memory_fraction(1.0)`",
-    "JAX": "`%env XLA_PYTHON_CLIENT_MEM_FRACTION=0.95` before JAX starts, in a new kernel",
-}
-_NO_POOL = {
-    "JAX": "`%env XLA_PYTHON_CLIENT_PREALLOCATE=false` before JAX starts, in a new kernel",
-    "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
-    "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
-}
 
 
 def explain_out_of_memory(
@@ -126,35 +114,10 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
     if s.device.total is not None and s.wanted > s.device.total:
         most = f"more than the {size(s.device.total)} that {s.name} has in all"
         return f"{size(s.wanted)} at once is {most}", levers(s, t)
-    for nbytes, why, do in _unavailable(s):
+    for nbytes, why, do in s.unavailable():
         if nbytes >= max(s.short_by, 1):
             return why, [Lever(do, nbytes)] if do else [*other_gpu(s, t)]
     return None
-
-
-def _unavailable(s: OutOfMemoryState) -> Iterator[tuple[int, str, str]]:
-    """Yield memory that is there and that this request cannot have: bytes, why, what to do."""
-    device, on, library = s.device, s.name, s.shortage.library
-    if s.limit is not None:
-        why = f"{library} may take {size(s.limit)} of the {size(device.total)} that {on} has"
-        yield s.most - s.limit, why, _NO_LIMIT.get(library, "")
-    unused = (device.reserved or 0) - (device.allocated or 0)
-    # Enough is unallocated, but not in one piece. The figures are rounded.
-    if library == TORCH and s.wanted and s.short_by <= -ROUNDED * s.capacity:
-        pieces = f"in pieces too small for {size(s.wanted)} at once"
-        joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
-        do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
-        why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
-        yield unused, why, "" if joined else do
-    for pool in device.pools:
-        if pool.framework != library and pool.taken is not None:
-            has = f"{size(pool.taken)} of {on}, of which it uses {size(pool.used)}"
-            why = f"{pool.framework} in this process has taken {has}"
-            yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
-    if device.others is not None and device.others >= (device.allocated or 0):
-        named = some(name for name, _ in device.others_by_name)
-        by = f": {named}" if named else ""
-        yield device.others, f"other processes hold {size(device.others)} of {on}{by}", ""
 
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:

@@ -8,6 +8,8 @@ code of the user's runs.
 """
 
 import ast
+import math
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from gpumagic.device.cards import bytes_in
+from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
@@ -133,6 +136,20 @@ def _device(text: str, library: str, frames: list[FailedFrame]) -> str:
     return str(jax_here().default()) if library == "JAX" else "cuda:0"
 
 
+_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+_DRIVER = "driver"
+_NO_LIMIT = {
+    _DRIVER: "raise the limit of MPS, of its container or of the vGPU "
+    "(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or ask who set it)",
+    TORCH: "`torch.cuda.set_per_process_memory_fraction(1.0)`",
+    "JAX": "`%env XLA_PYTHON_CLIENT_MEM_FRACTION=0.95` before JAX starts, in a new kernel",
+}
+_NO_POOL = {
+    "JAX": "`%env XLA_PYTHON_CLIENT_PREALLOCATE=false` before JAX starts, in a new kernel",
+    "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
+    "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
+}
 # A row of memory that was allocated at the error and is free now: no name held it yet.
 _ON_THEIR_WAY = "results on their way"
 # A holder below this part of the GPU's memory is not worth a line.
@@ -252,6 +269,38 @@ class OutOfMemoryState:
     def short_by(self) -> int:
         """Return the bytes to free for the request to fit, if they are in one piece."""
         return self.wanted - (self.capacity - (self.device.allocated or 0))
+
+    def unavailable(self) -> Iterator[tuple[int, str, str]]:
+        """Yield memory that is there and that this request cannot have: bytes, why, what to do."""
+        device, on, library = self.device, self.name, self.shortage.library
+        if self.limit is not None and self.most - self.limit > ROUNDED * self.limit:
+            why = f"{library} may take {size(self.limit)} of the {size(device.total)} that {on} has"
+            yield self.most - self.limit, why, _NO_LIMIT.get(self._who_limits(self.limit), "")
+        unused = (device.reserved or 0) - (device.allocated or 0)
+        # Enough is unallocated, but not in one piece. The figures are rounded.
+        if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
+            pieces = f"in pieces too small for {size(self.wanted)} at once"
+            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
+            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
+            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
+            yield unused, why, "" if joined else do
+        for pool in device.pools:
+            if pool.framework != library and pool.taken is not None:
+                has = f"{size(pool.taken)} of {on}, of which it uses {size(pool.used)}"
+                why = f"{pool.framework} in this process has taken {has}"
+                yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
+        if device.others is not None and device.others >= (device.allocated or 0):
+            named = some(name for name, _ in device.others_by_name)
+            by = f": {named}" if named else ""
+            yield device.others, f"other processes hold {size(device.others)} of {on}{by}", ""
+
+    def _who_limits(self, limit: int) -> str:
+        """Return the library that limits itself, or the driver that limits this process."""
+        is_torchs = self.shortage.library == TORCH
+        of_driver = (
+            torch_here().cuda.mem_get_info(self.shortage.ordinal)[1] if is_torchs else math.inf
+        )
+        return self.shortage.library if of_driver > (1 + ROUNDED) * limit else _DRIVER
 
     def worth(self, nbytes: int) -> bool:
         """Whether freeing or saving this many bytes is worth a line."""

@@ -13,7 +13,7 @@ from gpumagic import faults, virtual
 from gpumagic.frameworks.framework import Pool
 from gpumagic.memory import explain_out_of_memory
 from gpumagic.memory.explain_out_of_memory import by_figures
-from gpumagic.memory.oom_state import Shortage
+from gpumagic.memory.oom_state import OutOfMemoryState, Shortage
 
 MIB = 2**20
 
@@ -394,6 +394,7 @@ def test_what_another_framework_took_and_does_not_use_is_the_cause(gpus):
         name="cuda:0",
     )
     device.others, device.others_by_name, device.allocated = 0, (), MIB
+    s.unavailable = lambda: OutOfMemoryState.unavailable(s)
     why, (lever,) = by_figures(s, None)
     assert why == "JAX in this process has taken 48.0 MiB of cuda:0, of which it uses 1.0 MiB"
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" in lever.do
