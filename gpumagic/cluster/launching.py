@@ -15,7 +15,7 @@ from typing import Any
 from gpumagic import device
 from gpumagic.display.units import many
 from gpumagic.errors import GpuError
-from gpumagic.virtual.torchless import part_of_the_host
+from gpumagic.virtual import part_of_the_host
 
 LOOPBACK = "127.0.0.1"
 _MODULE = ["-m", "gpumagic.cluster.launching"]
