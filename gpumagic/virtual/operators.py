@@ -28,6 +28,14 @@ _convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
+# Products that CUDA has of no whole numbers, by what its kernel is called in the error.
+_FLOATS_ONLY = {
+    "addmm_cuda": "mm addmm addmm_",
+    "baddbmm_cuda": "bmm baddbmm baddbmm_",
+    "addmv_impl_cuda": "mv addmv addmv_",
+    "dot": "dot vdot",
+}
+
 
 def overload(name: str, space: str = "aten") -> Any:
     """The operator ``space::name``, with its overload after a dot."""
@@ -61,6 +69,8 @@ def own_kernels() -> dict[str, Kernel]:
         kernels[name] = on_metadata(overload(name), CPU)
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         kernels[name] = kernels[f"{name}.Tensor"] = lambda *args, **kwargs: False
+    for said, names in _FLOATS_ONLY.items():
+        kernels |= {name: _floats_only(kernel_of(overload(name)), said) for name in names.split()}
     for name in ("_softmax", "_log_softmax"):
         backward = f"{name}_backward_data"
         kernels[name] = _softmax(kernel_of(overload(name)))
@@ -189,6 +199,16 @@ def _histc(self: Tensor, *options: Any) -> Any:
 
 
 # Half in, float out: CUDA has kernels for it, the CPU has not.
+def _floats_only(multiply: Kernel, said: str) -> Kernel:
+    def kernel(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not (self.is_floating_point() or self.is_complex()):
+            number = self.type().rpartition(".")[2].removesuffix("Tensor")
+            raise NotImplementedError(f"\"{said}\" not implemented for '{number}'")
+        return multiply(self, *args, **kwargs)
+
+    return kernel
+
+
 def _softmax(softmax: Kernel) -> Kernel:
     return lambda x, dim, half_to_float: softmax(x.float() if half_to_float else x, dim, False)
 
