@@ -117,8 +117,8 @@ def test_json_and_pandas():
     frame = REPORT.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.path[:2]) == ["net", "batches"]
-    assert frame.bytes.sum() == DEVICE.allocated
-    assert (frame.made_in[0], frame.line[0]) == ("In [3]", 5)
+    assert frame.nbytes.sum() == DEVICE.allocated
+    assert frame.made[0] == "In [3], line 5"
 
 
 def test_what_changed_is_told_by_name():
