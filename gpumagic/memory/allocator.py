@@ -19,10 +19,9 @@ from inspect import signature
 from operator import itemgetter
 from pathlib import Path
 from time import perf_counter, time_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
 from torch.cuda import memory
 
 from gpumagic.device import has_virtual
@@ -33,7 +32,6 @@ from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Place
 from gpumagic.memory.memory_report import Made, share
-from gpumagic.memory.object_graph import no_collections
 from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.lines import UserLine, innermost, source_of
 
@@ -54,8 +52,7 @@ class Allocator:
     """Hold the blocks allocated at one moment; if the allocator lists none, storages are blocks."""
 
     def __init__(self) -> None:
-        with no_collections():
-            segments = _segments()
+        segments = _segments()
         self._tells = segments is not None
         self._blocks: dict[int, dict[int, Mapping[str, Any]]] = {}
         for segment in segments or ():
@@ -73,19 +70,18 @@ class Allocator:
         """The bytes of all blocks."""
         return sum(sum(b["size"] for b in blocks.values()) for blocks in self._blocks.values())
 
-    def place(self, obj: Any) -> Place | None:
-        """Return the place of a tensor or storage on a GPU; None for any other object."""
-        if issubclass(type(obj), Tensor):
-            if (number := _number(obj)) < 0:
-                return None
-            try:
-                address = _data_address(obj)
-                return self._at(number, address) or self._alone(_storage(obj))
-            except (RuntimeError, NotImplementedError):  # no storage: sparse, fake, a wrapper
-                return None
-        if issubclass(type(obj), UntypedStorage) and obj.device.type not in ("cpu", "meta"):
-            return self._at(obj.device.index or 0, obj.data_ptr()) or self._alone(obj)
-        return None
+    def blocks(self, number: int) -> list[Mapping[str, Any]]:
+        """Return the blocks of one GPU, as torch tells of them."""
+        return [*self._blocks.get(number, {}).values()]
+
+    def place(self, tensor: Any) -> Place | None:
+        """Return the place of a tensor on a GPU; None for others."""
+        if (number := _number(tensor)) < 0:
+            return None
+        try:
+            return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
+        except (RuntimeError, NotImplementedError):  # no storage: sparse, fake, a wrapper
+            return None
 
     def block(self, place: Place) -> Place | None:
         """Return the block that a place is in; None for another library's memory."""
@@ -239,45 +235,19 @@ _GRAPHS = (torch.autograd, torch.autograd.graph)
 _RUN = "_engine_run_backward"
 
 
-class PeakLine(NamedTuple):
-    """Record the bytes that one line had allocated at the peak."""
-
-    line: str
-    nbytes: int
-
-
 @dataclass(frozen=True, repr=False)
 class MemoryPeak(Shown):
-    """Record the moment of a cell at which the most memory was allocated on one GPU.
+    """Record the moment of a cell at which the most memory was allocated on one GPU."""
 
-    Attributes
-    ----------
-    device : str
-        ``"cuda:0"``.
-    nbytes : int
-        What was allocated then, as torch's allocator counts it.
-    seconds : float
-        After the cell's start.
-    line : str
-        Whose allocation it was: ``"line 7: loss.backward()"``.
-    lines : tuple of PeakLine
-        The bytes by the line that allocated them, the most first; ``"before the cell"`` is a line
-        too. They add up to `nbytes`.
-    complete : bool
-        False if there were more events than the record holds: the first ones are missing.
-    saved : str
-        The file of torch's own snapshot, for its viewer.
-    added_seconds : float
-        What reading the record added to the cell's time, without torch's about 2 µs for each event.
-    """
-
-    device: str
-    nbytes: int
-    seconds: float
-    line: str
-    lines: tuple[PeakLine, ...]
-    complete: bool = True
-    saved: str = ""
+    device: str  # "cuda:0"
+    nbytes: int  # allocated then, as torch's allocator counts it
+    seconds: float  # after the cell's start
+    line: str  # whose allocation it was: "line 7: loss.backward()"
+    # The bytes by the line that allocated them, the most first; "before the cell" is a line too.
+    lines: tuple[tuple[str, int], ...]
+    complete: bool = True  # False if there were more events than the record holds
+    saved: str = ""  # the file of torch's own snapshot, for its viewer
+    # By reading the record, besides torch's about 2 µs for each event.
     added_seconds: float = 0.0
 
 
@@ -311,7 +281,7 @@ def replay(
             most, at, at_line = now, entry["time_us"], name
             freed.clear()
     held.update(freed)
-    lines = tuple(PeakLine(*each) for each in held.most_common() if each[1])
+    lines = tuple(each for each in held.most_common() if each[1])
     return MemoryPeak(device, most, max(at - start_us, 0) / 1e6, at_line, lines), now
 
 
@@ -341,12 +311,7 @@ class PeakRecorder:
             run = getattr(module, _RUN)
             self._stack.callback(setattr, module, _RUN, run)
             setattr(module, _RUN, self._noting(run))
-        self._before = [
-            block
-            for segment in torch.cuda.memory_snapshot()
-            for block in segment["blocks"]
-            if segment["device"] == self._index and block["state"] == "active_allocated"
-        ]
+        self._before = Allocator().blocks(self._index)
         self._start = time_ns() // 1000
 
     def stop(self) -> MemoryPeak | None:
@@ -400,13 +365,13 @@ _LINES = 8
 
 def text(peak: MemoryPeak) -> str:
     """The peak in a sentence, and a row for each line that had allocated some of it."""
-    rows = table.lines(_columns(peak), margin="  ") if peak.lines else []
-    return "\n".join([*table.wrapped(_head(peak)), *rows, *(f"  {note}" for note in _notes(peak))])
+    rows = [*table.lines(_columns(peak), margin="  "), *(f"  {note}" for note in _notes(peak))]
+    return "\n".join([*table.wrapped(_head(peak)), *rows])
 
 
 def html(peak: MemoryPeak) -> str:
     """The same as a table."""
-    rows = table.html(_columns(peak), css="gm-titled gm-section") if peak.lines else ""
+    rows = table.html(_columns(peak), css="gm-titled gm-section")
     notes = "".join(tag("div", note, "gm-note") for note in _notes(peak))
     return block(f"<div>{coded(_head(peak))}</div>{rows}{notes}")
 
@@ -414,7 +379,7 @@ def html(peak: MemoryPeak) -> str:
 def _head(peak: MemoryPeak) -> str:
     words = f"the peak of {peak.device}, {size(peak.nbytes)}, was "
     if peak.line == BEFORE:
-        return f"{words}before the cell"
+        return words + BEFORE
     place, _, code = peak.line.partition(": ")
     at = f"{place}: `{code}`" if code else place
     return f"{words}{duration(peak.seconds)} after the start, at {at}"
@@ -422,13 +387,13 @@ def _head(peak: MemoryPeak) -> str:
 
 def _columns(peak: MemoryPeak) -> list[Column]:
     """Return the columns of the first lines, and one row for all others."""
-    rows, rest = peak.lines[:_LINES], peak.lines[_LINES:]
+    rows, rest = [*peak.lines[:_LINES]], peak.lines[_LINES:]
     if rest:
-        rows += (PeakLine(f"{len(rest):,} more", sum(line.nbytes for line in rest)),)
+        rows.append((f"{len(rest):,} more", sum(nbytes for _, nbytes in rest)))
     return [
-        Column("by line", [row.line for row in rows], fit="cut", css="gm-code"),
-        Column("memory", [size(row.nbytes) for row in rows], number=True),
-        Column("share", [share(row.nbytes, peak.nbytes) for row in rows], number=True),
+        Column("by line", [line for line, _ in rows], fit="cut", css="gm-code"),
+        Column("memory", [size(nbytes) for _, nbytes in rows], number=True),
+        Column("share", [share(nbytes, peak.nbytes) for _, nbytes in rows], number=True),
     ]
 
 

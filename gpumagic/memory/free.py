@@ -17,6 +17,7 @@ from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, meant
 from gpumagic.memory.holders_by_name import FoundStorage, array_places, find, grouped
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, MemoryHolder
+from gpumagic.memory.object_graph import of_kinds
 from gpumagic.memory.roots import KeptOutputs, release_errors
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
@@ -24,21 +25,11 @@ from gpumagic.usercode.values import torch_here
 
 @dataclass(frozen=True)
 class Released:
-    """Record what one cause had held.
+    """Record what one cause had held."""
 
-    Attributes
-    ----------
-    cause : str
-        ``"the exception of In [7]"``, ``"Out[3], _"``, ``"gradients"``, ``"batch"``.
-    nbytes : dict of str to int
-        Bytes of torch's allocator that came back, by device.
-    held_by : tuple of str
-        Who else holds what it had held, where nothing came back.
-    """
-
-    cause: str
-    nbytes: dict[str, int]
-    held_by: tuple[str, ...] = ()
+    cause: str  # "the exception of In [7]", "Out[3], _", "gradients", "batch"
+    nbytes: dict[str, int]  # of torch's allocator that came back, by device
+    held_by: tuple[str, ...] = ()  # who else holds it, where nothing came back
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,7 +97,8 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     _empty_backwards_queue()
     meter.take("garbage", told=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
-    skipped = _skipped(names, namespace, outputs, found)
+    holding = {name for each in found for name in each.roots}
+    skipped = {n: _refusal(n, namespace) for n in names if n not in holding and not outputs.has(n)}
     if skipped and len(skipped) == len(names):
         name, why = next(iter(skipped.items()))
         question = "" if name in namespace else meant(name, namespace)
@@ -120,7 +112,7 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
         outputs.drop(dropped)
         meter.take(", ".join(dropped))
     if grads:
-        _release_gradients(namespace)
+        _release_gradients()
         meter.take("gradients")
     for name in gone:
         del namespace[name]
@@ -129,6 +121,12 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     meter.take("cuBLAS workspace", told=False)
     left = tuple(grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
+
+
+def _refusal(name: str, namespace: Mapping[str, Any]) -> str:
+    """Return why a name without memory cannot be deleted."""
+    known = name in namespace
+    return f"{name} holds nothing on a GPU" if known else f"there is no variable {name!r}"
 
 
 def _is_spare(storage: FoundStorage, gone: Collection[str]) -> bool:
@@ -146,19 +144,6 @@ def allocated() -> dict[str, int]:
     return dict(found)
 
 
-def _skipped(
-    names: Iterable[str],
-    namespace: Mapping[str, Any],
-    outputs: KeptOutputs,
-    found: Iterable[FoundStorage],
-) -> dict[str, str]:
-    """Return why each of the names that cannot be deleted cannot be."""
-    holding = {name for each in found for name in each.roots}
-    skipped = {name: f"{name} holds nothing on a GPU" for name in names if name not in holding}
-    missing = {name: f"there is no variable {name!r}" for name in skipped if name not in namespace}
-    return {n: why for n, why in (skipped | missing).items() if not outputs.has(n)}
-
-
 def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
     """Return the remaining holders of the memory that a name held."""
     ways = (way for each in found if name in each.roots for way in each.ways)
@@ -173,18 +158,12 @@ def _empty_backwards_queue() -> None:
             torch.ones((), device="cpu", requires_grad=True).backward()
 
 
-def _release_gradients(namespace: Mapping[str, Any]) -> None:
-    if torch_here() is None:
+def _release_gradients() -> None:
+    if (torch := torch_here()) is None:
         raise GpuError("gradients are torch's to keep; JAX's are variables: %gpufree NAME")
-    from torch.nn import Parameter
-
-    from gpumagic.moving.find_tensors import TensorFinder
-
-    finder = TensorFinder(str(namespace.get("__name__", "__main__")))
-    finder.variables(namespace.items())
-    for found in finder.tensors:
-        if isinstance(found.tensor, Parameter) and found.tensor.is_cuda:
-            found.tensor.grad = None
+    for parameter in of_kinds(gc.get_objects(), torch.nn.Parameter):
+        if parameter.is_cuda:
+            parameter.grad = None
 
 
 def _empty_cache() -> None:
@@ -219,23 +198,21 @@ _HOLDERS = 3
 
 def text(freed: Freed) -> str:
     """`freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
-    return " · ".join([_head(freed), *freed.skipped, _held(freed)])
+    gave = [each for each in freed.released if any(each.nbytes.values())]
+    causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
+    nothing = [_nothing(each) for each in freed.released if each not in gave]
+    if gave:
+        head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
+    else:
+        head = (
+            "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
+        )
+    return " · ".join([head, *freed.skipped, _held(freed)])
 
 
 def html(freed: Freed) -> str:
     """The same line as HTML."""
-    rest = "".join(tag("span", f" · {part}", "gm-dim") for part in (*freed.skipped, _held(freed)))
-    return block(tag("b", _head(freed)) + rest)
-
-
-def _head(freed: Freed) -> str:
-    gave = [each for each in freed.released if any(each.nbytes.values())]
-    nothing = [_nothing(each) for each in freed.released if each not in gave]
-    without = "".join(f"; {each}" for each in nothing)
-    if not gave:
-        return f"nothing was freed{without}" if nothing else "there was nothing to free"
-    causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
-    return f"freed {size(freed.nbytes)} ({causes}{without})"
+    return block(tag("div", text(freed)))
 
 
 def _nothing(released: Released) -> str:

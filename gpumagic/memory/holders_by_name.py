@@ -89,39 +89,29 @@ def find(
 ) -> list[FoundStorage]:
     """List every storage on a GPU that this process holds, the largest first.
 
-    Parameters
-    ----------
-    namespace : mapping
-        The notebook's variables.
-    before, after : iterable of Root
-        Where to look before and after the notebook's own roots.
-    closed : iterable
-        Objects through which no path passes.
-    allocator : Allocator, optional
-        The allocator's blocks, if they were read already.
-    paths : bool, default False
-        Whether each storage gets the path to it, which takes longer.
+    `before` and `after` are walked besides the notebook's own roots, and no path passes through
+    `closed`. With `paths`, each storage gets the path to it, which takes longer.
     """
-    torch, allocator = torch_here(), allocator or allocations()
+    torch = torch_here()
     # Nor may a `__torch_function__` of the user's run.
     with no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
+        allocator = allocator or allocations()
         roots = Roots(namespace)
         walk = Walk([*roots.closed(), *closed], roots.is_users_class)
         for group in (before, *roots.near(), after):
             walk.walk(group)
-        walk.walk_classes()
         met = _met(walk, allocator)
         if allocator is not None and (missing := _missing(allocator, met)):
-            walk_unreachable(walk, roots, missing)
+            walk_unreachable(walk, missing)
             met = _met(walk, allocator)
         return _storages(walk, met, allocator, paths)
 
 
 def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
-    """Return the visited tensors and storages, by number, at each place of torch's memory."""
+    """Return the visited tensors, by number, at each place of torch's memory."""
     found: dict[Place, list[int]] = {}
     if allocator is not None:
-        kinds = {id(k) for k in walk.kinds if comes_from(k, "torch.Tensor", "torch.UntypedStorage")}
+        kinds = {id(kind) for kind in walk.kinds if comes_from(kind, "torch.Tensor")}
         for number, obj in enumerate(walk.objects):
             if id(type(obj)) in kinds and (place := allocator.place(obj)) is not None:
                 found.setdefault(place, []).append(number)
@@ -129,12 +119,11 @@ def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
 
 
 def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
-    """Return the ids of tensors and storages whose GPU memory was not met; keeps none of them."""
+    """Return the ids of tensors whose GPU memory was not met; keeps none of them."""
     if sum(place.nbytes for place in met) == allocator.total:
         return set()
-    torch = torch_here()
-    every = of_kinds(gc.get_objects(), torch.Tensor, torch.UntypedStorage)
-    return {id(obj) for obj in every if (at := allocator.place(obj)) and at not in met}
+    every = of_kinds(gc.get_objects(), torch_here().Tensor)
+    return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
 
 
 def _storages(
@@ -282,7 +271,7 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
 
 
 # -- the report
-_REST = "no Python object: cuBLAS, C++"
+_REST = "not reached: cuBLAS, C++"
 """The row of allocated memory that no root reaches."""
 
 
@@ -319,15 +308,13 @@ def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[Devi
     allocator = allocations()
     found = find(namespace, allocator=allocator)
     devices = [with_other_libraries(device, found) for device in figures()]
-    if names:
-        found = [_by(names, storage) for storage in found if storage.roots & set(names)]
+    if names:  # their ways come first
+        found = [
+            each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
+            for each in found
+            if each.roots & {*names}
+        ]
     return tuple(with_holders(each, found, allocator, whole=not names) for each in devices)
-
-
-def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
-    """Return a storage with the ways from these variables first."""
-    ways = sorted(storage.ways, key=lambda way: way.root not in names)
-    return storage._replace(ways=tuple(ways))
 
 
 def with_holders(

@@ -5,7 +5,6 @@ in a row, and again at the third time: the holder that grew between them is name
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpumagic.display import table
@@ -18,45 +17,20 @@ from gpumagic.usercode.values import torch_here
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """Record a holder whose bytes on a GPU changed.
+    """Record a holder whose bytes on a GPU changed."""
 
-    Attributes
-    ----------
-    holder : MemoryHolder
-        As it is now; as it was, where it has gone.
-    before, after : int
-        Bytes; 0 before for what is new, and after for what has gone.
-    """
-
-    holder: MemoryHolder
-    before: int
-    after: int
-
-    @property
-    def word(self) -> str:
-        """``"new"``, ``"gone"``, ``"grew"`` or ``"shrank"``."""
-        if not self.before or not self.after:
-            return "gone" if self.before else "new"
-        return "grew" if self.after > self.before else "shrank"
+    holder: MemoryHolder  # as it is now; as it was, if it has gone
+    before: int  # 0 for what is new
+    after: int  # 0 for what has gone
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryChanges(Shown):
-    """Record what changed from one report to another.
+    """Record what changed from one report to another."""
 
-    Attributes
-    ----------
-    allocated : tuple of (str, int, int)
-        Of each GPU the bytes allocated, before and after.
-    changes : tuple of MemoryChange
-        The largest first.
-    unchanged : int
-        How many holders hold what they held.
-    """
-
-    allocated: tuple[tuple[str, int, int], ...]
-    changes: tuple[MemoryChange, ...]
-    unchanged: int
+    allocated: tuple[tuple[str, int, int], ...]  # of each GPU the bytes, before and after
+    changes: tuple[MemoryChange, ...]  # the largest first
+    unchanged: int  # how many holders hold what they held
 
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
@@ -114,7 +88,7 @@ class _Runs:
 
     allocated: int
     grew: int = 0
-    before: Counter[str] | None = None  # bytes by holder before the last run
+    before: MemoryReport | None = None  # before the last run
     done: bool = False
 
 
@@ -135,7 +109,7 @@ class GrowthWatch:
             return None
         report = memory()
         if runs.grew < TIMES or runs.before is None:
-            runs.before = _by_name(report.holders)
+            runs.before = report
             return None
         runs.done = True
         grown = _grown(runs.before, report, more)
@@ -152,28 +126,18 @@ def _allocated() -> int:
     return sum(stats["allocated_bytes"]["all"]["current"] for stats in every if stats)
 
 
-def _name(holder: MemoryHolder) -> str:
-    return "Out" if holder.kind == OUTPUT else holder.path
-
-
-def _by_name(holders: Iterable[MemoryHolder]) -> Counter[str]:
-    """Return the bytes of each holder on all GPUs; all outputs are one holder."""
-    found = Counter[str]()
-    for holder in holders:
-        found[_name(holder)] += holder.nbytes
-    return found
-
-
-def _grown(before: Counter[str], report: MemoryReport, more: int) -> Grown | None:
+def _grown(before: MemoryReport, after: MemoryReport, more: int) -> Grown | None:
     """Return the holder that most of the new bytes went to; None if there is no such holder."""
-    added = _by_name(report.holders)
-    added.subtract(before)
-    ((name, nbytes),) = added.most_common(1) or [("", 0)]
-    if 2 * nbytes < more or not nbytes:
+    added, holders = Counter[str](), dict[str, MemoryHolder]()
+    for each in changes(before, after).changes:
+        name = "Out" if each.holder.kind == OUTPUT else each.holder.path  # all outputs are one
+        added[name] += each.after - each.before
+        holders.setdefault(name, each.holder)
+    name = max(added, key=lambda name: added[name], default="")
+    if not name or 2 * added[name] < more:
         return None
-    held = next(holder for holder in report.holders if _name(holder) == name)
-    made = held.made.place if held.made else ""
-    return Grown(name, more, made, graph=held.kind == SAVED)
+    made = holders[name].made
+    return Grown(name, more, made.place if made else "", holders[name].kind == SAVED)
 
 
 # -- the view of two reports
@@ -182,18 +146,15 @@ _FOLD = Fold(12)
 
 def text(found: MemoryChanges) -> str:
     """The GPUs, and below them who grew, came or went."""
-    lines = [*_lines(found), *table.lines(_columns(found), margin="  ", fold=_FOLD)]
-    return "\n".join([*lines, f"  {_unchanged(found)}"] if found.unchanged else lines)
+    rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
+    return "\n".join([*_lines(found), *rows, f"  {_unchanged(found)}"])
 
 
 def html(found: MemoryChanges) -> str:
     """The same as a table."""
-    parts = [tag("div", line) for line in _lines(found)]
-    if found.changes:
-        parts.append(table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD))
-    if found.unchanged:
-        parts.append(tag("div", _unchanged(found), "gm-note"))
-    return block("".join(parts))
+    lines = "".join(tag("div", line) for line in _lines(found))
+    rows = table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD)
+    return block(lines + rows * bool(found.changes) + tag("div", _unchanged(found), "gm-note"))
 
 
 def _lines(found: MemoryChanges) -> list[str]:
@@ -215,7 +176,7 @@ def difference(nbytes: int) -> str:
 
 
 def _unchanged(found: MemoryChanges) -> str:
-    return f"{found.unchanged:,} holder{'s hold' if found.unchanged > 1 else ' holds'} as much"
+    return f"{found.unchanged:,} holder{' holds' if found.unchanged == 1 else 's hold'} as much"
 
 
 def _columns(found: MemoryChanges) -> list[Column]:
@@ -224,7 +185,6 @@ def _columns(found: MemoryChanges) -> list[Column]:
     columns = [
         Column("holder", [holder.path for holder in holders], fit="cut", css="gm-code gm-name"),
         Column("on", devices if len(set(devices)) > 1 else [""] * len(rows)),
-        Column("", [row.word for row in rows]),
         Column("change", [difference(row.after - row.before) for row in rows], number=True),
         Column("before", [size(row.before) if row.before else "" for row in rows], number=True),
         Column("now", [size(row.after) if row.after else "" for row in rows], number=True),

@@ -8,17 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING
 
 from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, bar, block, coded, folded, tag
 from gpumagic.display.units import NOT_KNOWN, size
-from gpumagic.errors import as_typed, library_needed
+from gpumagic.errors import as_typed
 from gpumagic.frameworks.framework import Pool
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 STATE, SAVED = "optimizer state", "saved for backward"
 OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
@@ -50,91 +45,43 @@ class Made:
 
 @dataclass(frozen=True)
 class MemoryHolder:
-    """Record a holder of memory on one GPU: a variable, an output, an exception's frame, …
+    """Record a holder of memory on one GPU: a variable, an output, an exception, …
 
-    Attributes
-    ----------
-    path : str
-        What to type to reach it, or where it is: ``"net"``, ``"Out[5]"``,
-        ``"the exception of In [4]: train, batch"``.
-    kind : str
-        What most of its bytes are: ``"parameter"``, ``"buffer"``, ``"gradient"``,
-        ``"optimizer state"``, ``"saved for backward"``, ``"tensor"``, ``"output"``,
-        ``"exception"``, ``"garbage"``, ``"unreached"``; of other libraries ``"JAX array"`` and the
-        like; after an error for want of memory also ``"temporary"``: what the failing line had
-        computed by then.
-    device : str
-        ``"cuda:0"``.
-    nbytes : int
-        Of all storages that are reached through it and through none before it, as the allocator
-        counts them: each once, in blocks of 512 bytes.
-    made : Made or None
-        Where most of it was made; None where that is not recorded.
-    aliases : tuple of str
-        Other paths to the same storages.
-    count : int
-        How many storages.
-    kinds : tuple of (str, int)
-        Its bytes by kind, the most first.
+    It has the bytes of all storages that are reached through it and through no holder before it, as
+    the allocator counts them: each once, in blocks of 512 bytes.
     """
 
-    path: str
+    path: str  # what to type to reach it, or where it is: "net", "the exception of In [4]"
+    # Of most of its bytes: "parameter", "buffer", "gradient", "tensor", "JAX array", and the above.
     kind: str
-    device: str
+    device: str  # "cuda:0"
     nbytes: int
-    made: Made | None = None
-    aliases: tuple[str, ...] = ()
-    count: int = 1
-    kinds: tuple[tuple[str, int], ...] = ()
+    made: Made | None = None  # where most of it was made; None where that is not recorded
+    aliases: tuple[str, ...] = ()  # other holders of the same storages
+    count: int = 1  # of storages
+    kinds: tuple[tuple[str, int], ...] = ()  # its bytes by kind, the most first
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Record the memory of one GPU, in bytes; None if unknown.
+    """Record the memory of one GPU, in bytes; None if unknown."""
 
-    Attributes
-    ----------
-    device, name : str
-        ``"cuda:0"`` and the name of the card.
-    virtual : bool
-        A virtual GPU of this process.
-    total, free : int or None
-        What the card has, and what its driver could still give.
-    allocated : int or None
-        What tensors hold, by ``torch.cuda.memory_allocated``, and arrays of other libraries; the
-        holders add up to it.
-    reserved : int or None
-        What the allocators of torch and of other libraries have taken from the driver.
-    torn : int or None
-        The fragmented part of it: free, but in pieces between allocated blocks.
-    other_in_process : int or None
-        What else this process holds: CUDA's context and other libraries.
-    others : int or None
-        What other processes hold.
-    others_by_name : tuple of (str, int or None)
-        The same by owner: a notebook, a program of yours, another user, or ``"unaccounted"``.
-    uuid : str or None
-        With its prefix, as nvidia-smi has it.
-    pools : tuple of Pool
-        The figures of JAX's and CuPy's allocators.
-    holders : tuple of MemoryHolder
-        The largest first.
-    """
-
-    device: str
-    name: str | None
-    virtual: bool
-    total: int | None
-    free: int | None
+    device: str  # "cuda:0"
+    name: str | None  # of the card
+    virtual: bool  # a virtual GPU of this process
+    total: int | None  # what the card has
+    free: int | None  # what its driver could still give
+    # By `torch.cuda.memory_allocated`, and in arrays of other libraries; the holders add up to it.
     allocated: int | None
-    reserved: int | None
-    torn: int | None = None
-    other_in_process: int | None = None
-    others: int | None = None
-    holders: tuple[MemoryHolder, ...] = ()
+    reserved: int | None  # what the allocators of torch and other libraries took from the driver
+    torn: int | None = None  # the fragmented part of it: free in pieces between allocated blocks
+    other_in_process: int | None = None  # CUDA's context and other libraries
+    others: int | None = None  # what other processes hold
+    holders: tuple[MemoryHolder, ...] = ()  # the largest first
+    # By owner: a notebook, a program of yours, another user, or "unaccounted".
     others_by_name: tuple[tuple[str, int | None], ...] = ()
-    uuid: str | None = None
-    pools: tuple[Pool, ...] = ()
+    uuid: str | None = None  # with its prefix, as nvidia-smi has it
+    pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,19 +113,6 @@ class MemoryReport(Shown):
     def to_json(self) -> str:
         """Return everything as one line of JSON; null is an unknown number."""
         return json.dumps(asdict(self), ensure_ascii=False)
-
-    def to_pandas(self) -> DataFrame:
-        """Return a row for each holder, the largest first: device, bytes, and where it was made.
-
-        Raises
-        ------
-        GpuError
-            pandas is not installed.
-        """
-        with library_needed("pandas", "to_pandas()", "pandas"):
-            import pandas
-        rows = [asdict(each) | {"made": str(each.made or "")} for each in self.holders]
-        return pandas.DataFrame(rows)
 
 
 _ROWS = 12
@@ -232,25 +166,19 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
     allocated, reserved, rest = device.allocated, device.reserved, device.other_in_process
     of = "" if device.total is None else f" of {size(device.total)}"
     named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
+    others = f"others {size(device.others)}" + (f" ({named})" if named else "")
     found = [
         (f"{size(allocated)}{of} allocated", "gm-mine", allocated or 0),
         (f"reserved {size(reserved)}", "gm-cache", (reserved or 0) - (allocated or 0)),
-        (f"fragmented {size(device.torn)}", "", 0),
-        (f"driver and other libraries {size(rest)}", "gm-driver", rest or 0),
-        *((_pool(pool), "", 0) for pool in device.pools),
-        (
-            f"others {size(device.others)}{f' ({named})' * bool(named)}",
-            "gm-others",
-            device.others or 0,
-        ),
-        (f"free {size(device.free)}", "", 0),
     ]
-    if device.torn == 0:
-        found.remove((f"fragmented {size(0)}", "", 0))
+    if device.torn != 0:
+        found.append((f"fragmented {size(device.torn)}", "", 0))
     # Where torch has taken nothing, nobody is asked what else there is of this process.
-    if not (rest or (rest is None and reserved)):
-        found.remove((f"driver and other libraries {size(rest)}", "gm-driver", 0))
-    return found
+    if rest or (rest is None and reserved):
+        found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))
+    found += [(_pool(pool), "", 0) for pool in device.pools]
+    found.append((others, "gm-others", device.others or 0))
+    return [*found, (f"free {size(device.free)}", "", 0)]
 
 
 def _pool(pool: Pool) -> str:

@@ -5,7 +5,6 @@ outputs, although other objects hold those.
 """
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,33 +26,20 @@ if TYPE_CHECKING:
 
 _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds shown as columns of their module; all others get a row."""
+_WITH_PARAMETER = ("gradient", STATE)
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
 
 @dataclass(frozen=True)
 class MemoryBranch:
-    """Record a layer, or an item, with everything below it.
+    """Record a layer, or an item, with everything below it."""
 
-    Attributes
-    ----------
-    path : str
-        What to type: ``"net.encoder[0]"``.
-    depth : int
-        0 for the whole.
-    nbytes : dict of str to int
-        Bytes by kind, without the storages that are counted elsewhere in the tree.
-    alike : int
-        How many adjacent branches are alike; this one counts them all.
-    label : str
-        The last step of the path, without its dot.
-    """
-
-    path: str
-    depth: int
-    nbytes: dict[str, int]
-    alike: int = 1
-    label: str = ""
+    path: str  # what to type: "net.encoder[0]"
+    label: str  # its last step
+    depth: int  # 0 for the whole
+    nbytes: dict[str, int]  # by kind, without storages that are counted elsewhere in the tree
+    alike: int = 1  # how many adjacent branches are alike; this one counts them all
 
     @property
     def total(self) -> int:
@@ -63,28 +49,15 @@ class MemoryBranch:
 
 @dataclass(frozen=True, repr=False)
 class MemoryTree(Shown):
-    """Record what one name holds on GPUs.
-
-    Attributes
-    ----------
-    name : str
-    devices : tuple of str
-    branches : tuple of MemoryBranch
-        Each before those below it.
-    held_for_it : dict of str to int
-        The bytes of these that others hold for it: an optimizer's state, what autograd saved.
-    made : Made or None
-        Where most of it was made.
-    aliases : tuple of str
-        Who else holds some of it.
-    """
+    """Record what one name holds on GPUs."""
 
     name: str
     devices: tuple[str, ...]
-    branches: tuple[MemoryBranch, ...]
+    branches: tuple[MemoryBranch, ...]  # each before those below it
+    # Those of these bytes that others hold for it: an optimizer's state, what autograd saved.
     held_for_it: dict[str, int] = field(default_factory=dict)
-    made: Made | None = None
-    aliases: tuple[str, ...] = ()
+    made: Made | None = None  # where most of it was made
+    aliases: tuple[str, ...] = ()  # who else holds some of it
 
 
 @dataclass
@@ -128,29 +101,32 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     # Walked before everything else, so that what is reached from it has a path from it.
     start = [Root(name, value, holder=first)]
     every = find(namespace, before=start, allocator=allocator, paths=True)
-    held = [each for each in every if name in (each.path[0], first_name(each.path[0]))]
-    others = [each for each in every if each not in held and each.parameter[:1] == (name,)]
-    if not held + others:
-        raise GpuError(f"{name} holds nothing on a GPU")
-    root, held_for_it = _Node(name, name), Counter[str]()
+    root, held, devices = _Node(name, name), list[FoundStorage](), Counter[str]()
+    held_for_it = Counter[str]()
     if is_module(value):
         _add_layers(root, value)
-    for each in held:
-        kind = each.ways[0].kind
-        with_parameter = kind in ("gradient", STATE) and each.parameter[:1] == (name,)
+    for each in every:
+        inside, kind = name in (each.path[0], first_name(each.path[0])), each.ways[0].kind
+        with_parameter = each.parameter[:1] == (name,) and (not inside or kind in _WITH_PARAMETER)
+        if not inside and not with_parameter:
+            continue
+        if inside:
+            held.append(each)
+        else:
+            # What an output or an error keeps is shown as saved, whatever its own kind is.
+            kind = kind if kind in _OF_LAYER else SAVED
+            held_for_it[kind] += each.nbytes
         root.add(each.parameter if with_parameter else each.path, kind, each.nbytes)
-    for each in others:
-        # What an output or an error keeps is shown as saved, whatever its own kind is.
-        kind = each.ways[0].kind if each.ways[0].kind in _OF_LAYER else SAVED
-        root.add(each.parameter, kind, each.nbytes)
-        held_for_it[kind] += each.nbytes
+        devices[each.device] += each.nbytes
+    if not devices:
+        raise GpuError(f"{name} holds nothing on a GPU")
     aliases = dict.fromkeys(way.root for each in held for way in each.ways)
     return MemoryTree(
         name=name,
-        devices=tuple(sorted({each.device for each in held + others})),
+        devices=tuple(sorted(devices)),
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
-        made=_most_made(held, allocator),
+        made=_made_in(devices.most_common(1)[0][0], held, allocator),
         # Outputs are roots by their numbers.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
@@ -165,9 +141,7 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
     if not _NAMED.fullmatch(name):
         raise GpuError(f"{name} is neither a variable nor a part of one, such as net or data[0]")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return eval(name, {}, namespace)
+        return eval(name, {}, namespace)
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
@@ -179,11 +153,9 @@ def _add_layers(node: _Node, module: Any) -> None:
             _add_layers(node.at([module_step(name)]), child)
 
 
-def _most_made(held: list[FoundStorage], allocator: "Allocator | None") -> Made | None:
-    if allocator is None or not held:
-        return None
-    device, _ = Counter(each.device for each in held).most_common(1)[0]
-    return allocator.made_in(device, (each.address for each in held if each.device == device))
+def _made_in(device: str, held: list[FoundStorage], allocator: "Allocator | None") -> Made | None:
+    addresses = (each.address for each in held if each.device == device)
+    return None if allocator is None else allocator.made_in(device, addresses)
 
 
 def _branches(
@@ -191,7 +163,7 @@ def _branches(
 ) -> Iterator[MemoryBranch]:
     """Yield a node and its descendants: in given order if `ordered`, else the largest first."""
     nbytes = {kind: times * count for kind, count in node.sum().items()}
-    yield MemoryBranch(node.path, depth, nbytes, alike, node.step.lstrip(".: "))
+    yield MemoryBranch(node.path, node.step.lstrip(".: "), depth, nbytes, alike)
     below = [child for child in node.below.values() if child.sum()]
     if not ordered:
         below.sort(key=lambda child: (-child.sum().total(), len(child.path), child.path))
@@ -225,14 +197,11 @@ def text(tree: MemoryTree) -> str:
 def html(tree: MemoryTree) -> str:
     """The same as a table; what is deeper is behind a fold."""
     rows = _shallow(tree)
-    parts = [
-        tag("div", _head(tree)),
-        table.html(_columns(rows, html=True), css="gm-titled", fold=_FOLD),
-    ]
+    found = tag("div", _head(tree)) + table.html(_columns(rows), css="gm-titled", fold=_FOLD)
     if len(rows) < len(tree.branches) or len(rows) > _ROWS:
-        every = table.html(_columns(tree.branches, html=True), fold=_UNFOLDED)
-        parts.append(folded(f"all {len(tree.branches):,} rows", every))
-    return block("".join(parts))
+        every = table.html(_columns(tree.branches), fold=_UNFOLDED)
+        found += folded(f"all {len(tree.branches):,} rows", every)
+    return block(found)
 
 
 def _head(tree: MemoryTree) -> str:
@@ -250,23 +219,10 @@ def _shallow(tree: MemoryTree) -> list[MemoryBranch]:
     return [branch for branch in tree.branches if branch.depth <= _LEVELS]
 
 
-def _columns(rows: Sequence[MemoryBranch], *, html: bool = False) -> list[Column]:
+def _columns(rows: Sequence[MemoryBranch]) -> list[Column]:
     found = dict.fromkeys(kind for row in rows for kind in row.nbytes)
     kinds = [*(kind for kind in _HEADS if kind in found), *(k for k in found if k not in _HEADS)]
-    names = [f"{r.label} and {r.alike - 1:,} alike" if r.alike > 1 else r.label for r in rows]
-    columns = [
-        Column(
-            "",
-            [table.GLUE * 2 * row.depth + name for row, name in zip(rows, names, strict=True)],
-            fit="cut",
-            css="gm-code",
-            html=[
-                f"<span style='padding-left:{1.2 * row.depth:g}em'>"
-                f"{tag('span', name, title=row.path)}</span>"
-                for row, name in zip(rows, names, strict=True)
-            ],
-        )
-    ]
+    columns = [Column("", [_name(row) for row in rows], fit="cut", css="gm-code")]
     columns += [
         Column(_HEADS.get(kind, f"{kind}s"), [_bytes(row, kind) for row in rows], number=True)
         for kind in kinds
@@ -274,6 +230,12 @@ def _columns(rows: Sequence[MemoryBranch], *, html: bool = False) -> list[Column
     if len(kinds) > 1:
         columns.append(Column("together", [size(row.total) for row in rows], number=True))
     return columns
+
+
+def _name(row: MemoryBranch) -> str:
+    """Return a branch's label below its layer's, and how many are alike."""
+    alike = f" and {row.alike - 1:,} alike" if row.alike > 1 else ""
+    return f"{table.GLUE * 2 * row.depth}{row.label}{alike}"
 
 
 def _bytes(row: MemoryBranch, kind: str) -> str:

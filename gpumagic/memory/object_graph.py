@@ -4,9 +4,9 @@ An object refers to what the garbage collector sees, and to what torch keeps in 
 steps to it from the first root that reaches it; they are looked up only when asked for.
 
 Optimizers and graphs come after everything else of their roots, because they refer to what others
-hold. The user's classes come last. No path passes through libraries' classes or through modules,
-which reach the whole process. Only what C keeps is read: no property, `__getattr__` or `__hash__`
-runs, and saved tensors are not unpacked, because their hooks are the user's code.
+hold. No path passes through libraries' classes or through modules, which reach the whole process.
+Only what C keeps is read: no property, `__getattr__` or `__hash__` runs, and saved tensors are not
+unpacked, because their hooks are the user's code.
 """
 
 import gc
@@ -33,8 +33,8 @@ from gpumagic.usercode.values import (
 
 GRAPH = ".grad_fn"
 """The step from a tensor into its graph."""
-# When an object is walked through: never, at once, after all others of its roots, or last.
-_NEVER, _AT_ONCE, _INDIRECT, _CLASSES = range(-1, 3)
+# When an object is walked through: never, at once, or after all others of its roots.
+_NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1
 # Py_TPFLAGS_HAVE_GC: an object without it refers to nothing that the collector could see.
 _COLLECTED = 1 << 14
@@ -45,7 +45,7 @@ _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
 # The most nodes of a graph that are searched for a leaf.
 _NODES = 500
-_RAW = "_raw_saved_"
+_LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
 
 class Root(NamedTuple):
@@ -73,9 +73,6 @@ class Edge(NamedTuple):
     kept_for: Any = None  # the parameter whose gradient or optimizer state it is
 
 
-Edges = Callable[[Any], list[Edge]]
-
-
 @contextmanager
 def no_collections() -> Iterator[None]:
     """Let no garbage be collected within: there are many objects, none of them garbage."""
@@ -89,10 +86,8 @@ def no_collections() -> Iterator[None]:
 
 
 def of_kinds(objects: list[Any], *kinds: type) -> list[Any]:
-    """Return the objects of some kinds; checks each type once, not each of a million objects."""
-    types = {id(of): of for of in map(type, objects)}
-    wanted = {number for number, of in types.items() if issubclass(of, kinds)}
-    return [obj for obj in objects if id(type(obj)) in wanted]
+    """Return the objects of some kinds, by their types alone."""
+    return [obj for obj in objects if issubclass(type(obj), kinds)]
 
 
 class Walk:
@@ -111,11 +106,8 @@ class Walk:
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        self._turns: dict[int, int] = {}
-        self.rules: dict[int, _Rule] = {}
-        """By the id of a class."""
-        self._queues: tuple[list[int], ...] = ([], [], [])
-        self._within: Collection[int] | None = None
+        self.rules: dict[int, _Rule] = {}  # by the id of a class
+        self._queues: tuple[list[int], ...] = ([], [])
 
     def number(self, obj: Any) -> int | None:
         """Return the number of a visited object."""
@@ -124,41 +116,28 @@ class Walk:
 
     def knows(self, obj: Any) -> bool:
         """Whether an object was met, or no path may pass through it."""
-        turn = self._turns.get(id(type(obj)))
-        turn = self._learn(type(obj)) if turn is None else turn
-        return id(obj) in self._numbers or turn in (_NEVER, _CLASSES)
+        rule = self.rules.get(id(type(obj))) or self._learn(type(obj))
+        return id(obj) in self._numbers or rule.turn == _NEVER or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
-        """Visit everything reachable from the roots, or of what the collector sees only `within`.
-
-        Classes wait for `walk_classes`.
-        """
-        self._within = within
+        """Visit all that roots reach, or of what the collector sees only the ids in `within`."""
         for root in roots:
             self.roots.append(root)
             self._meet([(-len(self.roots), [root.value])])
-        self._go(_INDIRECT)
-
-    def walk_classes(self) -> None:
-        """Visit what the user's classes refer to, and everything reachable from there."""
-        self._go(_CLASSES)
-
-    def _learn(self, kind: type) -> int:
-        """Find when objects of a class are walked through, and the rule for their edges."""
-        self.kinds.append(kind)
-        rule = self.rules[id(kind)] = next(rule for rule in self._rules if rule.fits(kind))
-        self._turns[id(kind)] = rule.turn
-        return rule.turn
-
-    def _go(self, last: int) -> None:
-        while queue := next(filter(None, self._queues[: last + 1]), None):
+        while queue := next(filter(None, self._queues), None):
             some = queue.copy()
             queue.clear()
-            self._meet(self._children(some))
+            self._meet(self._children(some, within))
 
-    def _children(self, numbers: list[int]) -> Iterator[tuple[int, list[Any]]]:
+    def _learn(self, kind: type) -> "_Rule":
+        """Find the rule for objects of a class."""
+        self.kinds.append(kind)
+        rule = self.rules[id(kind)] = next(rule for rule in self._rules if rule.fits(kind))
+        return rule
+
+    def _children(self, numbers: list[int], within: Any) -> Iterator[tuple[int, list[Any]]]:
         """Yield what objects refer to."""
-        objects, rules, within = self.objects, self.rules, self._within
+        objects, rules = self.objects, self.rules
         for number in numbers:
             obj = objects[number]
             held = gc.get_referents(obj)
@@ -171,26 +150,24 @@ class Walk:
     def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Note what objects, by number, refer to."""
         # A million objects pass through here: nothing is called that need not be.
-        turns, numbers, here = self._turns, self._numbers, len(self.objects)
+        rules, numbers, here = self.rules, self._numbers, len(self.objects)
         for parent, children in found:
             for obj in children:
-                turn = turns.get(id(type(obj)))
-                if turn is None:
-                    turn = self._learn(type(obj))
-                if turn == _NEVER:
+                rule = rules.get(id(type(obj))) or self._learn(type(obj))
+                if rule.turn == _NEVER:
                     continue
                 number = numbers.setdefault(id(obj), here)
                 if number == _CLOSED:
                     continue
                 if number != here:
                     self.others.setdefault(number, []).append(parent)
-                elif turn == _CLASSES and not self._is_users_class(obj):
+                elif issubclass(type(obj), type) and not self._is_users_class(obj):
                     numbers[id(obj)] = _CLOSED
                     self._kept.append(obj)
                 else:
                     self.objects.append(obj)
                     self.parents.append(parent)
-                    self._queues[turn].append(here)
+                    self._queues[rule.turn].append(here)
                     here += 1
 
 
@@ -330,7 +307,7 @@ class _Rule(NamedTuple):
 
     fits: Callable[[type], bool]
     turn: int
-    edges: Edges | None = None
+    edges: Callable[[Any], list[Edge]] | None = None
     below: str | None = None  # the kind of everything below; None if it is that of the above
 
 
@@ -339,13 +316,12 @@ def _rules() -> list[_Rule]:
     readable = torch is None or _graphs_can_be_read(torch)
     tensors = None if torch is None else _of_tensor(torch, readable)
     return [
-        _Rule(lambda kind: issubclass(kind, type), _CLASSES, _of_class),
+        _Rule(lambda kind: issubclass(kind, type), _AT_ONCE, _of_class),
         _Rule(lambda kind: issubclass(kind, types.ModuleType) or _is_of_ipython(kind), _NEVER),
         _Rule(is_node, _INDIRECT, _of_node if readable else None, SAVED),
         _Rule(lambda k: comes_from(k, "torch.optim.Optimizer"), _INDIRECT, _of_optimizer, STATE),
         _Rule(lambda kind: comes_from(kind, "torch.nn.Module"), _AT_ONCE, _of_module, ""),
         _Rule(lambda kind: comes_from(kind, "torch.Tensor"), _AT_ONCE, tensors),
-        _Rule(lambda kind: comes_from(kind, "torch.UntypedStorage"), _AT_ONCE),
         _Rule(lambda kind: bool(_flags(kind) & _COLLECTED) or is_other_array(kind), _AT_ONCE),
         _Rule(lambda kind: True, _NEVER),
     ]
@@ -385,7 +361,7 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
     return found
 
 
-def _of_tensor(torch: Any, readable: bool) -> Edges:
+def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
     """Return the rule for tensors: the parts of a sparse one, its graph, its gradient."""
     # A subclass may override these attributes, so they are read from C's own class.
     base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
@@ -422,7 +398,8 @@ def _of_node(node: Any) -> list[Edge]:
     """Return what a node of a graph holds: other nodes, the leaf where it ends, what it saved."""
     functions = [function for function, _ in node.next_functions if function is not None]
     found = [Edge(each, f": {class_name(type(each))}") for each in functions]
-    found += [Edge(leaf, ".variable") for leaf in _leaf(node)]
+    if type(node).__name__ == _LEAF:
+        found.append(Edge(node.variable, ".variable"))
     names = (name for base in bases_of(type(node)) for name in members_of(base))
     for name in [name for name in names if name.startswith(_RAW)]:
         with suppress(RuntimeError):  # a backward pass has freed it
@@ -441,8 +418,8 @@ def nearest_leaf(node: Any) -> Any:
     waiting, seen = deque([node]), {id(node): node}
     while waiting and len(seen) < _NODES:
         node = waiting.popleft()
-        for leaf in _leaf(node):
-            return leaf
+        if type(node).__name__ == _LEAF:
+            return node.variable
         for function, _ in node.next_functions:
             if function is not None and id(function) not in seen:
                 seen[id(function)] = function
@@ -450,18 +427,11 @@ def nearest_leaf(node: Any) -> Any:
     return None
 
 
-def _leaf(node: Any) -> list[Any]:
-    return [node.variable] if type(node).__name__ == "AccumulateGrad" else []
-
-
 def _graphs_can_be_read(torch: Any) -> bool:
     """Whether no other thread runs a backward pass, which frees the tensors that it has used."""
-    backward = torch.autograd.graph._engine_run_backward.__code__
-    innermost = sys._current_frames()
-    del innermost[threading.get_ident()]  # a frame that holds itself stays until it is collected
-    return not any(
-        frame.f_code is backward for each in innermost.values() for frame, _ in walk_stack(each)
-    )
+    backward, here = torch.autograd.graph._engine_run_backward.__code__, threading.get_ident()
+    others = [frame for thread, frame in sys._current_frames().items() if thread != here]
+    return all(frame.f_code is not backward for each in others for frame, _ in walk_stack(each))
 
 
 def is_other_array(kind: type) -> bool:

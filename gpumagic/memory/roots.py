@@ -2,19 +2,16 @@
 
 First the notebook's variables, then what Python and IPython keep of finished cells (errors,
 outputs), then what runs now, and the user's modules. What none of them reaches is followed
-backwards, to libraries' modules and frames, C++, or a cycle.
+backwards: either something else holds it, or it is a cycle.
 """
 
 import gc
-import os
 import sys
-import threading
-import types
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from inspect import CO_OPTIMIZED
 from traceback import walk_stack, walk_tb
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT
@@ -121,10 +118,9 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # Python's import machinery, which refers to whatever imported a module.
 _IMPORTING = ("__loader__", "__spec__")
-_module_names = vars(types.ModuleType)["__dict__"].__get__
+_module_names = vars(ModuleType)["__dict__"].__get__
 
 
 class Roots:
@@ -133,13 +129,12 @@ class Roots:
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace = namespace
         self._shell = shell()
-        modules = [*sys.modules.items()]
-        self._modules = {
-            name: _module_names(module)
-            for name, module in modules
-            if issubclass(type(module), types.ModuleType)
-        }
-        self._frames = dict(_running())
+        every = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
+        self._modules = {name: _module_names(module) for name, module in every}
+        # The stack that asks, without gpumagic's own frames. A frame that holds itself stays until
+        # it is collected.
+        stack = [frame for frame, _ in walk_stack(sys._getframe(1))]
+        self._frames = [frame for frame in stack if not is_ours(frame.f_code.co_filename)]
 
     def closed(self) -> list[Any]:
         """Objects that reach everything: each is a root, and no path passes through it."""
@@ -151,13 +146,8 @@ class Roots:
         yield from self._variables()
         yield self._outputs()
         yield [*_exceptions(self._shell)]
-        yield [*self._running(users=True)]
-        yield [*self._globals(users=True)]
-
-    def far(self, wanted: Container[int]) -> list[Root]:
-        """Return the wanted objects that libraries' frames and modules hold."""
-        roots = (*self._running(users=False), *self._globals(users=False))
-        return [root for root in roots if id(root.value) in wanted]
+        yield [*self._running()]
+        yield [*self._globals()]
 
     def is_users_class(self, value: Any) -> bool:
         """Whether a class is defined in the notebook or in a module of the user's."""
@@ -185,57 +175,32 @@ class Roots:
         found["the last output"] = getattr(result, "result", None)
         return [Root(name, value, OUTPUT) for name, value in found.items()]
 
-    def _running(self, *, users: bool) -> Iterator[Root]:
-        """The variables of frames that run now: below a cell, those of libraries lead far."""
-        for frame, name in self._frames.items():
-            names = frame.f_locals
-            if names is self._namespace or names is frame.f_globals:
-                continue
-            if is_users(frame.f_code.co_filename) is users:
-                for local, value in local_variables(frame).items():
+    def _running(self) -> Iterator[Root]:
+        """The variables of the user's functions that run now; libraries' frames lead far."""
+        for frame in self._frames:
+            code, name = frame.f_code, f"{frame.f_code.co_name}(), which runs now"
+            if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # not a cell's top
+                for local, value in _local_variables(frame).items():
                     yield Root(f"{name}: {local}", value, holder=name)
 
-    def _globals(self, *, users: bool) -> Iterator[Root]:
+    def _globals(self) -> Iterator[Root]:
         for name, names in self._modules.items():
-            if is_users(names.get("__file__")) is users and names is not self._namespace:
+            if is_users(names.get("__file__")) and names is not self._namespace:
                 for key, value in [*names.items()]:
-                    imported = issubclass(type(value), type) and defined_in(value) != name
-                    if key not in _IMPORTING and not imported:
+                    if key not in _IMPORTING:
                         yield Root(f"{name}.{key}", value, holder=name)
 
 
-def local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return the names of a frame, without making the frame keep more than before."""
+def _local_variables(frame: FrameType) -> dict[str, Any]:
+    """Return the names of a function's frame, without making it keep more than before."""
     seen = frame.f_locals
     names = dict(seen)
     # Until Python 3.13 a frame keeps the dictionary that it was asked for; `locals()` of the
     # user's own is that dictionary, too, and is then held by somebody else.
-    if type(seen) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
-        held_by_frame_and_us = 3
-        if sys.getrefcount(seen) <= held_by_frame_and_us:
-            seen.clear()
+    held_by_frame_and_us = 3
+    if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
+        seen.clear()
     return names
-
-
-def _running() -> Iterator[tuple[FrameType, str]]:
-    """Yield the frames of all threads and their names, without gpumagic's own."""
-    names = {thread.ident: f" of the thread {thread.name!r}" for thread in threading.enumerate()}
-    innermost = sys._current_frames()
-    # A frame that holds itself stays until it is collected.
-    innermost[threading.get_ident()] = _caller()
-    names[threading.get_ident()] = ""
-    for thread, first in innermost.items():
-        for frame, _ in walk_stack(first):
-            if not is_ours(frame.f_code.co_filename):
-                yield frame, f"{frame.f_code.co_name}(){names.get(thread, '')}, which runs now"
-
-
-def _caller() -> FrameType:
-    """Return the frame that started this search."""
-    frame = sys._getframe()
-    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
 
 
 def _exceptions(ipython: Any) -> Iterator[Root]:
@@ -251,16 +216,15 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
 
 
 # -- what no root reaches
-NATIVE = "held by C++, a library, or an expression that runs now"
+ELSEWHERE = "held by C++, a library, or running code"
 CYCLE = "a reference cycle that is not collected yet"
 
 
-def walk_unreachable(walk: Walk, roots: Roots, missing: set[int]) -> None:
+def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     """Find what keeps tensors (by id) alive that no near root reaches, backwards through the heap.
 
-    If the search ends at a library's module or frame, that is the holder. Else the rule is the
-    collector's: an object with more references than other objects account for is held from outside
-    Python, such as by C++. Everything else is a cycle that waits to be collected.
+    The rule is the collector's: an object with more references than other objects account for is
+    held from elsewhere, such as by C++. Everything else is a cycle that waits to be collected.
     """
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
     above = _referrers(objects)
@@ -269,12 +233,11 @@ def walk_unreachable(walk: Walk, roots: Roots, missing: set[int]) -> None:
         if (key := todo.pop()) not in leading:
             leading[key] = None
             todo += above[key]
-    walk.walk(roots.far(leading), within=leading)
     # An object that nobody else holds shows how many references are this search's.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
-    native = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
-    for name, kind, keys in ((NATIVE, "", native), (CYCLE, GARBAGE, [*leading])):
+    elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
+    for name, kind, keys in ((ELSEWHERE, "", elsewhere), (CYCLE, GARBAGE, [*leading])):
         left = [objects[key] for key in keys if not walk.knows(objects[key])]
         walk.walk([Root(name, obj, kind) for obj in left], within=leading)
 

@@ -28,6 +28,14 @@ def test_nothing_is_kept_alive_by_the_search(gpus):
         gc.enable()
 
 
+def test_a_function_that_runs_keeps_nothing_longer(gpus):
+    x = torch.ones(3, device="cuda")
+    (storage,) = find({})
+    assert storage.ways[0].root == f"{sys._getframe().f_code.co_name}(), which runs now"
+    del x
+    assert torch.cuda.memory_allocated() == 0
+
+
 @pytest.fixture
 def other_library(monkeypatch):
     """A library whose arrays lie on a GPU, as CuPy's do."""

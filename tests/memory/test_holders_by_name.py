@@ -51,5 +51,5 @@ def test_what_a_name_holds_is_its_own_though_others_hold_it_too(ip):
 def test_what_nobody_holds_has_a_row():
     device = DeviceMemory("cuda:0", "H100", False, 80, 40, 35, 40)
     rows = with_holders(device, []).holders
-    assert [(row.path, row.nbytes) for row in rows] == [("no Python object: cuBLAS, C++", 35)]
+    assert [(row.path, row.nbytes) for row in rows] == [("not reached: cuBLAS, C++", 35)]
     assert with_holders(device, [], whole=False).holders == ()

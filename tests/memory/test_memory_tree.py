@@ -77,7 +77,6 @@ def test_as_text_and_html(trained):
     assert whole.split()[0] == "net"
     assert [line.split("  ")[2].strip() for line in below] == ["[0] and 1 alike", "[3]"]
     html = found._repr_html_()
-    assert 'title="net[0]"' in html
     assert "[0] and 1 alike" in html
 
 
