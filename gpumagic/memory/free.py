@@ -97,12 +97,7 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     _empty_backwards_queue()
     meter.take("garbage", told=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
-    holding = {name for each in found for name in each.roots}
-    skipped = {n: _refusal(n, namespace) for n in names if n not in holding and not outputs.has(n)}
-    if skipped and len(skipped) == len(names):
-        name, why = next(iter(skipped.items()))
-        question = "" if name in namespace else meant(name, namespace)
-        raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
+    skipped = _skipped(names, namespace, outputs, found)
     gone = [name for name in names if name not in skipped and not outputs.has(name)]
     spare = [each for each in found if _is_spare(each, gone) and (not on or each.device in on)]
     if any(way.kind == EXCEPTION for each in spare for way in each.ways):
@@ -123,10 +118,22 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
 
 
-def _refusal(name: str, namespace: Mapping[str, Any]) -> str:
-    """Return why a name without memory cannot be deleted."""
-    known = name in namespace
-    return f"{name} holds nothing on a GPU" if known else f"there is no variable {name!r}"
+def _skipped(
+    names: Collection[str],
+    namespace: Mapping[str, Any],
+    outputs: KeptOutputs,
+    found: Iterable[FoundStorage],
+) -> dict[str, str]:
+    """Return why each of the names that cannot be deleted cannot be; GpuError if none can."""
+    holding = {name for each in found for name in each.roots}
+    skipped = {name: f"{name} holds nothing on a GPU" for name in names if name not in holding}
+    skipped |= {n: f"there is no variable {n!r}" for n in skipped if n not in namespace}
+    skipped = {name: why for name, why in skipped.items() if not outputs.has(name)}
+    if skipped and len(skipped) == len(names):
+        name, why = next(iter(skipped.items()))
+        question = "" if name in namespace else meant(name, namespace)
+        raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
+    return skipped
 
 
 def _is_spare(storage: FoundStorage, gone: Collection[str]) -> bool:

@@ -126,23 +126,29 @@ def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
     return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
 
 
-def _storages(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
-) -> list[FoundStorage]:
-    """Return all storages with the ways to them, the largest first."""
-    kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
-    arrays = [obj for obj in walk.objects if id(type(obj)) in kinds]
-    library, found = dict[Place, str](), list[FoundStorage]()
-    for array, place in array_places(arrays):
+def _add_arrays(
+    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
+) -> dict[Place, str]:
+    """Add other libraries' arrays to what was met; return the library of what torch has not
+    allocated."""
+    kinds, library = {id(kind) for kind in walk.kinds if is_other_array(kind)}, dict[Place, str]()
+    for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
         block = allocator.block(place) if allocator is not None else None  # whose memory it shares
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
             met.setdefault(block or place, []).append(number)
+    return library
+
+
+def _storages(
+    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
+) -> list[FoundStorage]:
+    """Return all storages with the ways to them, the largest first."""
+    library, found = _add_arrays(walk, met, allocator), list[FoundStorage]()
     for place in library.keys() - met.keys():  # constants of compiled programs, too
-        way = Way(
-            f"held by {library[place]} itself, or by no Python object", f"{library[place]} array"
-        )
+        holder = f"held by {library[place]} itself, or by no Python object"
+        way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), is_of_other_library=True))
     names = Paths(walk)
     for place, numbers in met.items():
@@ -203,27 +209,29 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
     found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, torn)
     if gpu is None:  # nobody tells
         return found
-    here = [holder for holder in held if gpu.uuid in holder.memory]
-    mine = next((holder.memory[gpu.uuid] for holder in here if holder.mine), None)
-    others = [(holder.name, holder.memory[gpu.uuid]) for holder in here if not holder.mine]
-    if mine is None and reserved:
-        # Our own pid is another one out there (a container): what is ours is unaccounted, too.
-        others = [(name, b - reserved if b and name == UNSEEN else b) for name, b in others]
-        others = [(name, b) for name, b in others if b is None or b > 0]
-    known = [b for _, b in others if b is not None]
-    total, used = gpu.memory_total, gpu.memory_used
-    free = None if total is None or used is None else total - used - (gpu.memory_reserved or 0)
+    here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
+    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
+    # If our own pid is another one out there (a container), what is ours is unaccounted, too.
+    ours = reserved if mine is None else 0
+    others = [(h.name, _less(n, ours) if h.name == UNSEEN else n) for h, n in here if not h.mine]
+    others = [(name, nbytes) for name, nbytes in others if nbytes != 0]
+    known = [nbytes for _, nbytes in others if nbytes is not None]
     return replace(
         found,
         name=gpu.name,
         virtual=gpu.virtual,
-        total=total,
-        free=None if free is None else max(free, 0),
-        other_in_process=None if mine is None or reserved is None else max(mine - reserved, 0),
+        total=gpu.memory_total,
+        free=_less(_less(gpu.memory_total, gpu.memory_used), gpu.memory_reserved or 0),
+        other_in_process=_less(mine, reserved),
         others=sum(known) if known or not others else None,
         others_by_name=tuple(others),
         uuid=gpu.uuid,
     )
+
+
+def _less(nbytes: int | None, taken: int | None) -> int | None:
+    """Return the rest, at least 0; None if a part is unknown."""
+    return None if nbytes is None or taken is None else max(nbytes - taken, 0)
 
 
 def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
@@ -260,12 +268,11 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
     pools = tuple(pool for each in started() if (pool := each.pool(gpu)) is not None)
     # What no allocator tells of was taken at least for what there is.
     taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
-    allocated, reserved, rest = device.allocated, device.reserved, device.other_in_process
     return replace(
         device,
-        allocated=None if allocated is None else allocated + nbytes,
-        reserved=None if reserved is None else reserved + taken,
-        other_in_process=None if rest is None else max(rest - taken, 0),
+        allocated=None if device.allocated is None else device.allocated + nbytes,
+        reserved=None if device.reserved is None else device.reserved + taken,
+        other_in_process=_less(device.other_in_process, taken),
         pools=pools,
     )
 

@@ -186,9 +186,13 @@ def _columns(found: MemoryChanges) -> list[Column]:
         Column("holder", [holder.path for holder in holders], fit="cut", css="gm-code gm-name"),
         Column("on", devices if len(set(devices)) > 1 else [""] * len(rows)),
         Column("change", [difference(row.after - row.before) for row in rows], number=True),
-        Column("before", [size(row.before) if row.before else "" for row in rows], number=True),
-        Column("now", [size(row.after) if row.after else "" for row in rows], number=True),
+        Column("before", [_size(row.before) for row in rows], number=True),
+        Column("now", [_size(row.after) for row in rows], number=True),
         Column("kind", [holder.kind for holder in holders]),
         Column("made in", [str(holder.made or "") for holder in holders]),
     ]
     return [column for column in columns if any(column.cells)]
+
+
+def _size(nbytes: int) -> str:
+    return size(nbytes) if nbytes else ""

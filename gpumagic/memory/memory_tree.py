@@ -5,6 +5,7 @@ outputs, although other objects hold those.
 """
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,7 +142,9 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
     if not _NAMED.fullmatch(name):
         raise GpuError(f"{name} is neither a variable nor a part of one, such as net or data[0]")
     try:
-        return eval(name, {}, namespace)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return eval(name, {}, namespace)
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
