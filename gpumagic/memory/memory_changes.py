@@ -60,28 +60,6 @@ TIMES = 3
 """In a row."""
 
 
-@dataclass(frozen=True)
-class Grown:
-    """Record what grows with each run of a cell: a name, bytes a run, and the line."""
-
-    name: str
-    nbytes: int
-    where: str = ""  # the line that allocated most of it; empty if unknown
-    graph: bool = False  # the graph of a computation keeps most of it
-
-    def __str__(self) -> str:
-        says = f"`{self.name}` grows by {size(self.nbytes)} a run{' with its graph' * self.graph}"
-        if self.name == "Out":
-            return (
-                f"{says}: it keeps the value of the cell's last line; end that line with a "
-                "semicolon, and `%gpufree` gives back what it has kept"
-            )
-        says += f", made in {self.where}" if self.where else ""
-        if self.graph:
-            return f"{says}; `.detach()` of it (`.item()` of a number) keeps the numbers alone"
-        return f"{says}; `del {self.name}` gives it back, `.cpu()` of a tensor keeps it elsewhere"
-
-
 @dataclass
 class _Runs:
     """Count how often a cell left more; and the bytes allocated at the end of its last run."""
@@ -99,24 +77,24 @@ class GrowthWatch:
         self._cells: dict[int, _Runs] = {}
         self._told: set[str] = set()
 
-    def ended(self, cell: str) -> Grown | None:
-        """Note that a cell has ended; return what grows, if it is time to report it."""
+    def ended(self, cell: str) -> str:
+        """Note that a cell has ended; return what grows, if it is time to say it, else nothing."""
         now = _allocated()
         runs = self._cells.setdefault(hash(cell), _Runs(now))
         more, runs.allocated = now - runs.allocated, now
         runs.grew = runs.grew + 1 if more >= LEAST else 0
         if runs.done or runs.grew < TIMES - 1:
-            return None
+            return ""
         report = memory()
         if runs.grew < TIMES or runs.before is None:
             runs.before = report
-            return None
+            return ""
         runs.done = True
-        grown = _grown(runs.before, report, more)
-        if grown is None or grown.name in self._told:
-            return None
-        self._told.add(grown.name)
-        return grown
+        name, holder = _grown(runs.before, report, more)
+        if holder is None or name in self._told:
+            return ""
+        self._told.add(name)
+        return _in_words(name, more, holder)
 
 
 def _allocated() -> int:
@@ -126,18 +104,30 @@ def _allocated() -> int:
     return sum(stats["allocated_bytes"]["all"]["current"] for stats in every if stats)
 
 
-def _grown(before: MemoryReport, after: MemoryReport, more: int) -> Grown | None:
-    """Return the holder that most of the new bytes went to; None if there is no such holder."""
+def _grown(before: MemoryReport, after: MemoryReport, more: int) -> tuple[str, MemoryHolder | None]:
+    """Return the holder that most of the new bytes went to, and its name."""
     added, holders = Counter[str](), dict[str, MemoryHolder]()
     for each in changes(before, after).changes:
         name = "Out" if each.holder.kind == OUTPUT else each.holder.path  # all outputs are one
         added[name] += each.after - each.before
         holders.setdefault(name, each.holder)
     name = max(added, key=lambda name: added[name], default="")
-    if not name or 2 * added[name] < more:
-        return None
-    made = holders[name].made
-    return Grown(name, more, made.place if made else "", holders[name].kind == SAVED)
+    return name, holders.get(name) if 2 * added[name] >= more else None
+
+
+def _in_words(name: str, nbytes: int, holder: MemoryHolder) -> str:
+    """Return what grows, the line that made it, and what to do."""
+    graph = holder.kind == SAVED  # the graph of a computation keeps most of it
+    says = f"`{name}` grows by {size(nbytes)} a run{' with its graph' * graph}"
+    if name == "Out":
+        return (
+            f"{says}: it keeps the value of the cell's last line; end that line with a "
+            "semicolon, and `%gpufree` gives back what it has kept"
+        )
+    says += f", made in {holder.made.place}" if holder.made else ""
+    if graph:
+        return f"{says}; `.detach()` of it (`.item()` of a number) keeps the numbers alone"
+    return f"{says}; `del {name}` gives it back, `.cpu()` of a tensor keeps it elsewhere"
 
 
 # -- the view of two reports

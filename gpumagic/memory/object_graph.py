@@ -1,7 +1,7 @@
 """Walk objects breadth first from roots in a given order, and tell what each is and who holds it.
 
-An object refers to what the garbage collector sees, and to what torch keeps in C. Its path are the
-steps to it from the first root that reaches it; they are looked up only when asked for.
+An object refers to what the garbage collector sees, and to what torch keeps in C. Its parent is the
+object through which it was met first. Its path has a step from each parent, looked up when needed.
 
 Optimizers and graphs come after everything else of their roots, because they refer to what others
 hold. No path passes through libraries' classes or through modules, which reach the whole process.
@@ -33,7 +33,7 @@ from gpumagic.usercode.values import (
 
 GRAPH = ".grad_fn"
 """The step from a tensor into its graph."""
-# When an object is walked through: never, at once, or after all others of its roots.
+# When an object's references are followed: never, at once, or after all others of its roots.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1
 # Py_TPFLAGS_HAVE_GC: an object without it refers to nothing that the collector could see.
@@ -102,11 +102,13 @@ class Walk:
         """The other objects, or roots, that refer to one."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
-        # What is kept keeps its id. Classes are no keys: a metaclass may define a hash.
+        # Kept so that ids stay unique. Classes are no keys: a metaclass may define a hash.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        self.rules: dict[int, _Rule] = {}  # by the id of a class
+        # Both by the id of a class; looked up for each reference, a number is faster.
+        self.rules: dict[int, _Rule] = {}
+        self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
 
     def number(self, obj: Any) -> int | None:
@@ -133,6 +135,7 @@ class Walk:
         """Find the rule for objects of a class."""
         self.kinds.append(kind)
         rule = self.rules[id(kind)] = next(rule for rule in self._rules if rule.fits(kind))
+        self._turns[id(kind)] = rule.turn
         return rule
 
     def _children(self, numbers: list[int], within: Any) -> Iterator[tuple[int, list[Any]]]:
@@ -150,14 +153,14 @@ class Walk:
     def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Note what objects, by number, refer to."""
         # A million objects pass through here: nothing is called that need not be.
-        rules, numbers, here = self.rules, self._numbers, len(self.objects)
+        turns, numbers, here = self._turns, self._numbers, len(self.objects)
         for parent, children in found:
             for obj in children:
-                rule = rules.get(id(type(obj))) or self._learn(type(obj))
-                if rule.turn == _NEVER:
-                    continue
-                number = numbers.setdefault(id(obj), here)
-                if number == _CLOSED:
+                try:
+                    turn = turns[id(type(obj))]
+                except KeyError:
+                    turn = self._learn(type(obj)).turn
+                if turn == _NEVER or (number := numbers.setdefault(id(obj), here)) == _CLOSED:
                     continue
                 if number != here:
                     self.others.setdefault(number, []).append(parent)
@@ -167,7 +170,7 @@ class Walk:
                 else:
                     self.objects.append(obj)
                     self.parents.append(parent)
-                    self._queues[rule.turn].append(here)
+                    self._queues[turn].append(here)
                     here += 1
 
 
@@ -303,7 +306,7 @@ def _key(key: Any) -> str:
 
 # -- what classes and torch keep
 class _Rule(NamedTuple):
-    """Say of the classes that fit when their objects are walked through, and by which edges."""
+    """Say when the references of objects of some classes are followed, and which have names."""
 
     fits: Callable[[type], bool]
     turn: int

@@ -64,7 +64,7 @@ def release_errors() -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return the innermost cell or file of the user in a traceback; empty if there is none."""
+    """Return the cell or file of the user where a traceback begins; empty if there is none."""
     files = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
     return next((label(file) for file in files if is_users(file)), "")
 

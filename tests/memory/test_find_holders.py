@@ -4,6 +4,7 @@ import gc
 import sys
 import types
 import weakref
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,6 +35,14 @@ def test_a_function_that_runs_keeps_nothing_longer(gpus):
     assert storage.ways[0].root == f"{sys._getframe().f_code.co_name}(), which runs now"
     del x
     assert torch.cuda.memory_allocated() == 0
+
+
+def test_both_ends_of_a_list_that_is_linked_both_ways_hold_it(gpus):
+    nodes = [{"kept": torch.ones(3, device="cuda")}] + [{} for _ in range(5000)]
+    for before, after in pairwise(nodes):
+        before["after"], after["before"] = after, before
+    (storage,) = find({"head": nodes[0], "tail": nodes[-1]})
+    assert [way.root for way in storage.ways[:2]] == ["head", "tail"]
 
 
 @pytest.fixture
