@@ -7,6 +7,7 @@ backwards: either something else holds it, or it is a cycle.
 
 import gc
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from inspect import CO_OPTIMIZED
@@ -129,12 +130,13 @@ class Roots:
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace = namespace
         self._shell = shell()
-        every = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
-        self._modules = {name: _module_names(module) for name, module in every}
-        # The stack that asks, without gpumagic's own frames. A frame that holds itself stays until
-        # it is collected.
-        stack = [frame for frame, _ in walk_stack(sys._getframe(1))]
-        self._frames = [frame for frame in stack if not is_ours(frame.f_code.co_filename)]
+        modules = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
+        self._modules = {name: _module_names(module) for name, module in modules}
+        innermost = sys._current_frames()
+        # A frame that holds itself stays until it is collected.
+        innermost[threading.get_ident()] = sys._getframe(1)
+        every = [frame for each in innermost.values() for frame, _ in walk_stack(each)]
+        self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
 
     def closed(self) -> list[Any]:
         """Objects that reach everything: each is a root, and no path passes through it."""

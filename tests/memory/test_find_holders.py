@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 import types
 import weakref
 from itertools import pairwise
@@ -35,6 +36,23 @@ def test_a_function_that_runs_keeps_nothing_longer(gpus):
     assert storage.ways[0].root == f"{sys._getframe().f_code.co_name}(), which runs now"
     del x
     assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_variable_that_a_thread_uses_is_also_held_there(gpus):
+    ready, stop = threading.Event(), threading.Event()
+
+    def work(used):
+        ready.set()
+        stop.wait(60)
+
+    x = torch.ones(3, device="cuda")
+    thread = threading.Thread(target=work, args=[x])
+    thread.start()
+    ready.wait(60)
+    (storage,) = find({"x": x})
+    stop.set()
+    thread.join()
+    assert {"x", "work(), which runs now"} <= storage.roots
 
 
 def test_both_ends_of_a_list_that_is_linked_both_ways_hold_it(gpus):
