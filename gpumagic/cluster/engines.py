@@ -29,8 +29,7 @@ from gpumagic.cluster.this_rank import ENDING, PULSE
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
-from gpumagic.telemetry.collect import host_name
-from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.host import MemoryGroup, host_name
 
 
 class ExitCauses:

@@ -18,7 +18,7 @@ from gpumagic.copies.arrays import ALIGNMENT, Arrays, Stretch, memory, reach
 from gpumagic.copies.memo import Uncopied
 from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.moving.plan import bytes_of
+from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.values import own
 
 # A whole storage is copied, so that `as_strided` and `storage_offset` stay valid, unless its
