@@ -26,7 +26,7 @@ from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
 from gpumagic.frameworks.public import where
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.find_holders import FoundStorage, find
+from gpumagic.memory.holders_by_name import FoundStorage, find
 from gpumagic.memory.memory_report import (
     EXCEPTION,
     TEMPORARY,
@@ -35,8 +35,7 @@ from gpumagic.memory.memory_report import (
     Made,
     MemoryHolder,
 )
-from gpumagic.memory.object_graph import Root
-from gpumagic.memory.references import GRAPH
+from gpumagic.memory.object_graph import GRAPH, Root
 from gpumagic.memory.roots import KeptOutputs, tracebacks
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
@@ -172,7 +171,7 @@ class OutOfMemoryState:
         self.name = f"cuda:{shortage.ordinal}"
         self.wanted = shortage.wanted or 0
         self.rests = [RestOfCode(frame) for frame in frames]
-        self._allocator, self._made_in = holders_by_name.allocations()
+        self._allocator = holders_by_name.allocations()
         self._chain = list(errors(error))
         self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
         cell = label(frames[-1].filename)
@@ -221,9 +220,7 @@ class OutOfMemoryState:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = next(each for each in holders_by_name.figures() if each.device == self.name)
         now = holders_by_name.with_other_libraries(now, self.storages)
-        rows = holders_by_name.with_holders(
-            now, self.storages, self._made_in, holders_by_name.places(), self._allocator
-        ).holders
+        rows = holders_by_name.with_holders(now, self.storages, self._allocator).holders
         gone = (self.shortage.allocated or 0) - (now.allocated or 0)
         if gone > ROUNDED * (self.shortage.allocated or 0):
             frame = self.frames[0]
