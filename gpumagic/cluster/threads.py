@@ -26,8 +26,7 @@ from torch.utils.data import Dataset
 from gpumagic.cluster.output import whole_lines
 from gpumagic.cluster.ranks_report import RanksReport, RankTime
 from gpumagic.cluster.scattered import Sharing, SplitValues, check, put_together, sharing_in_words
-from gpumagic.copies.namespace import CopiedVariables
-from gpumagic.copies.trial import place
+from gpumagic.copies.trial import CopiedVariables, place
 from gpumagic.device import Device
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, note

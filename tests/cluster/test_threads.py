@@ -249,7 +249,7 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
         ("0,0 --split x\n1", "stands twice"),
         ("0,1 --split x\nawait x", "line 2 awaits"),
         ("0,1 --split x\n%time y = x", "the cell says %time, and a magic runs"),
-        ("0,1 --split x\nx, opened", "opened (it holds an open file) cannot be copied"),
+        ("0,1 --split x\nx, opened", "opened cannot be copied (cannot copy an open file)"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_runs(notebook, tmp_path, cell, says):

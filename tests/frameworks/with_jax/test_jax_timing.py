@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.trial import CopiedVariables
 from gpumagic.device import CPU
 from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.frameworks.jax_framework import CompileClock, JaxBarrier
