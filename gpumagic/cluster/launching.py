@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from shlex import quote
 from typing import Any
 
@@ -218,8 +219,9 @@ def main() -> None:
     from ipyparallel.engine import app
     from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
-    import gpumagic.cluster.engine  # noqa: F401
+    from gpumagic.cluster import engine
 
+    engine.orphaned.append(partial(end, os.environ[MARK]))
     # Only cells handle interrupts: none must cut off an order or an answer.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
