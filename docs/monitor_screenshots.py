@@ -434,7 +434,7 @@ def first(browser: Browser) -> None:
             page.set_content(
                 f'<body style="margin:0;display:flex;gap:15px;color:{color};font:18px sans-serif;'
                 f'background:transparent">{"".join(frames)}<style>figure {{ margin: 0; flex: 1 }}'
-                "img { display: block; box-sizing: border-box; width: 100%; border: 1px solid #8888; margin-bottom: 8px }"
+                "img { box-sizing: border-box; width: 100%; border: 1px solid #8888 }"
                 "</style>"
             )
             path = IMAGES / f"first-{look}.png"

@@ -168,7 +168,7 @@ class Run:
         self._before = {id(array): weakref.ref(array) for array in arrays}
         if not self.device.virtual:
             with faults.kept("reading the energy of a cell's device"):
-                self._joules = joules((self.device,))
+                self._joules = joules(self.device)
         with ExitStack() as undo:
             undo.callback(self._wait)
             self._stops = [share.framework.peak(self.device) for share in self._shares]
@@ -280,7 +280,7 @@ class Run:
         if self._joules is None or self._seconds < LEAST_S:
             return None
         with faults.kept("reading the energy of a cell's device"):
-            after = joules((self.device,))
+            after = joules(self.device)
             # A reloaded driver counts from 0.
             if after is not None and after >= self._joules:
                 return after - self._joules

@@ -39,7 +39,7 @@ from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
-from gpumagic.telemetry import collect
+from gpumagic.telemetry.host import host_name
 from gpumagic.usercode.files import is_users, label, shell
 from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.program import compile_cell
@@ -229,7 +229,7 @@ def about() -> dict[str, Any]:
     """Return this rank's row of the table of ranks."""
     device = _this.device
     return {
-        "host": collect.host_name(),
+        "host": host_name(),
         "pid": os.getpid(),
         "device": str(device),
         "virtual": device.virtual,

@@ -28,8 +28,7 @@ from gpumagic.cluster.engine import ENDING, PULSE
 from gpumagic.cluster.launching import EngineSet, Plan
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
-from gpumagic.telemetry.collect import host_name
-from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.host import MemoryGroup, host_name
 
 _dist: Any = torch.distributed  # without the types that leave its stores out
 # The controller registers an engine at its next heartbeat.

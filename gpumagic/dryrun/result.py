@@ -6,7 +6,7 @@ from textwrap import indent
 from typing import Any
 
 from gpumagic.device import is_where
-from gpumagic.device.cards import Card, card, cards
+from gpumagic.device.cards import CONTEXT, Card, card, cards
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, many, size
@@ -248,7 +248,7 @@ def on_cards(run: DryRun) -> Iterator[str]:
     for known in (each.card for each in run.cards):
         total = f"{size(known.total)}{' by torch' if known.reported else ' by its name'}"
         yield (
-            f"{known.name}: {total}, less estimates of {size(known.context)} for CUDA's context "
+            f"{known.name}: {total}, less estimates of {size(CONTEXT)} for CUDA's context "
             f"and {size(known.workspace)} for cuBLAS"
         )
 

@@ -202,7 +202,7 @@ def test_ctrl_c_while_a_cell_begins_loses_no_origin(monkeypatch, before):
     [([5.0, 17.0], "the board used 12.0 J"), ([5.0, 0.1], ""), ([5.0, None], ""), ([None], "")],
 )
 def test_the_energy_of_a_cell_is_behind_its_line(monkeypatch, counters, shown):
-    monkeypatch.setattr(running, "joules", lambda devices: counters.pop(0))
+    monkeypatch.setattr(running, "joules", lambda device: counters.pop(0))
     run = made(device=Device("cuda", ordinal=1))
     run.start()
     report = run.finish()

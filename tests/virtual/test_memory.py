@@ -124,13 +124,13 @@ def test_a_fraction_of_the_memory(gpus):
 
 def test_the_state_file_follows(gpus, runtime):
     x = torch.ones(2**20, device="cuda:1")
-    (state,) = [s for s in published.read(runtime) if s.ordinal == 1]
+    (state,) = [s for s in published.read(runtime) if s.sample.virtual_ordinal == 1]
     assert state.pid == os.getpid()
-    assert (state.allocated, state.reserved) == (4 * MIB, 20 * MIB)
-    assert state.facts.uuid == f"GPU-{torch.cuda.get_device_properties(1).uuid}"
+    assert (state.allocated, state.sample.memory_used) == (4 * MIB, 20 * MIB)
+    assert state.sample.uuid == f"GPU-{torch.cuda.get_device_properties(1).uuid}"
     del x
-    (state,) = [s for s in published.read(runtime) if s.ordinal == 1]
-    assert (state.allocated, state.reserved) == (0, 20 * MIB)
+    (state,) = [s for s in published.read(runtime) if s.sample.virtual_ordinal == 1]
+    assert (state.allocated, state.sample.memory_used) == (0, 20 * MIB)
 
 
 def test_busy_time_is_published(monkeypatch):
