@@ -201,10 +201,11 @@ class CellOnDevices:
     def _run_all(self, work: Callable[[DeviceThread, "deque[int]"], None]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                # The notebook finds the printing cell by the context.
-                job = partial(copy_context().run, work, thread, queue)
-                futures[thread.worker.submit(job)] = thread
+            with deferred():  # an interrupt must reach all of them
+                for thread, queue in zip(self._threads, self._split.queues, strict=True):
+                    # The notebook finds the printing cell by the context.
+                    job = partial(copy_context().run, work, thread, queue)
+                    futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
             failed = [(f, error) for f in futures if f.done() and (error := f.exception())]
             if failed:
