@@ -284,7 +284,7 @@ def _copied_alone(tensor: torch.Tensor, home: torch.device) -> Any:
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
-    from gpumagic.moving.plan import bytes_of
+    from gpumagic.moving.move import bytes_of
 
     return bytes_of(tensor)
 

@@ -102,7 +102,7 @@ def test_what_jax_has_taken_of_a_gpu_is_as_its_allocator_says(framework, monkeyp
     told = {"bytes_in_use": GIB, "peak_bytes_in_use": 2 * GIB, "pool_bytes": 60 * GIB}
     told |= {"bytes_limit": 60 * GIB}
     own = SimpleNamespace(memory_stats=lambda: told)
-    monkeypatch.setattr(framework, "_devices", SimpleNamespace(own=lambda device: own))
+    monkeypatch.setattr(framework, "own", lambda device: own)
     gpu = Device("cuda", 0)
     assert framework.pool(gpu) == Pool("JAX", GIB, 2 * GIB, 60 * GIB, 60 * GIB)
     told.clear()
