@@ -28,7 +28,7 @@ import psutil
 from gpumagic import device
 from gpumagic.display.units import many
 from gpumagic.errors import GpuError
-from gpumagic.virtual.torchless import part_of_the_host
+from gpumagic.virtual import part_of_the_host
 
 _LOOPBACK = "127.0.0.1"
 _ENGINE = ["-m", "gpumagic.cluster.launching"]

@@ -151,9 +151,7 @@ def test_what_is_on_the_host_can_be_saved(notebook):
     kernel.cell("torch.save(net.state_dict(), 'net.pt')")
     line = kernel.line("standin_cuda.plant(710)\nmore = 2")
     assert line.startswith("→ CUDA in this kernel is dead (device-side assert in In [6] or before)")
-    assert re.search(
-        r"Lost: net \(last saved: net\.pt, \d\d:\d\d\), optimizer, z, event and 1", line
-    )
+    assert re.search(r"Lost: net, optimizer, z, event and 1", line)
     said = kernel.cell(f"import gpumagic; gpumagic.save_host({file!r})").splitlines()
     assert re.match(
         r"X, history, kept, more: \S+ KiB written to there.pt; in the new kernel", said[0]
