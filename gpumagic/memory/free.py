@@ -17,7 +17,6 @@ from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, meant
 from gpumagic.memory.holders_by_name import FoundStorage, array_places, find, grouped
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, MemoryHolder
-from gpumagic.memory.object_graph import of_kinds
 from gpumagic.memory.roots import KeptOutputs, release_errors
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
@@ -107,7 +106,7 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
         outputs.drop(dropped)
         meter.take(", ".join(dropped))
     if grads:
-        _release_gradients()
+        _release_gradients(namespace)
         meter.take("gradients")
     for name in gone:
         del namespace[name]
@@ -165,12 +164,16 @@ def _empty_backwards_queue() -> None:
             torch.ones((), device="cpu", requires_grad=True).backward()
 
 
-def _release_gradients() -> None:
+def _release_gradients(namespace: Mapping[str, Any]) -> None:
     if (torch := torch_here()) is None:
         raise GpuError("gradients are torch's to keep; JAX's are variables: %gpufree NAME")
-    for parameter in of_kinds(gc.get_objects(), torch.nn.Parameter):
-        if parameter.is_cuda:
-            parameter.grad = None
+    from gpumagic.moving.find_tensors import TensorFinder
+
+    finder = TensorFinder()
+    finder.variables(namespace.items())
+    for found in finder.tensors:
+        if isinstance(found.tensor, torch.nn.Parameter) and found.tensor.is_cuda:
+            found.tensor.grad = None
 
 
 def _empty_cache() -> None:

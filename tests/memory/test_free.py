@@ -145,10 +145,13 @@ def test_an_underscore_that_the_user_assigned_is_a_variable(held):
 
 def test_gradients_come_back_when_asked(held):
     held.run("net = nn.Linear(512, 512, device='cuda')\nnet(x[:512]).sum().backward()")
+    a_librarys = torch.nn.Parameter(torch.ones(8, device="cuda"))
+    a_librarys.sum().backward()
     before = allocated()
     held.run("%gpufree")
     assert allocated() == before
     said = held.run("%gpufree --grads").text
+    assert a_librarys.grad is not None
     assert before - allocated() == 2**20 + 2048
     assert "gradients: 1.0 MiB on cuda:0" in said
     assert held.ns["net"].weight.grad is None
