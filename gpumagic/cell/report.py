@@ -56,6 +56,8 @@ class Report(Shown):
         The composition of its device's peak, with `--memory`.
     profile : CellProfile or None
         Where the time went, with `--profile`.
+    energy : float or None
+        Joules that the whole board used, by NVML's counter; None if unknown, or below a second.
     ledger : Ledger
         Every copy between devices and every wait while the cell ran, batches included.
     ledger_complete : bool
@@ -87,6 +89,7 @@ class Report(Shown):
     memory: tuple[Memory, ...] = ()
     peak: Shown | None = None
     profile: Shown | None = None
+    energy: float | None = None
     ledger: Ledger = field(default_factory=Ledger)
     ledger_complete: bool = True
     table: bool = False
@@ -143,9 +146,9 @@ _ITSELF = "the cell, or a library that it calls, names that device itself: name 
 
 def text(report: Report) -> str:
     """``cuda:1 (virtual) · 1.24 s · peak 12.5 MiB · moved X, net: 1.2 MiB from cpu in 3.1 ms``."""
-    clauses = _clauses(report)
-    lines = [" · ".join([*_head(report), *clauses[:_CLAUSES]])]
-    if more := clauses[_CLAUSES:]:
+    clauses, more = _clauses(report)
+    lines = [" · ".join([*_head(report), *clauses])]
+    if more:
         lines.append(f"  more: {' · '.join(more)}")
     lines += [f"  → {hint}" for hint in _hints(report)]
     below = [repr(shown) for shown in (report.profile, report.peak) if shown]
@@ -156,12 +159,12 @@ def text(report: Report) -> str:
 
 def html(report: Report) -> str:
     """The line, and behind it more, each variable with its bytes, each device with its memory."""
-    (head, *rest), clauses = _head(report), _clauses(report)
+    (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
-    parts = map(coded, (*rest, *clauses[:_CLAUSES]))
+    parts = map(coded, (*rest, *clauses))
     line = ' <span class="gm-dim">·</span> '.join([first, *parts])
-    more = "".join(f"<div>{coded(clause)}</div>" for clause in clauses[_CLAUSES:])
+    more = "".join(f"<div>{coded(clause)}</div>" for clause in behind)
     details = _details(report)
     if details or more:
         more += table.html(details) if details else ""
@@ -194,8 +197,8 @@ def _head(report: Report) -> list[str]:
     return parts
 
 
-def _clauses(report: Report) -> list[str]:
-    """Return what else happened, the most important first: the line has room for two."""
+def _clauses(report: Report) -> tuple[list[str], list[str]]:
+    """Return what else happened, the most important first: in the line, and behind it."""
     parts = [] if report.ledger_complete else ["its ledger is incomplete: %gpus --doctor shows why"]
     if report.moved:
         moved = str(Moves(report.moved, seconds=report.move_seconds))
@@ -215,7 +218,8 @@ def _clauses(report: Report) -> list[str]:
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
-    return parts
+    used = [] if report.energy is None else [f"the board used {report.energy:,.1f} J"]
+    return parts[:_CLAUSES], [*parts[_CLAUSES:], *used]
 
 
 def _ran(report: Report) -> list[str]:

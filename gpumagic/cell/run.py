@@ -12,6 +12,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.cell.report import FOR_GOOD, Batches, Report, keep_last
 from gpumagic.device import Device, cuda_state
+from gpumagic.device.discover import LEAST_S, joules
 from gpumagic.display.table import Shown
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
@@ -145,6 +146,7 @@ class Run:
         self._stops: list[Callable[[], Iterable[Memory]]] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
+        self._joules: float | None = None  # of its device, before the cell
         self._interrupted = False
         self._fault: str | None = None
         self.left_out = 0.0  # seconds that are none of the cell's
@@ -169,6 +171,7 @@ class Run:
     def _begin(self) -> None:
         arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
         self._before = {id(array): weakref.ref(array) for array in arrays}
+        self._joules = self._read_joules()
         with ExitStack() as undo:
             undo.callback(self._wait)
             self._stops = [share.framework.peak(self.device) for share in self._shares]
@@ -250,6 +253,7 @@ class Run:
             memory=tuple(memory for share in self._shares for memory in share.memory),
             peak=self._peak,
             profile=self._profile(ledger),
+            energy=self._energy(),
             ledger=Ledger() if ledger is None else ledger,
             ledger_complete=self._ledger_complete and self._watch.complete,
             table=self._table,
@@ -281,6 +285,20 @@ class Run:
             with faults.kept("reading the profile of a cell"):
                 profile = self._profiler.result(ledger)
         return profile
+
+    def _read_joules(self) -> float | None:
+        if not self.device.virtual:
+            with faults.kept("reading the energy of a cell's device"):
+                return joules(self.device)
+        return None
+
+    def _energy(self) -> float | None:
+        """Return the joules of the cell; None if unknown, or too short for the counter."""
+        if self._joules is None or self._seconds < LEAST_S:
+            return None
+        after = self._read_joules()
+        # A reloaded driver counts from 0.
+        return None if after is None or after < self._joules else after - self._joules
 
     def _leave(self) -> None:
         began = self._clock()

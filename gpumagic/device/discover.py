@@ -279,3 +279,19 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
         chosen += matches
     named_twice = len(set(entries)) < len(entries) or len(set(chosen)) < len(chosen)
     return [] if named_twice else chosen
+
+
+LEAST_S = 1.0
+"""A cell shorter than this has no energy: the counter follows a power reading that is renewed every
+100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack of
+attention, SC24, arXiv:2312.02741), so of ten readings a tenth is uncertain."""
+
+
+def joules(device: Device) -> float | None:
+    """Return the joules of the whole board since the driver was loaded; None without a counter."""
+    door, question = nvml.door(), {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
+    for gpu in door.gpus():
+        if gpu.uuid == device.uuid:
+            counter = door.ask(gpu, question, alive=True)["energy"]
+            return None if counter is None else counter * 1e-3  # from millijoules
+    return None

@@ -322,7 +322,7 @@ def _checks(wanted: str) -> Any:
 
 
 def _peak_recorder(asked: "Request", device: Any) -> Any:
-    from gpumagic.memory.peak import PeakRecorder
+    from gpumagic.memory.allocator import PeakRecorder
     from gpumagic.placement.torch_devices import as_torch
 
     return PeakRecorder(as_torch(device), asked.save)

@@ -139,7 +139,11 @@ def hand_over(
         return _dry_run(shell, cell.tree, asked, file, show)
     refuse_others(f"%%ongpu {asked.where}", shell, cell.tree, _USE_SHARDING)
     run = _on_ranks if asked.on_cluster else _on_several
-    value, report = run(shell, cell.tree, asked, file)
+    try:
+        value, report = run(shell, cell.tree, asked, file)
+    except KeyboardInterrupt as error:
+        _shown_as_line(error)
+        raise
     if report.wrong:
         raise GpuError("; ".join(report.wrong))
     cell.report = None if asked.quiet else report
@@ -182,12 +186,18 @@ def _dry_run(
     return result
 
 
+def _sharing(asked: Request) -> Any:
+    from gpumagic.cluster.scattered import Sharing
+
+    return Sharing(asked.split, asked.gather, asked.reduce, asked.chunk)
+
+
 def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
     with torch_needed(f"%%ongpu {asked.where}"), cluster_needed("%%ongpu"):
         from gpumagic.cluster.gpu_cluster import current
 
     ranks = current()
-    value, made = ranks.run(tree, asked.where, file=file, asked=asked, quiet=asked.quiet)
+    value, made = ranks.run(tree, asked.where, file=file, asked=_sharing(asked), quiet=asked.quiet)
     shell.user_ns.update(made)
     return value, ranks.last_report
 
@@ -202,11 +212,7 @@ def _on_several(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, 
     names = names_read(tree, shell.transform_cell, space)
     flags = shell.compile.flags & PyCF_MASK
     with progressing(shell, asked, file) as line:
-        run = CellOnDevices(tree, file, devices, asked, space, names, flags=flags)
-        try:
-            value = run.run(line.update)
-        except KeyboardInterrupt as error:
-            _shown_as_line(error)
-            raise
+        run = CellOnDevices(tree, file, devices, _sharing(asked), space, names, flags=flags)
+        value = run.run(line.update)
     line.close()
     return value, run.report

@@ -293,7 +293,7 @@ def test_a_silent_cell_within_leaves_the_placement_as_it_is(ip):
 
 def test_what_begins_in_a_silent_cell_ends_with_it(ip):
     ip.run("%ongpu 1", silent=True, store_history=False)
-    assert gpumagic.placement.scope.placement() is None
+    assert gpumagic.placement.placement() is None
     ip.run("%ongpu off")
 
 
