@@ -41,8 +41,7 @@ _MADE_IN_PYTHON = 1 << 9
 
 # Types that pickle saves as they are, at C speed.
 _INLINE = frozenset({int, float, bool, complex, type(None), tuple, list, dict, set, frozenset})
-# Strings from this length on are shared, not pickled.
-_LONG = 4096
+_LONG = 4096  # characters: strings from this length on are shared, not pickled
 
 _SHARED_KINDS = frozenset(
     (
