@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import islice
@@ -172,10 +172,6 @@ class UserLine:
         line = f"line {self.line}"
         return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
 
-    def at(self, line: int) -> "UserLine":
-        """Return another line of the same code."""
-        return replace(self, line=line, source=source_of(self.file, line))
-
     def __str__(self) -> str:
         if self.line == 0:
             return "before the cell"
@@ -227,21 +223,15 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
         return code, at
     if not body:  # `%time` of one line
         return outer.f_code, outer.f_lasti
-    name, before = outer.f_code.co_filename, _lines_before(body)
+    name, ipython = outer.f_code.co_filename, shell()
+    typed = ipython.history_manager.input_hist_raw[-1] if ipython is not None else ""
+    before = max(typed.rstrip().count("\n") - body.rstrip().count("\n"), 1)
     known = linecache.getlines(name)
     if len(known) <= before:
         # IPython compiles the magic to one line; the typed lines follow it.
         known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
     code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
     return code, at
-
-
-def _lines_before(body: str) -> int:
-    """Return the number of lines above the magic's text in the running cell."""
-    ipython = shell()
-    typed = ipython.history_manager.input_hist_raw[-1] if ipython is not None else ""
-    above: str = typed[: -len(body.strip())] if typed.strip().endswith(body.strip()) else "\n"
-    return above.count("\n")
 
 
 def line_at(code: CodeType, at: int) -> UserLine:
