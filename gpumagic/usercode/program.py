@@ -13,14 +13,13 @@ import ast
 import hashlib
 import inspect
 import linecache
-import symtable
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
 from gpumagic.errors import GpuError
-from gpumagic.usercode.variables import NOT_VARIABLES, names_read, variables_read
+from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
 
 # Names that code cannot contain, so that none of the user's is hidden.
 _RUNS, _RUN = ".runs", ".run"
@@ -131,8 +130,10 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile Python, or a function to call with the arguments `passed`, variables by their names;
-    GpuError for code that cannot be repeated."""
+    """Compile Python, or a call of a function with the variables `passed` as its arguments.
+
+    GpuError for code that cannot be repeated.
+    """
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -143,7 +144,7 @@ def program(
         _refuse(tree)
         text = code if text is None else text
         read = names_read(ast.Module([*before.body, *tree.body], []))
-        assigned = symtable.symtable(code, name, "exec").get_symbols()
+        assigned = names_assigned(tree)
     else:
         read = [*_read_by(code, namespace), *names_read(before)]
         name, function, assigned = "<gpumagic.compare>", code, []
@@ -154,7 +155,7 @@ def program(
         text=text,
         filename=_file_of(function, name),
         reads=tuple(dict.fromkeys(read)),
-        assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
+        assigned=tuple(assigned),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
         # First as a cell, since a loop allows statements that a cell does not.
@@ -175,12 +176,6 @@ def _refuse(tree: ast.Module) -> None:
         raise GpuError(
             f"line {line} awaits, which cannot be run again and again; await it in a cell before"
         )
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            raise GpuError(
-                f"line {node.lineno} imports * from {node.module}, which cannot be run again and "
-                "again; put it into --setup, or into a cell before"
-            )
 
 
 def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
