@@ -257,9 +257,9 @@ def _kept(count: int, fold: Fold | None) -> tuple[list[int], int]:
     return [*range(fold.first), *range(count - fold.last, count)], left
 
 
-def fits(columns: Sequence[Column], room: int = WIDTH) -> bool:
-    """Whether a table needs no shortened column."""
-    return sum(map(_natural, columns)) + len(_GAP) * (len(columns) - 1) <= room
+def natural_width(columns: Sequence[Column]) -> int:
+    """Return the width of a table without a shortened column."""
+    return sum(map(_natural, columns)) + len(_GAP) * (len(columns) - 1)
 
 
 def _natural(column: Column) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.known import imported, jax_here, started
-from gpumagic.gputable.gpu_columns import UNSEEN, Holder, holders
+from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.memory_report import (
     UNREACHED,
@@ -124,8 +124,8 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         elif gpu.uuid in holder.memory:
             others.append((holder.name, holder.memory[gpu.uuid]))
     if mine is None and reserved:
-        # Our own pid is another one out there (a container): what is ours is unaccounted, too.
-        others = [(name, b - reserved if b and name == UNSEEN else b) for name, b in others]
+        # Our own pid is another one out there (a container): ours counts as the system's.
+        others = [(name, b - reserved if b and name == SYSTEM else b) for name, b in others]
         others = [(name, b) for name, b in others if b is None or b > 0]
     known = [b for _, b in others if b is not None]
     return DeviceMemory(

@@ -125,7 +125,7 @@ class DeviceMemory:
     others : int or None
         What other processes hold.
     others_by_name : tuple of (str, int or None)
-        The same by owner: a notebook, a program of yours, another user, or ``"unaccounted"``.
+        The same by owner: a notebook, a program of yours, another user, or ``"system"``.
     uuid : str or None
         With its prefix, as nvidia-smi has it.
     pools : tuple of Pool

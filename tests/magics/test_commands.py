@@ -42,7 +42,7 @@ def test_one_gpu_and_processes(ip):
     assert "cuda:0" not in done.text
     assert {p.uuid for p in done.result.processes} == {done.result.gpus[0].uuid}
     done = ip.run("%gpus --processes")
-    assert "pid" in done.text
+    assert "PID" in done.text
     assert json.loads(done.result.to_json())["gpus"][0]["virtual"] is True
 
 
