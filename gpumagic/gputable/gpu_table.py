@@ -221,9 +221,9 @@ class GpuTable:
     def _gpu_lines(self) -> list[str]:
         """Return the rows of GPUs: bars are shortened first, and then names."""
         columns = _gpu_columns(self.gpus, self.splits)
-        if (over := table.natural_width(columns) - self.width) > 0:
-            length = max(_BAR - over, _SHORTEST_BAR)
-            columns = _gpu_columns(self.gpus, self.splits, length)
+        over = sum(column.width + 2 for column in columns) - 2 - self.width
+        if over > 0:
+            columns = _gpu_columns(self.gpus, self.splits, max(_BAR - over, _SHORTEST_BAR))
         return table.lines(columns, room=self.width)
 
     def _repr_html_(self) -> str:
