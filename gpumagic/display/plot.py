@@ -197,7 +197,7 @@ class Plot:
             yield line(_LEFT, y, self._end, y, "gm-grid")
             yield text(_LEFT - 8, y + 4, tick(value), "end")
         yield line(_LEFT, FOOT, self._end, FOOT, "gm-axis")
-        for value, words in reversed(self._words.items()):  # the largest is always labelled
+        for value, words in reversed([*self._words.items()]):  # the largest is always labelled
             x, half = self._x(value), LETTER * len(words) / 2
             if self._free(x - half, x + half, FOOT + 17):
                 yield line(x, FOOT, x, FOOT + 4, "gm-axis")

@@ -21,12 +21,12 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Explaining, cuda_state
+from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line, one_line
 
 if TYPE_CHECKING:
     from gpumagic.cell.run import Run
     from gpumagic.frameworks.watching import watch
-    from gpumagic.magics.ongpu_arguments import Request
+    from gpumagic.magics.arguments import Request
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
@@ -34,6 +34,7 @@ _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
 # IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)")
+_NOT_ON = "%ongpu was not on"
 BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
@@ -102,7 +103,7 @@ class RunningCell:
     run: "Run | None" = None
     request: "Request | None" = None
     gone = False  # the device was not found
-    handed_over = False  # something else runs the tree instead of IPython
+    elsewhere = False  # something else runs the tree instead of IPython
     report: Any = None  # from what ran it instead of IPython
     reported = False  # one of its runs has ended
     watch: "watch | None" = None  # for `%gpuwatch`
@@ -158,9 +159,9 @@ class CellHooks:
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
         own = ast.Module(body[1:] if line else body[:], [])  # without our call
-        if line and cell and _is_handed_over(line):
+        if line and cell and _is_elsewhere(line):
             # IPython runs only our call, whose value is the result.
-            cell.tree, cell.handed_over, body[1:] = own, True, []
+            cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif not line and self._gets_standing(cell) and body and not _is_timed(body):
             _begin_standing(body)
         if cell and cell.tree is None:
@@ -181,7 +182,7 @@ class CellHooks:
             self.explaining.explain_unshown(error)
         self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
-        self.explaining.tell_death(f"In [{number}]" if number else "a cell")
+        self.explaining.report_death(f"In [{number}]" if number else "a cell")
         while faults.unreported:
             print(f"{faults.unreported.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
@@ -198,7 +199,7 @@ class CellHooks:
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
-        from gpumagic.magics.ongpu_arguments import placing_request
+        from gpumagic.magics.arguments import placing_request
 
         file = sys._getframe(1).f_code.co_filename
         _show_as_typed(file)
@@ -206,18 +207,16 @@ class CellHooks:
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
-            if asked.handed_over:
-                from gpumagic.magics.run_elsewhere import hand_over
+            if not asked.elsewhere:
+                return self.place(cell, asked)
+            from gpumagic.magics.run_elsewhere import run_elsewhere
 
-                if cell.watch:  # gpumagic's own sending is no copy of the user's
-                    cell.watch.stop()
-                    cell.watch = None
-                return hand_over(self.shell, cell, asked, file, display)
-            return self.place(cell, asked)
+            if cell.watch:  # gpumagic's own sending is no copy of the user's
+                cell.watch.stop()
+                cell.watch = None
+            return run_elsewhere(self.shell, cell, asked, file, display)
         except (GpuError, RuntimeError) as error:
-            from gpumagic.magics.arguments import said
-
-            text = said("%ongpu" if asked.standing else "%%ongpu", error)
+            text = one_line("%ongpu" if asked.standing else "%%ongpu", error)
             if not text:
                 raise
             if asked.standing and cell.gone:
@@ -237,30 +236,31 @@ class CellHooks:
         space = self.shell.user_ns
         needed = Needed(cell.tree, space)
         cell.gone = True
-        needed.check("a placed cell")
+        needed.check("%%ongpu")
         device = needed.find(asked.where)
         cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell, space) if cell.tree else []
-        options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
-        options |= {"said": self._said, "table": asked.report}
-        options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
+        placed = [] if needed.torch else [each.name for each in needed.frameworks]
         for option in ("fix", "memory", "check", "profile"):
             if getattr(asked, option) not in (None, False):
-                from gpumagic.magics.run_elsewhere import refuse_others
+                from gpumagic.magics.run_elsewhere import only_torch
 
-                placed = [] if needed.torch else [each.name for each in needed.frameworks]
-                refuse_others(f"--{option}", self.shell, cell.tree, placed=placed)
-        if asked.memory:
-            options["recorder"] = _peak_recorder(asked, device)
-        if asked.check is not None:
-            options["checks"] = _checks(asked.check)
-        if asked.profile:
-            from gpumagic.profiling.cell_profiler import CellProfiler
-
-            save = asked.profile if isinstance(asked.profile, str) else ""
-            options["profiler"] = CellProfiler(device, save)
+                only_torch(f"--{option}", self.shell, cell.tree, placed=placed)
         # Set before it starts: after an interrupt the cell must know what to undo.
-        cell.run, cell.request = Run(device, space, names, **options), asked
+        cell.run, cell.request = (
+            Run(
+                device,
+                space,
+                names,
+                frameworks=needed.frameworks,
+                unusable=needed.unusable,
+                said=self._said,
+                table=asked.report,
+                **{name: getattr(asked, name) for name in ("move", "strict", "fix", "back")},
+                **_recorders(asked, device),
+            ),
+            asked,
+        )
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
@@ -277,12 +277,55 @@ class CellHooks:
             display(report)
 
     # -- what the magics call
-    def stand(self, asked: "Request") -> None:
-        """Place the rest of the running cell, and every later cell."""
-        standing = replace(asked, standing=True)
-        cell = self.running()
-        self.place(cell, standing)
-        self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
+    def stand(self, line: str) -> None:
+        """Do what an `%ongpu` line asks: place the rest of this cell and every later one, …"""
+        words = line.partition("#")[0].lower().split()
+        if not words:
+            on = f"cells run on {self.standing_on}; %ongpu off ends it"
+            off = "cells run where their code says; %ongpu 1 runs all of them on GPU 1 from then on"
+            print(on if self.standing else off)
+        elif words == ["off"]:
+            print(f"cells no longer run on {self.standing_on}" if self.standing else _NOT_ON)
+            self.end_standing()
+        elif words == ["home"]:
+            with in_one_line("%ongpu home"):
+                from gpumagic.magics.gpus import move_back
+
+                print(move_back(self.shell.user_ns))
+        else:
+            with in_one_line("%ongpu"):
+                from gpumagic.magics.arguments import placing_request
+
+                asked, cell = placing_request(line, "%ongpu"), self.running()
+                self.place(cell, standing := replace(asked, standing=True))
+                self.standing = standing
+                self.standing_on = cell.run.device.label if cell.run else ""
+            print(f"cells run on {self.standing_on} from now on; %ongpu off ends it")
+
+    def run(self, line: str, text: str) -> Any:
+        """Run the text as a cell of its own, below another magic such as `%%time`."""
+        if not text.strip():
+            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
+        from gpumagic.usercode.program import awaits, compile_cell
+
+        shell, cell = self.shell, RunningCell()
+        code = shell.transform_cell(f"%%ongpu {line}\n{text}")
+        name = shell.compile.cache(code, raw_code=text)
+        self.stack.append(cell)
+        error: BaseException | None = None
+        try:
+            tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
+            if awaits(tree):
+                raise UsageError("%%ongpu: it awaits; put it on the first line, or run it again")
+            body, value = compile_cell(tree, name, shell.compile.flags)
+            exec(body, shell.user_ns)
+            return None if value is None else eval(value, shell.user_ns)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.stack.remove(cell)
+            self.finish(cell, error)
 
     def set_aside(self) -> None:
         """End the placement of the running cell, so that its code can be timed."""
@@ -306,11 +349,11 @@ class CellHooks:
             self.finish(cell, None)
 
 
-def _is_handed_over(text: str) -> bool:
-    from gpumagic.magics.ongpu_arguments import placing_request
+def _is_elsewhere(text: str) -> bool:
+    from gpumagic.magics.arguments import placing_request
 
     try:
-        return placing_request(text.removeprefix("%%ongpu")).handed_over
+        return placing_request(text.removeprefix("%%ongpu")).elsewhere
     except UsageError:  # reported when the cell begins
         return False
 
@@ -321,11 +364,21 @@ def _checks(wanted: str) -> Any:
     return check(nan=wanted == "nan")
 
 
-def _peak_recorder(asked: "Request", device: Any) -> Any:
-    from gpumagic.memory.peak import PeakRecorder
-    from gpumagic.placement.torch_devices import as_torch
+def _recorders(asked: "Request", device: Any) -> dict[str, Any]:
+    """Return what measures more of a cell, as arguments of a Run."""
+    found: dict[str, Any] = {}
+    if asked.memory:
+        from gpumagic.memory.peak import PeakRecorder
+        from gpumagic.placement.torch_devices import as_torch
 
-    return PeakRecorder(as_torch(device), asked.save)
+        found["recorder"] = PeakRecorder(as_torch(device), asked.save)
+    if asked.check is not None:
+        found["checks"] = _checks(asked.check)
+    if asked.profile:
+        from gpumagic.profiling.cell_profiler import CellProfiler
+
+        found["profiler"] = CellProfiler(device, "" if asked.profile is True else asked.profile)
+    return found
 
 
 class Watched:

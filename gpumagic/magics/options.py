@@ -1,25 +1,30 @@
-"""List the arguments and options of the magics, with examples of their values.
+"""List the arguments and options of the magics, with examples and what does not combine.
 
-The parser, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and `OPTIONS`.
+The parser, its errors, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and
+`OPTIONS`.
 """
 
 import keyword
 import math
 import os
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 
 class Magic(NamedTuple):
-    """The arguments of a magic: as its usage shows them, and how they are parsed."""
+    """The arguments of a magic: how its usage shows them, how they are parsed, and which options
+    do not combine."""
 
     usage: str
     name: str = "where"  # the attribute of the parsed line
     number: str = "?"  # as argparse's `nargs`
     verbs: tuple[str, ...] = ()  # words that may come first
-    type: Callable[[str], Any] = str
+    completes: tuple[str, ...] = ("devices",)  # or "gpus", "variables"
+    needs: Mapping[str, str] = {}  # an option, and the one without which it means nothing
+    excludes: tuple[tuple[str, ...], ...] = ()  # options of which a line has one at most
+    alone: tuple[str, ...] = ()  # options beside which no argument may stand
 
 
 class Option(NamedTuple):
@@ -58,6 +63,18 @@ class Option(NamedTuple):
         """The option with at most two examples: ``--virtual 2|off``."""
         value = "|".join(self.examples[:2])
         return f"{self.flag} [{value}]" if self.optional else f"{self.flag} {value}".rstrip()
+
+    @property
+    def example(self) -> str:
+        """The option as one can type it: ``--virtual 2``."""
+        return " ".join([self.flag, *self.examples[:1]])
+
+    def given(self, parsed: Any) -> bool:
+        """Whether it was typed in a parsed line."""
+        if self.flag.startswith("--no-"):
+            return not getattr(parsed, self.flag[5:])
+        value = getattr(parsed, self.flag[2:].replace("-", "_"))
+        return bool(value != self.default if self.examples else value)
 
 
 def _above_zero(text: str) -> float:
@@ -115,25 +132,51 @@ file: Callable[[str], str] = os.path.expanduser
 """The type of a path: IPython completes it."""
 
 _CLUSTER = ("start", "status", "restart", "stop", "pull", "checkpoint", "restore")
+_RUNS = ("--report", "--strict", "--check", "--fix", "--back", "--quiet", "--memory", "--profile")
 MAGICS = {
-    "gpus": Magic("[WHERE]"),
-    "ongpu": Magic("WHERE"),
+    "gpus": Magic(
+        "[WHERE]",
+        needs=dict.fromkeys(("--memory", "--asserts", "--force"), "--virtual"),
+        alone=("--live", "--doctor", "--virtual"),
+    ),
+    "ongpu": Magic(
+        "WHERE",
+        needs={"--save": "--memory", "--chunk": "--split", "--on": "--dry-run"},
+        excludes=(
+            *(("--dry-run", option) for option in _RUNS),
+            *(("--report", "--quiet"), ("--memory", "--profile"), ("--back", "--no-move")),
+            ("--on", "--no-move"),
+        ),
+        alone=("--on",),
+    ),
     "gpuwatch": Magic("on|off", number="", verbs=("on", "off")),
     "gputime": Magic("WHERE WHERE …", number="*"),
     "gpufit": Magic("[WHERE] batch=1..4096", number="*"),
-    "gpumem": Magic("[WHERE or NAME …]", "what", "*"),
-    "gpufree": Magic("[WHERE or NAME …]", "names", "*"),
-    "gpucluster": Magic(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
+    "gpumem": Magic(
+        *("[WHERE or NAME …]", "what", "*"),
+        completes=("gpus", "variables"),
+        excludes=(("--record", "--since"),),
+        alone=("--record", "--since"),
+    ),
+    "gpufree": Magic("[WHERE or NAME …]", "names", "*", completes=("variables",)),
+    "gpucluster": Magic(
+        *(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
+        needs={"--partition": "--slurm", "--python": "--ssh"},
+        excludes=(("--slurm", "--ssh", "--mpi"),),
+        alone=("--slurm", "--ssh", "--mpi"),
+    ),
 }
+# Options of `%%ongpu` for one device, and for several.
+ONE_DEVICE = ("--no-move", "--dry-run", *(flag for flag in _RUNS if flag != "--quiet"))
+SEVERAL = ("--split", "--gather", "--reduce", "--chunk")
+
 OPTIONS = (
     Option("gpus", "-p --processes", "add a line for each process"),
     Option("gpus", "--live", "keep drawing, also while a cell runs"),
     Option("gpus", "--doctor", "list what cannot be seen, why, and how to fix it"),
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
-    Option(
-        "gpus", "--asserts", "with --virtual: a bad index ends CUDA, as on a GPU; to try that out"
-    ),
+    Option("gpus", "--asserts", "with --virtual: a bad index ends CUDA, as on a GPU"),
     Option("gpus", "--force", "with --virtual: hide real GPUs; with off: give up their tensors"),
     Option("ongpu", "--back", "move the cell's variables back after it"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),

@@ -13,7 +13,7 @@ from torch import nn
 
 from gpumagic import virtual
 from gpumagic.cluster.threads import CellOnDevices
-from gpumagic.magics.ongpu_arguments import placing_request
+from gpumagic.magics.arguments import placing_request
 from gpumagic.placement.torch_devices import find_several
 
 MEET = threading.Barrier(2)

@@ -109,7 +109,7 @@ def test_an_error_in_the_setup_is_shown_with_its_line_only(shell):
 def test_a_device_without_room_for_the_inputs_is_said_in_a_line(gpus, shell):
     shell.run("import torch\nbig = torch.empty(2**29)")
     done = shell.run(f"%%gputime 0 {SHORT}\nbig")
-    assert done.text.startswith("OutOfMemoryError: CUDA out of memory")
+    assert done.text.startswith("torch.OutOfMemoryError: CUDA out of memory")
     assert "gpumagic" not in done.text
 
 
@@ -134,9 +134,8 @@ def test_under_a_standing_placement_the_variables_stay_where_they_are(gpus, shel
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", "KeyboardInterrupt: what was finished is shown above"),
-        ("--quiet -o half", "KeyboardInterrupt: what was finished is in half"),
-        ("--quiet", "KeyboardInterrupt"),
+        ("", "KeyboardInterrupt: the result has what was finished"),
+        ("--quiet -o half", "KeyboardInterrupt: the result has what was finished"),
     ],
 )
 def test_an_interrupt_says_where_the_rest_is(gpus, shell, options, says):
