@@ -8,7 +8,6 @@ import re
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from string import Template
 from types import FunctionType, ModuleType
@@ -18,7 +17,7 @@ from IPython import get_ipython
 from IPython.core.completer import SimpleCompletion
 from IPython.core.error import UsageError
 
-from gpumagic.errors import GpuError, meant
+from gpumagic.errors import meant
 from gpumagic.magics.options import (
     MAGICS,
     ONE_DEVICE,
@@ -82,7 +81,7 @@ def parser_of(typed: str) -> LineParser:
         if option.examples:
             how = {"action": _StoreOnce, "type": option.type, "default": option.default}
             if option.optional:
-                how |= {"nargs": "?", "const": option.bare}
+                how |= {"nargs": "?", "const": ""}
             parser.add_argument(*option.flags, **how, help="|".join(option.examples))
         elif option.flag.startswith("--no-"):
             parser.add_argument(*option.flags, dest=option.flag[5:], action="store_false")
@@ -165,68 +164,24 @@ def on_several(where: str) -> bool:
     return not on_cluster(where) and ("," in where or where.lower() == "all")
 
 
-@dataclass(frozen=True)
-class Request:
-    """A parsed `%%ongpu` line, or a standing `%ongpu`."""
-
-    where: str = ""  # empty with `on`
-    move: bool = True
-    quiet: bool = False
-    standing: bool = False
-    dry_run: bool = False
-    report: bool = False
-    strict: bool = False
-    check: str | None = None  # "" for indices and labels, "nan" for NaN too
-    fix: bool = False
-    back: bool = False
-    on: str | None = None  # cards that are not here
-    memory: bool = False
-    save: str | None = None
-    profile: str | bool = False  # or the file for its trace
-    split: tuple[str, ...] = ()  # variables
-    gather: tuple[str, ...] = ()
-    reduce: tuple[tuple[str, str], ...] = ()  # a variable, and how: ("loss", "mean")
-    chunk: int | None = None
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether something else than IPython runs the cell."""
-        return self.dry_run or on_cluster(self.where) or on_several(self.where)
-
-
-_WORDS = ("off", "home")
-
-
 @lru_cache(maxsize=64)
-def placing_request(line: str, magic: str = "%%ongpu") -> Request:
-    """Return what a ``%%ongpu`` or ``%ongpu`` line asks for; raises UsageError."""
-    given = vars(checked(magic, line)).items()
-    asked = Request(**{name: value for name, value in given if value is not None})
-    for mistake in _placing_mistakes(asked, magic):
-        raise UsageError(f"{magic}: {mistake}")
-    return asked
+def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
+    """Return what a ``%%ongpu`` or ``%ongpu`` line asks for; raises UsageError.
 
-
-def _placing_mistakes(asked: Request, magic: str) -> Iterator[str]:
-    word = asked.where.lower()
-    if word in _WORDS:
-        yield f"type %ongpu {word}, on a line of its own"
-    elif magic == "%ongpu" and (question := meant(word, _WORDS)):
-        yield f"{word} is no device; {question}type %ongpu off, or %ongpu 1"
-    if asked.on is None and not word:
-        yield (
-            f"which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
-            f"{magic} free (%gpus shows what there is)"
-        )
+    `standing` says that it is for all cells, `elsewhere` that something else than IPython runs it.
+    """
+    asked = checked(magic, line)
+    asked.where = where = asked.where or ""
+    asked.standing = magic == "%ongpu"
+    asked.elsewhere = asked.dry_run or on_cluster(where) or on_several(where)
+    if where.lower() in ("off", "home"):
+        raise UsageError(f"{magic}: type %ongpu {where.lower()}, on a line of its own")
+    if asked.on is None and not where:
+        typed = ", ".join(f"{magic} {where}" for where in ("1", "cuda:1", "cpu", "free"))
+        raise UsageError(f"{magic}: which device? type {typed} (%gpus shows what there is)")
     if twice := {*asked.gather} & dict(asked.reduce).keys():
-        yield f"{min(twice)} is in --gather and in --reduce; type it in one of them"
-    if asked.on is not None:
-        from gpumagic.device.cards import cards
-
-        try:
-            cards(asked.on)
-        except GpuError as error:
-            yield str(error)
+        raise UsageError(f"{magic}: {min(twice)} is in --gather and in --reduce; type it in one")
+    return asked
 
 
 def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:

@@ -19,7 +19,7 @@ from IPython.display import display
 
 from gpumagic.errors import cluster_needed, torch_needed
 from gpumagic.magics.hooks import Once, in_one_line
-from gpumagic.magics.ongpu import CellHooks, Watched
+from gpumagic.magics.ongpu import CellHooks
 from gpumagic.magics.options import options
 
 
@@ -65,9 +65,9 @@ def _with_options(text: str, magic: str) -> str:
 class GpuMagics(Magics):
     """The magics of one shell."""
 
-    def __init__(self, shell: Any, cells: CellHooks, watched: Watched, once: Once) -> None:
+    def __init__(self, shell: Any, cells: CellHooks, once: Once) -> None:
         super().__init__(shell)
-        self.cells, self.watched, self.once = cells, watched, once
+        self.cells, self.once = cells, once
         self._last_memory: Any = None  # the report with which `--since` compares
 
     @magic(line_magic)
@@ -168,18 +168,17 @@ class GpuMagics(Magics):
         the CPU. `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`,
         and for --check `with gpumagic.check():`.
         """
-        watched = self.watched
-        if asked.verb == "on":
-            watched.start(report=asked.report, strict=asked.strict, check=asked.check)
+        on = self.cells.watching is not None
+        if asked.verb is None:
+            print(f"%gpuwatch is {'on' if on else 'off; %gpuwatch on starts it'}")
+        elif asked.verb == "on":
+            self.cells.watch(asked)
             strict = ", and the first implicit one is an error" if asked.strict else ""
             strict += ", and values are checked" if asked.check is not None else ""
             print(f"copies and waits are counted from now on{strict}; %gpuwatch off ends it")
-        elif asked.verb == "off":
-            off = "copies and waits are no longer counted"
-            print(off if watched.on else "%gpuwatch was not on")
-            watched.stop()
         else:
-            print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
+            print("copies and waits are no longer counted" if on else "%gpuwatch was not on")
+            self.cells.watch(None)
 
     @needs_local_scope
     @magic(line_cell_magic, parsed=False)
@@ -222,13 +221,8 @@ class GpuMagics(Magics):
 
         asked, code = timing_request(line, cell)
         above = "" if cell is None else f"%%gputime {line}"
-        with in_one_line("%%gputime" if above else "%gputime"), self._timing():
+        with in_one_line("%%gputime" if above else "%gputime"), self.cells.timing():
             time_cell(self.shell, asked, above, code, local_ns)
-
-    def _timing(self) -> Any:
-        """Return a context without placement and ledger in the running cell."""
-        self.cells.set_aside()
-        return self.watched.paused()
 
     @magic(line_magic)
     def gpumem(self, asked: Namespace) -> Any:
@@ -334,7 +328,7 @@ class GpuMagics(Magics):
         """
         from gpumagic.magics.run_elsewhere import fit_cell
 
-        with self._timing():
+        with self.cells.timing():
             fit_cell(self.shell, asked, f"%%gpufit {asked.line}", cell)
 
     @magic(line_magic)

@@ -20,8 +20,6 @@ from gpumagic import faults
 from gpumagic.errors import GpuError
 
 _FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
-# By name, so that loading the extension does not import it.
-_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 @contextmanager
@@ -189,6 +187,16 @@ class Explaining:
             cell.run.left_out += time.perf_counter() - start
 
 
+# Values of magics; by name, so that loading the extension imports none.
+_SHOWN_ONCE = (
+    "gpumagic.telemetry.snapshot.Snapshot",
+    "gpumagic.memory.memory_report.MemoryReport",
+    "gpumagic.memory.memory_changes.MemoryChanges",
+    "gpumagic.memory.memory_tree.MemoryTree",
+    "gpumagic.widget.live_monitor.MonitorWidget",
+)
+
+
 class Once:
     """Displays the values of magics in one shell, each value once in its cell."""
 
@@ -197,29 +205,25 @@ class Once:
         # A terminal writes "Out[1]:" before it knows whether anything follows.
         self._must_print = not hasattr(shell, "kernel")
         self._cell = cell
-        self._shown: object = None
-        self._shown_in: object = None
+        self._shown: tuple[object, object] = None, None  # a value, and its cell
 
     def install(self) -> None:
-        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
+        for name in _SHOWN_ONCE:
+            self._formatter.for_type(name, self._display)
 
     def uninstall(self) -> None:
-        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
-        for kind, printer in list(self._formatter.type_printers.items()):
-            if printer == self._display:
-                self._formatter.type_printers.pop(kind)
+        for name in _SHOWN_ONCE:
+            self._formatter.pop(name, None)
 
     def show(self, value: Any, **how: Any) -> Any:
         """Display a value now and return it; `how` is for the table of a Snapshot."""
-        self._formatter.for_type(type(value), self._display)
         _publish(value, **how)
-        self._shown, self._shown_in = value, self._cell()
+        self._shown = value, self._cell()
         return value
 
     def _display(self, value: Any) -> None:
-        again = value is self._shown and self._shown_in is self._cell()
-        self._shown = self._shown_in = None
-        if not again:
+        (shown, cell), self._shown = self._shown, (None, None)
+        if value is not shown or cell is not self._cell():
             _publish(value)
         elif self._must_print:
             print(f"<{type(value).__name__}>")

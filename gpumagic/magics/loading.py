@@ -24,7 +24,7 @@ from traitlets.config.manager import BaseJSONConfigManager
 from gpumagic.errors import GpuError
 from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.hooks import MemoryHooks, Once
-from gpumagic.magics.ongpu import BEGIN, CellHooks, Watched, transform
+from gpumagic.magics.ongpu import BEGIN, CellHooks, transform
 from gpumagic.magics.options import MAGICS
 
 _loaded: WeakKeyDictionary[Any, ExitStack] = WeakKeyDictionary()
@@ -38,11 +38,10 @@ class _Change(NamedTuple):
 def hooks(shell: Any) -> tuple[Any, ...]:
     """Return each change of a shell, to `install` in this order and `uninstall` in reverse."""
     cells, memory = CellHooks(shell), MemoryHooks(shell)
-    watched, once = Watched(cells), Once(shell, cells.current)
-    kernel = getattr(shell, "kernel", None)
+    once, kernel = Once(shell, cells.current), getattr(shell, "kernel", None)
     return (
         _Change(lambda: None, forget),
-        _registered(GpuMagics(shell, cells, watched, once)),
+        _registered(GpuMagics(shell, cells, once)),
         cells.explaining,  # shell.showtraceback
         # Last: indentation and pasted prompts are removed by then, as before any %%magic.
         _appended(shell.input_transformers_cleanup, transform),
@@ -54,7 +53,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         *([_control_channel(kernel, cells)] if hasattr(kernel, "control_handlers") else []),
         *([_crash_file()] if kernel is not None else []),
         _appended(shell.Completer.custom_matchers, _matcher),
-        _Change(lambda: None, watched.stop),
+        _Change(lambda: None, lambda: cells.watch(None)),
         _Change(lambda: None, cells.end_all),
     )
 

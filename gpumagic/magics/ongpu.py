@@ -5,6 +5,8 @@ The line becomes a call on the cell's first line, so every line keeps its number
 gets a ledger.
 """
 
+from __future__ import annotations
+
 import ast
 import linecache
 import re
@@ -12,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -21,12 +22,13 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line, one_line
+from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from gpumagic.cell.run import Run
     from gpumagic.frameworks.watching import watch
-    from gpumagic.magics.arguments import Request
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
@@ -34,7 +36,6 @@ _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
 # IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)")
-_NOT_ON = "%ongpu was not on"
 BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
@@ -97,16 +98,16 @@ def _show_as_typed(file: str) -> None:
 
 
 class RunningCell:
-    """A cell that IPython is running: its tree, and the run that began in it."""
+    """A cell that IPython is running: its tree, and what began in it."""
 
     tree: ast.AST | None = None
-    run: "Run | None" = None
-    request: "Request | None" = None
+    run: Run | None = None
+    request: Namespace | None = None
     gone = False  # the device was not found
     elsewhere = False  # something else runs the tree instead of IPython
     report: Any = None  # from what ran it instead of IPython
     reported = False  # one of its runs has ended
-    watch: "watch | None" = None  # for `%gpuwatch`
+    watch: watch | None = None  # for `%gpuwatch`
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silent = silent
@@ -118,10 +119,10 @@ class CellHooks:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.explaining = Explaining(shell, self.current)
-        self.standing: Request | None = None
+        self.standing: Namespace | None = None
         self.standing_on = ""
+        self.watching: Namespace | None = None  # the line of `%gpuwatch on`
         self._said: frozenset[str] = frozenset()  # what reports say only once
-        self.watched: Watched | None = None  # while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
     @property
@@ -145,8 +146,7 @@ class CellHooks:
 
     def pre_run_cell(self, info: object) -> None:
         self.stack[-1].silent = False
-        if self.watched:
-            self.watched.begin(self.stack[-1])
+        self._begin_watch(self.stack[-1])
 
     def post_execute(self) -> None:
         # For other cells post_run_cell follows, which knows the error.
@@ -169,7 +169,7 @@ class CellHooks:
         return tree
 
     def _gets_standing(self, cell: RunningCell | None) -> bool:
-        return bool(self.standing and cell and cell.tree is None and not cell.silent)
+        return bool(self.standing) and cell is not None and cell.tree is None and not cell.silent
 
     def post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
@@ -188,12 +188,12 @@ class CellHooks:
 
     def _end(self, cell: RunningCell, error: BaseException | None) -> None:
         self.finish(cell, error)
-        if self.watched:
-            self.watched.end(cell)
+        self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
             # The cell may have freed memory. To list TensorFlow's tensors takes longer.
             virtual.refresh(others=cell.reported)
 
+    # -- %%ongpu
     def begin(self, text: str) -> Any:
         """Place the rest of the calling cell, or run it elsewhere and return its value."""
         cell = self.current()
@@ -207,25 +207,26 @@ class CellHooks:
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
-            if not asked.elsewhere:
-                return self.place(cell, asked)
-            from gpumagic.magics.run_elsewhere import run_elsewhere
-
-            if cell.watch:  # gpumagic's own sending is no copy of the user's
-                cell.watch.stop()
-                cell.watch = None
-            return run_elsewhere(self.shell, cell, asked, file, display)
-        except (GpuError, RuntimeError) as error:
-            text = one_line("%ongpu" if asked.standing else "%%ongpu", error)
-            if not text:
-                raise
+            with in_one_line("%ongpu" if asked.standing else "%%ongpu"):
+                return self._begin(cell, asked, file)
+        except UsageError as error:
             if asked.standing and cell.gone:
                 # Otherwise no cell could run any more, not even `%ongpu off`.
                 self.standing = None
-                text = f"{text}; %ongpu {asked.where} has ended"
-            raise UsageError(text) from None
+                raise UsageError(f"{error}; %ongpu {asked.where} has ended") from None
+            raise
 
-    def place(self, cell: RunningCell, asked: "Request") -> None:
+    def _begin(self, cell: RunningCell, asked: Namespace, file: str) -> Any:
+        if not asked.elsewhere:
+            return self.place(cell, asked)
+        from gpumagic.magics.run_elsewhere import run_elsewhere
+
+        if cell.watch:  # gpumagic's own sending is no copy of the user's
+            cell.watch.stop()
+            cell.watch = None
+        return run_elsewhere(self.shell, cell, asked, file, display)
+
+    def place(self, cell: RunningCell, asked: Namespace) -> None:
         """Begin a run for `cell`, after ending its previous one. Raises GpuError."""
         from gpumagic.cell.run import Run
         from gpumagic.display.progress_line import ProgressLine
@@ -246,21 +247,11 @@ class CellHooks:
                 from gpumagic.magics.run_elsewhere import only_torch
 
                 only_torch(f"--{option}", self.shell, cell.tree, placed=placed)
+        options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
+        options |= {"said": self._said, "table": asked.report, **_recorders(asked, device)}
+        options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
         # Set before it starts: after an interrupt the cell must know what to undo.
-        cell.run, cell.request = (
-            Run(
-                device,
-                space,
-                names,
-                frameworks=needed.frameworks,
-                unusable=needed.unusable,
-                said=self._said,
-                table=asked.report,
-                **{name: getattr(asked, name) for name in ("move", "strict", "fix", "back")},
-                **_recorders(asked, device),
-            ),
-            asked,
-        )
+        cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
@@ -275,32 +266,6 @@ class CellHooks:
         if report and not asked.quiet and (not asked.standing or report.touched):
             self._said |= report.says_once
             display(report)
-
-    # -- what the magics call
-    def stand(self, line: str) -> None:
-        """Do what an `%ongpu` line asks: place the rest of this cell and every later one, …"""
-        words = line.partition("#")[0].lower().split()
-        if not words:
-            on = f"cells run on {self.standing_on}; %ongpu off ends it"
-            off = "cells run where their code says; %ongpu 1 runs all of them on GPU 1 from then on"
-            print(on if self.standing else off)
-        elif words == ["off"]:
-            print(f"cells no longer run on {self.standing_on}" if self.standing else _NOT_ON)
-            self.end_standing()
-        elif words == ["home"]:
-            with in_one_line("%ongpu home"):
-                from gpumagic.magics.gpus import move_back
-
-                print(move_back(self.shell.user_ns))
-        else:
-            with in_one_line("%ongpu"):
-                from gpumagic.magics.arguments import placing_request
-
-                asked, cell = placing_request(line, "%ongpu"), self.running()
-                self.place(cell, standing := replace(asked, standing=True))
-                self.standing = standing
-                self.standing_on = cell.run.device.label if cell.run else ""
-            print(f"cells run on {self.standing_on} from now on; %ongpu off ends it")
 
     def run(self, line: str, text: str) -> Any:
         """Run the text as a cell of its own, below another magic such as `%%time`."""
@@ -327,20 +292,36 @@ class CellHooks:
             self.stack.remove(cell)
             self.finish(cell, error)
 
-    def set_aside(self) -> None:
-        """End the placement of the running cell, so that its code can be timed."""
-        cell = self.current()
-        if cell and cell.request and not cell.request.standing:
-            raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
-        if cell:
-            self.finish(cell, None)
+    # -- %ongpu
+    def stand(self, line: str) -> None:
+        """Place the rest of this cell and every later one, or do what else the line says."""
+        words = line.partition("#")[0].lower().split()
+        if not words and self.standing:
+            print(f"cells run on {self.standing_on}; %ongpu off ends it")
+        elif not words:
+            print(
+                "cells run where their code says; %ongpu 1 runs all of them on GPU 1 from then on"
+            )
+        elif words == ["off"]:
+            held, self.standing = self.standing, None
+            cell = self.current()
+            if cell and cell.request and cell.request.standing:
+                self.finish(cell, None)
+            print(f"cells no longer run on {self.standing_on}" if held else "%ongpu was not on")
+        elif words == ["home"]:
+            with in_one_line("%ongpu home"):
+                from gpumagic.magics.gpus import move_back
 
-    def end_standing(self) -> None:
-        """End the standing placement, also for the running cell."""
-        self.standing = None
-        cell = self.current()
-        if cell and cell.request and cell.request.standing:
-            self.finish(cell, None)
+                print(move_back(self.shell.user_ns))
+        else:
+            with in_one_line("%ongpu"):
+                from gpumagic.magics.arguments import placing_request
+
+                asked, cell = placing_request(line, "%ongpu"), self.running()
+                self.place(cell, asked)
+                self.standing = asked
+                self.standing_on = cell.run.device.label if cell.run else ""
+            print(f"cells run on {self.standing_on} from now on; %ongpu off ends it")
 
     def end_all(self) -> None:
         """End every placement of this thread, before the devices are removed."""
@@ -348,87 +329,27 @@ class CellHooks:
         for cell in reversed(self.stack):
             self.finish(cell, None)
 
+    # -- %gpuwatch and %%gputime
+    def watch(self, asked: Namespace | None) -> None:
+        """Count copies and waits in the rest of this cell and in later ones; None: stop."""
+        for cell in reversed(self.stack):
+            self._end_watch(cell)
+        self.watching = asked
+        if asked is not None:
+            self._begin_watch(self.running())
 
-def _is_elsewhere(text: str) -> bool:
-    from gpumagic.magics.arguments import placing_request
-
-    try:
-        return placing_request(text.removeprefix("%%ongpu")).elsewhere
-    except UsageError:  # reported when the cell begins
-        return False
-
-
-def _checks(wanted: str) -> Any:
-    from gpumagic.checked.check_mode import check
-
-    return check(nan=wanted == "nan")
-
-
-def _recorders(asked: "Request", device: Any) -> dict[str, Any]:
-    """Return what measures more of a cell, as arguments of a Run."""
-    found: dict[str, Any] = {}
-    if asked.memory:
-        from gpumagic.memory.peak import PeakRecorder
-        from gpumagic.placement.torch_devices import as_torch
-
-        found["recorder"] = PeakRecorder(as_torch(device), asked.save)
-    if asked.check is not None:
-        found["checks"] = _checks(asked.check)
-    if asked.profile:
-        from gpumagic.profiling.cell_profiler import CellProfiler
-
-        found["profiler"] = CellProfiler(device, "" if asked.profile is True else asked.profile)
-    return found
-
-
-class Watched:
-    """Counts copies and waits in the cells of one shell, for `%gpuwatch`."""
-
-    def __init__(self, cells: CellHooks) -> None:
-        self._cells = cells
-        self._report = self._strict = False
-        self._check: str | None = None
-
-    @property
-    def on(self) -> bool:
-        return self._cells.watched is self
-
-    def start(self, *, report: bool, strict: bool, check: str | None = None) -> None:
-        """Count from now on, also in the rest of the running cell."""
-        self.stop()
-        self._cells.watched, self._report, self._strict = self, report, strict
-        self._check = check
-        self.begin(self._cells.running())
-
-    def stop(self) -> None:
-        """Stop counting, and show what was counted."""
-        self._cells.watched = None
-        for cell in reversed(self._cells.stack):
-            self.end(cell)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count nothing in the running cell within, since counting takes time."""
-        counted = [cell for cell in self._cells.stack[-1:] if cell.watch]
-        for cell in counted:
-            self.end(cell)
-        try:
-            yield
-        finally:
-            for cell in counted:
-                self.begin(cell)
-
-    def begin(self, cell: RunningCell) -> None:
-        """Start to count in a cell."""
+    def _begin_watch(self, cell: RunningCell) -> None:
+        if self.watching is None:
+            return
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
             from gpumagic.frameworks.watching import watch
 
-            cell.watch = watch(strict=self._strict, warn=False)
-            if self._check is not None and "torch" in sys.modules:
-                cell.watch.checks = _checks(self._check)
+            cell.watch = watch(strict=self.watching.strict, warn=False)
+            if self.watching.check is not None and "torch" in sys.modules:
+                cell.watch.checks = _checks(self.watching.check)
             cell.watch.start()
 
-    def end(self, cell: RunningCell) -> None:
+    def _end_watch(self, cell: RunningCell) -> None:
         """Stop counting in a cell; show what was counted, unless `%%ongpu` has shown it."""
         watched, cell.watch = cell.watch, None
         if watched is None:
@@ -439,4 +360,54 @@ class Watched:
             watched.stop()
             line = LedgerLine(watched.ledger)
             if repr(line) and not cell.reported:
-                display(watched.ledger if self._report else line)
+                table = self.watching is not None and self.watching.report
+                display(watched.ledger if table else line)
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """End the placement of the running cell, and count nothing within: code is timed."""
+        cell = self.current()
+        if cell and cell.request and not cell.request.standing:
+            raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
+        if cell:
+            self.finish(cell, None)
+        counted = cell and cell.watch
+        if cell and counted:
+            self._end_watch(cell)
+        try:
+            yield
+        finally:
+            if cell and counted:
+                self._begin_watch(cell)
+
+
+def _is_elsewhere(text: str) -> bool:
+    from gpumagic.magics.arguments import placing_request
+
+    try:
+        return bool(placing_request(text.removeprefix("%%ongpu")).elsewhere)
+    except UsageError:  # reported when the cell begins
+        return False
+
+
+def _checks(wanted: str) -> Any:
+    from gpumagic.checked.check_mode import check
+
+    return check(nan=wanted == "nan")
+
+
+def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
+    """Return what measures more of a cell, as arguments of a Run."""
+    found: dict[str, Any] = {}
+    if asked.memory:
+        from gpumagic.memory.peak import PeakRecorder
+        from gpumagic.placement.torch_devices import as_torch
+
+        found["recorder"] = PeakRecorder(as_torch(device), asked.save)
+    if asked.check is not None:
+        found["checks"] = _checks(asked.check)
+    if asked.profile is not None:
+        from gpumagic.profiling.cell_profiler import CellProfiler
+
+        found["profiler"] = CellProfiler(device, asked.profile)
+    return found

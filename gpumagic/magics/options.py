@@ -35,7 +35,6 @@ class Option(NamedTuple):
     does: str
     type: Callable[[str], Any] = str
     default: Any = None
-    bare: Any = ""  # the value of the option alone, if it may be typed so: "--check [nan]"
 
     @property
     def flags(self) -> list[str]:
@@ -189,13 +188,15 @@ OPTIONS = (
     Option("ongpu", "--memory", "show what the peak of memory consisted of, by line"),
     Option("ongpu", "--save peak.pickle", "with --memory: write torch's snapshot to a file", file),
     Option(
-        *("ongpu", "--profile [trace.json]", "show where the time goes, by line; keep the trace"),
-        *(file, None, True),
+        "ongpu", "--profile [trace.json]", "show where the time goes, by line; keep the trace", file
     ),
     Option("ongpu", "--dry-run", "run nothing: predict copies, memory, and errors"),
-    Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables),
-    Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables),
-    Option("ongpu", "--reduce loss=mean", "combine results by mean, sum, min or max", reductions),
+    Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables, ()),
+    Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables, ()),
+    Option(
+        *("ongpu", "--reduce loss=mean", "combine results by mean, sum, min or max"),
+        *(reductions, ()),
+    ),
     Option("ongpu", "--chunk 4", "give this many items at a time to the next free GPU", _count),
     Option("ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, here or not"),
     Option("gpufit", "--margin 5|10", "percent of the memory to leave free", _percent, 0.05),

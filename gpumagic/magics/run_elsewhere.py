@@ -14,17 +14,14 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Protocol
 
 from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
-from gpumagic.magics.arguments import Request, on_cluster
+from gpumagic.magics.arguments import on_cluster
 from gpumagic.usercode.sweep import parse, range_of
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
 
 # Magics that choose a device, as IPython translates them to Python.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpufit)'")
@@ -47,7 +44,7 @@ _USE_SHARDING = (
 
 
 def run_elsewhere(
-    shell: Any, cell: Cell, asked: Request, file: str, show: Callable[[Any], object]
+    shell: Any, cell: Cell, asked: Namespace, file: str, show: Callable[[Any], object]
 ) -> Any:
     """Run a cell's tree as its line asks, and return its value; `file` is the cell's file."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
@@ -80,7 +77,7 @@ def only_torch(
 
 
 def _dry_run(
-    shell: Any, tree: Any, asked: Request, file: str, show: Callable[[Any], object]
+    shell: Any, tree: Any, asked: Namespace, file: str, show: Callable[[Any], object]
 ) -> Any:
     from gpumagic.dryrun import OF_JAX
 
@@ -95,7 +92,7 @@ def _dry_run(
     return result
 
 
-def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
+def _on_ranks(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any, Any]:
     from gpumagic.cluster.gpu_cluster import current
 
     ranks = current()
@@ -104,7 +101,7 @@ def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, An
     return value, ranks.last_report
 
 
-def _on_several(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
+def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any, Any]:
     from gpumagic.cluster.threads import CellOnDevices
     from gpumagic.placement.torch_devices import find_several
     from gpumagic.usercode.variables import names_read
@@ -133,7 +130,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     namespace = shell.user_ns
     if scope is not None and scope is not namespace:
         namespace = {**namespace, **scope}
-    against = _earlier(asked.against, namespace, timing.last_comparison())
+    against = _earlier(asked.against, namespace) if asked.against else None
     sweep = parse(asked.sweep, namespace) if asked.sweep else None
     setup = shell.transform_cell(asked.setup) if asked.setup else ""
     code, name = _compiled_name(shell, text, magic, setup)
@@ -154,24 +151,16 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     _give(shell, asked, line, made)
 
 
-def _earlier(
-    named: str | None, names: Mapping[str, Any], last: Comparison | None
-) -> Comparison | Literal["last"] | None:
-    """Return the result of the notebook that `--against` names."""
+def _earlier(named: str, names: Mapping[str, Any]) -> Any:
+    """Return "last", or the earlier result of that name."""
+    from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 
-    if named is None:
-        return None
-    if named == "last":
-        if last is None:
-            raise GpuError("--against last: nothing was timed before in this kernel")
-        return "last"
-    if isinstance(value := names.get(named), Comparison):
-        return value
-    raise GpuError(
-        f"--against {named} is no comparison of this notebook;"
-        " type --against last, or the NAME of an earlier -o NAME"
-    )
+    found = last_comparison() if named == "last" else names.get(named)
+    if not isinstance(found, Comparison):
+        why = "was timed before" if named == "last" else "of that name was timed"
+        raise GpuError(f"--against {named}: nothing {why}; type the NAME of an earlier -o NAME")
+    return named if named == "last" else found
 
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:

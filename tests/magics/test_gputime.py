@@ -146,7 +146,7 @@ def test_against_the_last_or_a_name(shell):
         ("%%gputime cpu --setup 'x\n1", "No closing quotation"),
         ("%%gputime cpu\n%%ongpu 1\n1", "says %%ongpu too"),
         ("%%gputime cpu --against last\n1", "nothing was timed before"),
-        ("%%gputime cpu --against nowhere.json\n1", "no comparison of this notebook"),
+        ("%%gputime cpu --against nowhere.json\n1", "nothing of that name was timed"),
         ("%%gputime cpu --sweep n\n1", "n"),
         ("%%gputime cpu --sweep a=1 --sweep b=1\n1", "sweep"),
     ],
