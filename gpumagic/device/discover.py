@@ -282,9 +282,9 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
 
 
 LEAST_S = 1.0
-"""A stretch shorter than this has no energy: the counter follows a power reading that is renewed
-every 100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack
-of attention, SC24, arXiv:2312.02741), so that of ten of them a tenth is not certain."""
+"""A cell shorter than this has no energy: the counter follows a power reading that is renewed every
+100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack of
+attention, SC24, arXiv:2312.02741), so of ten readings a tenth is uncertain."""
 
 
 def joules(device: Device) -> float | None:

@@ -204,7 +204,8 @@ class Fakes(FakeTensorMode):
         finder.variables(variables)
         scripted = [
             (module._c, name, tensor)
-            for module in finder.scripted
+            for module in finder.modules
+            if isinstance(module, torch.jit.ScriptModule)
             for named in (module.named_parameters, module.named_buffers)
             for name, tensor in named(recurse=False)
         ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpumagic.errors import CrossDeviceWarning, ImplicitCopyError
 from gpumagic.ledger.attribute import HOST, here
-from gpumagic.ledger.entry import DISPLAY, ENGINE, FIX, LOADER, PRINT, Count, Entry
+from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, PRINT, Count, Entry
 from gpumagic.usercode.lines import line_at, line_of
 
 _READS = ("cpu", "item", "numpy", "tolist")
@@ -188,7 +188,7 @@ def is_crawl(entry: Entry) -> bool:
     """Whether it deserves a warning by `Alarm`, not only its line in the ledger."""
     if entry.kind == "placement":
         return True
-    if entry.within or entry.via in ("backward", "display", "fix", "loader"):
+    if entry.within or entry.via in ("backward", "display", "loader"):
         return False
     if not entry.implicit:
         return entry.destination == "cpu" and entry.count >= _EXPLICIT
@@ -270,7 +270,7 @@ class Alarm:
     def __call__(self, count: Count, tensor: Any) -> None:
         """Warn before a call, or raise `ImplicitCopyError`, if it is time to."""
         __tracebackhide__ = True
-        if count.how in (LOADER, ENGINE, DISPLAY, FIX) or (count.within and not count.implicit):
+        if count.how in (LOADER, ENGINE, DISPLAY) or (count.within and not count.implicit):
             count.warned = True
         elif not count.implicit:
             if count.destination != "cpu":
@@ -316,6 +316,8 @@ def what(count: Count) -> str:
     if count.copy:
         what = "its index" if count.operator == "index" else "data"
         return f"{where}copies {what} from {count.source} to {count.destination}"
+    if count.kind == "placement":
+        return f"{where}is on {count.destination}, and was asked for {count.source}"
     return f"{where}makes the host wait for {count.source}"
 
 

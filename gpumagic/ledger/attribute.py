@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from gpumagic.ledger.entry import (
@@ -177,13 +177,20 @@ def count_for(
     code, at = (None, 0) if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
     place = (code, at) if inner is user else called_in
-    if operator == "copy_" and destination != "cpu" and opcode(*place).startswith("BINARY_"):
-        operator = "index"  # a subscript is the only expression that brings an operand
+    if operator == "copy_" and destination != "cpu" and _subscripts(*place):
+        operator = "index"
     implicit = is_implicit(operator, how, *place)
     module = module_of(inner.f_code.co_filename) if inner and not how else ""
     within = "" if module in _METHODS else module
     codes = tuple(None if frame is None else frame.f_code for frame in (user, inner))
     return Count(copy, operator, source, destination, how, code, at, implicit, within, codes)
+
+
+def _subscripts(code: CodeType | None, at: int) -> bool:
+    name = opcode(code, at)
+    # Since Python 3.14 a subscript is the binary operator with number 26.
+    binary = code is not None and name == "BINARY_OP" and code.co_code[at + 1] == 26
+    return binary or name in ("BINARY_SUBSCR", "BINARY_SLICE")
 
 
 def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> None:

@@ -40,7 +40,7 @@ class Entry:
     where: UserLine | None = None  # in the user's own code; None if no code of the user's did
     code: str = ""  # the expression there
     # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` brought),
-    # "fix" (`--fix` did), "backward", or nothing.
+    # "backward", or nothing.
     via: str = ""
     within: str = ""  # the library's module that did it by itself, such as "torch.optim.lbfgs"
     calls: int = 0  # of printing: how often a tensor was printed; else `count`
@@ -143,19 +143,18 @@ def _sum(a: Entry, b: Entry) -> Entry:
     )
 
 
-IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(-1, 7)
+IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE = range(-1, 6)
 """Kinds of frame: a wrapper of torch's functions, a library's, the user's, or how the user got
 there: by printing, by a `DataLoader` whose batches a placement moves, by the notebook's display of
-a value, by autograd's engine, by `--fix`."""
+a value, by autograd's engine."""
 
-WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
+WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward"}
 _SPECIAL = {
     os.path.join("torch", "_ops.py"): IN_FRONT,  # how we call the next kernel
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
     os.path.join("gpumagic", "placement", "dataloader.py"): LOADER,
-    os.path.join("gpumagic", "cell", "autofix.py"): FIX,
     os.path.join("IPython", "core", "displayhook.py"): DISPLAY,
     os.path.join("IPython", "core", "formatters.py"): DISPLAY,
 }
@@ -209,7 +208,7 @@ def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool
 
     Where it cannot be told, a copy counts as explicit: torch makes few others by itself.
     """
-    if operator == "synchronize" or how in (LOADER, ENGINE, FIX):
+    if operator == "synchronize" or how in (LOADER, ENGINE):
         return False
     if operator != "copy_" or how >= PRINT:
         return True

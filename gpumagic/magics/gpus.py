@@ -65,7 +65,7 @@ def virtual_on(
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
-    from gpumagic.virtual.torchless import LARGEST
+    from gpumagic.virtual import LARGEST
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
@@ -91,8 +91,8 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if not virtual.enabled():
         print("there were no virtual GPUs")
         return
-    if asserts := sys.modules.get("gpumagic.virtual.asserts"):
-        asserts.revive()
+    if checks := sys.modules.get("gpumagic.virtual.checks"):
+        checks.revive()
     home, made = bring_home(cells.shell.user_ns)
     if home.moved:
         print(home.back)

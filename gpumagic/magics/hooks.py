@@ -252,7 +252,6 @@ class MemoryHooks:
         self.shell = shell
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
         self._growth: Any = None
-        _note_arrays("")  # these existed before
 
     def pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
@@ -261,8 +260,6 @@ class MemoryHooks:
                 self._threads.stamped = _stamp(cuda.memory)
 
     def post_run_cell(self, result: Any = None) -> None:
-        number = getattr(result, "execution_count", None)
-        _note_arrays(f"In [{number}]" if number else "")
         if not (cuda := _working_cuda()):
             return
         if stamped := getattr(self._threads, "stamped", None):
@@ -276,23 +273,15 @@ class MemoryHooks:
                 self._look_for_growth(info.raw_cell)
 
     def _look_for_growth(self, cell: str) -> None:
-        from gpumagic.memory.growth import GrowthWatch
+        from gpumagic.memory.memory_changes import GrowthWatch
 
         self._growth = self._growth or GrowthWatch()
-        if grown := self._growth.ended(cell, self.shell.user_ns):
+        if grown := self._growth.ended(cell):
             print(f"→ {grown}")
 
 
 def _working_cuda() -> Any:
     return (state := cuda_state()) and state.working()
-
-
-def _note_arrays(cell: str) -> None:
-    if "jax" in sys.modules:
-        with faults.kept("recording which cell made an array"):
-            from gpumagic.memory.holders_by_name import note
-
-            note(cell)
 
 
 def _stamp(memory: Any) -> tuple[str, str] | None:

@@ -113,7 +113,6 @@ FORGET = (
     ("gpumagic.moving.move", "forget_origins"),
     ("gpumagic.frameworks.array_framework", "forget_origins"),
     ("gpumagic.memory.allocator", "forget"),
-    ("gpumagic.memory.holders_by_name", "forget"),
     ("gpumagic.device.cuda_state", "forget"),
     ("gpumagic.faults", "forget"),
 )

@@ -400,7 +400,7 @@ def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
     """Return what measures more of a cell, as arguments of a Run."""
     found: dict[str, Any] = {}
     if asked.memory:
-        from gpumagic.memory.peak import PeakRecorder
+        from gpumagic.memory.allocator import PeakRecorder
         from gpumagic.placement.torch_devices import as_torch
 
         found["recorder"] = PeakRecorder(as_torch(device), asked.save)

@@ -184,7 +184,7 @@ OPTIONS = (
     Option(
         "ongpu gpuwatch", "--check [nan]", "an error at a bad index or label; where NaN is made"
     ),
-    Option("ongpu", "--fix", "move operands from other devices to this one, and say so"),
+    Option("ongpu", "--fix", "copy operands from other devices to this one, and say so"),
     Option("ongpu", "--memory", "show what the peak of memory consisted of, by line"),
     Option("ongpu", "--save peak.pickle", "with --memory: write torch's snapshot to a file", file),
     Option(

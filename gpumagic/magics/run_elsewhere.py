@@ -54,8 +54,12 @@ def run_elsewhere(
         return _dry_run(shell, cell.tree, asked, file, show)
     only_torch(line, shell, cell.tree, _USE_SHARDING)
     run = _on_ranks if on_cluster(asked.where) else _on_several
-    with torch_needed(line), cluster_needed("%%ongpu"):
-        value, report = run(shell, cell.tree, asked, file)
+    try:
+        with torch_needed(line), cluster_needed("%%ongpu"):
+            value, report = run(shell, cell.tree, asked, file)
+    except KeyboardInterrupt as error:
+        _show_briefly(error)
+        raise
     if report.wrong:
         raise GpuError("; ".join(report.wrong))
     cell.report = None if asked.quiet else report
@@ -92,11 +96,17 @@ def _dry_run(
     return result
 
 
+def _sharing(asked: Namespace) -> Any:
+    from gpumagic.cluster.scattered import Sharing
+
+    return Sharing(asked.split, asked.gather, asked.reduce, asked.chunk)
+
+
 def _on_ranks(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any, Any]:
     from gpumagic.cluster.gpu_cluster import current
 
     ranks = current()
-    value, made = ranks.run(tree, asked.where, file=file, asked=asked, quiet=asked.quiet)
+    value, made = ranks.run(tree, asked.where, file=file, asked=_sharing(asked), quiet=asked.quiet)
     shell.user_ns.update(made)
     return value, ranks.last_report
 
@@ -110,12 +120,8 @@ def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any
     names = names_read(tree, shell.transform_cell, space)
     flags = shell.compile.flags & PyCF_MASK
     with _progressing(shell, asked, file) as line:
-        run = CellOnDevices(tree, file, devices, asked, space, names, flags=flags)
-        try:
-            value = run.run(line.update)
-        except KeyboardInterrupt as error:
-            _show_briefly(error)
-            raise
+        run = CellOnDevices(tree, file, devices, _sharing(asked), space, names, flags=flags)
+        value = run.run(line.update)
     line.close()
     return value, run.report
 

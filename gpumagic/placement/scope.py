@@ -26,7 +26,6 @@ class Placement:
     keywords: dict[str, torch.device]
     direct: torch.device | None  # as `device`, but None too while `overruled` might say yes
     previous_index: int | None = None  # of the current CUDA device before
-    owner: object = None  # the `gpumagic.on` that entered it
     delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
     taken: dict[str, None] = field(default_factory=dict)  # libraries whose first GPU was `device`
 

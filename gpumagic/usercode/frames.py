@@ -7,12 +7,12 @@ import ast
 import builtins
 import inspect
 import linecache
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from operator import attrgetter
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from executing import Source
@@ -81,46 +81,12 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
             frame.f_locals[_HIDE] = False
 
 
-@contextmanager
-def folded(error: BaseException) -> Iterator[int]:
-    """Within, keep only the first and last frame of each line in a deep recursion's traceback, to
-    save time; yield the number of removed frames."""
-    before = [(each, each.__traceback__) for each in errors(error)]
-    left_out = 0
-    try:
-        for each, trace in before:
-            chain = _chain(trace)
-            if len(chain) > _FRAMES:
-                at_line = (
-                    {_at_line(tb): tb for tb in chain},
-                    {_at_line(tb): tb for tb in chain[::-1]},
-                )
-                shown = {id(tb) for tbs in at_line for tb in tbs.values()}
-                left_out += len(chain) - len(shown)
-                each.__traceback__ = _chained(tb for tb in chain if id(tb) in shown)
-        yield left_out
-    finally:
-        for each, trace in before:
-            each.__traceback__ = trace
-
-
 def _chain(trace: TracebackType | None) -> list[TracebackType]:
     chain = []
     while trace is not None:
         chain.append(trace)
         trace = trace.tb_next
     return chain
-
-
-def _at_line(trace: TracebackType) -> tuple[CodeType, int]:
-    return trace.tb_frame.f_code, trace.tb_lineno
-
-
-def _chained(traces: Iterable[TracebackType]) -> TracebackType | None:
-    made: TracebackType | None = None
-    for tb in reversed(list(traces)):
-        made = TracebackType(made, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-    return made
 
 
 class FailedFrame:

@@ -108,16 +108,6 @@ def test_what_is_on_the_host_is_saved(dead, tmp_path, monkeypatch):
     assert torch.load("rescue.pt", weights_only=False).keys() == {"X", "history"}
 
 
-def test_where_it_was_saved_is_told(ip, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    ip.run(START)
-    ip.run("torch.save(net.state_dict(), 'net.pt'); torch.save(z, 'not there' + '.pt')")
-    monkeypatch.setattr(torch.cuda.Stream, "query", fail)
-    shown = ip.run("1")
-    monkeypatch.undo()
-    assert re.search(r"Lost: net \(last saved: net\.pt, \d\d:\d\d\), z$", shown.text, re.M)
-
-
 def test_it_is_noticed_at_the_end_of_a_cell_that_did_not_fail(ip, monkeypatch):
     ip.run(START)
     monkeypatch.setattr(torch.cuda.Stream, "query", fail)
