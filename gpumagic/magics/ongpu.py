@@ -22,7 +22,7 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line
+from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line, one_line
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -188,7 +188,8 @@ class CellHooks:
 
     def _end(self, cell: RunningCell, error: BaseException | None) -> None:
         self.finish(cell, error)
-        self._end_watch(cell)
+        if cell.watch:
+            self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
             # The cell may have freed memory. To list TensorFlow's tensors takes longer.
             virtual.refresh(others=cell.reported)
@@ -207,14 +208,16 @@ class CellHooks:
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
-            with in_one_line("%ongpu" if asked.standing else "%%ongpu"):
-                return self._begin(cell, asked, file)
-        except UsageError as error:
+            return self._begin(cell, asked, file)
+        except (GpuError, RuntimeError) as error:
+            text = one_line("%ongpu" if asked.standing else "%%ongpu", error)
+            if not text:
+                raise
             if asked.standing and cell.gone:
                 # Otherwise no cell could run any more, not even `%ongpu off`.
                 self.standing = None
-                raise UsageError(f"{error}; %ongpu {asked.where} has ended") from None
-            raise
+                text = f"{text}; %ongpu {asked.where} has ended"
+            raise UsageError(text) from None
 
     def _begin(self, cell: RunningCell, asked: Namespace, file: str) -> Any:
         if not asked.elsewhere:
