@@ -297,6 +297,4 @@ class CopyCounting:
                 if count.implicit and count.how != DISPLAY and not count.within:
                     line = "" if count.code is None else line_at(count.code, count.at).place + ": "
                     said = f"{line}{what(count)}, which strict does not allow"
-                    refused = ImplicitCopyError(f"{said}; {self.instead(count)}")
-                    refused.raised_in = count.code
-                    raise refused
+                    raise ImplicitCopyError(f"{said}; {self.instead(count)}")

@@ -72,6 +72,8 @@ def holders(
             key = (process.pid,) if each else (process.mine, who, process.user)
             groups.setdefault(key, []).append(process)
     found = [_holder(group) for group in groups.values()]
+    if not each:
+        found = [holder for holder in found if holder.total != 0]
     found.sort(key=lambda one: (not one.mine, -(one.total or 0), one.name))
     system = _of_no_process(gpus, found)
     return [*found, Holder(SYSTEM, None, (), system)] if system else found

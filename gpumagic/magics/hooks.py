@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from gpumagic import faults
-from gpumagic.errors import GpuError
+from gpumagic.errors import CrossDeviceWarning, GpuError
 
 _FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
 
@@ -122,7 +122,8 @@ class Explaining:
                 from gpumagic.usercode.frames import cut_ours, end_at_user, libraries_hidden
 
                 cut_ours(error)
-                ends_at_user = type(error).__module__.startswith("gpumagic.checked.")
+                ours = type(error).__module__.startswith("gpumagic.checked.")
+                ends_at_user = ours or isinstance(error, CrossDeviceWarning)
                 if ends_at_user:
                     end_at_user(error)
                 if (found or ends_at_user) and raised:
@@ -187,14 +188,8 @@ class Explaining:
             cell.run.left_out += time.perf_counter() - start
 
 
-# Values of magics; by name, so that loading the extension imports none.
-_SHOWN_ONCE = (
-    "gpumagic.telemetry.snapshot.Snapshot",
-    "gpumagic.memory.memory_report.MemoryReport",
-    "gpumagic.memory.memory_changes.MemoryChanges",
-    "gpumagic.memory.memory_tree.MemoryTree",
-    "gpumagic.widget.live_monitor.MonitorWidget",
-)
+# By name, so that loading the extension does not import it.
+_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class Once:
@@ -208,15 +203,17 @@ class Once:
         self._shown: tuple[object, object] = None, None  # a value, and its cell
 
     def install(self) -> None:
-        for name in _SHOWN_ONCE:
-            self._formatter.for_type(name, self._display)
+        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
 
     def uninstall(self) -> None:
-        for name in _SHOWN_ONCE:
-            self._formatter.pop(name, None)
+        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
+        for kind, printer in list(self._formatter.type_printers.items()):
+            if printer == self._display:
+                self._formatter.type_printers.pop(kind)
 
     def show(self, value: Any, **how: Any) -> Any:
         """Display a value now and return it; `how` is for the table of a Snapshot."""
+        self._formatter.for_type(type(value), self._display)  # each widget has a class of its own
         _publish(value, **how)
         self._shown = value, self._cell()
         return value
