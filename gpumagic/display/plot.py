@@ -103,22 +103,6 @@ def even_ticks(low: float, high: float) -> list[float]:
     return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
 
 
-def parted(pixels: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move labels' pixels as little as possible, so that they are `gap` apart.
-
-    They keep their order, and stay between `low` and `high` if there is room.
-    """
-    order = sorted(range(len(pixels)), key=lambda n: pixels[n])
-    found = [0.0] * len(pixels)
-    last = low - gap
-    for n in order:
-        last = found[n] = max(pixels[n], last + gap)
-    last = high + gap
-    for n in reversed(order):
-        last = found[n] = min(found[n], last - gap)
-    return found
-
-
 _WIDTH, _HEIGHT = 680.0, 320.0
 # Margins; names need more on the right.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
@@ -205,16 +189,14 @@ class Plot:
         yield text((_LEFT + self._end) / 2, _HEIGHT - 6, name, "middle", "gm-code")
 
     def _names(self) -> Iterator[str]:
-        """Yield each curve's name, at its end."""
-        last = [[p.y for p in curve.points if p.y is not None][-1:] for curve in self._curves]
-        named = [
-            (curve, self._y(y)) for curve, ys in zip(self._curves, last, strict=True) for y in ys
-        ]
-        heights = parted([y for _, y in named], _LINE_HEIGHT, _TOP + 4, FOOT)
-        for (curve, _), y in zip(named, heights, strict=True):
+        """Yield each curve's name at its end, or above the name that already stands there."""
+        named = [curve for curve in self._curves if curve.heights]
+        for curve in sorted(named, key=lambda curve: curve.heights[-1]):
+            y = self._y(curve.heights[-1])
+            while not self._free(self._end + 5, _WIDTH, y + 4):
+                y -= 1
             yield _dot(self._end + 10, y, 3.6, f'fill="{curve.look.color}"')
             yield text(self._end + 19, y + 4, curve.name)
-            self._free(self._end + 5, _WIDTH, y + 4)
 
     def _crossing(self, crossing: Point) -> Iterator[str]:
         """Yield a ring, and a line to its value above if there is room."""

@@ -83,11 +83,6 @@ def _plain(value: Any) -> Any:
     return type(value).__name__
 
 
-def json_bundle(record: object) -> dict[str, Any]:
-    """Return a record as JSON for IPython, which displays it with the text and the HTML."""
-    return {JSON: as_json(record)}
-
-
 class Shown:
     """A record shown as HTML by IPython, and as text elsewhere."""
 

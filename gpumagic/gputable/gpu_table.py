@@ -242,7 +242,7 @@ class GpuTable:
         return block("".join(parts))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        return table.json_bundle(self.snapshot)
+        return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
         more = _process_columns(self.holders, self.snapshot.time) if self.processes else []

@@ -199,7 +199,7 @@ class LedgerLine:
         return "\n".join(self._lines())
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return table.json_bundle(self.ledger)
+        return {table.JSON: table.as_json(self.ledger)}
 
     def _repr_html_(self) -> str:
         return block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in self._lines()))

@@ -81,15 +81,14 @@ class GpuMagics(Magics):
 
             {options}
 
-        The value is a gpumagic.telemetry.Snapshot. Virtual GPUs are for trying things out without
-        a GPU: devices of tensors, errors and memory limits are real; numbers and speed are those
-        of the CPU.
+        The value is a gpumagic.telemetry.Snapshot. On virtual GPUs, devices of tensors, errors and
+        memory limits are real; numbers and speed are the CPU's.
 
         Examples::
 
-            In [1]: %gpus --virtual 2
-            In [2]: snapshot = %gpus
-            In [3]: snapshot.gpus[0].memory_used
+            %gpus --virtual 2
+            snapshot = %gpus
+            snapshot.gpus[0].memory_used
         """
         from gpumagic.magics import gpus
 
@@ -139,15 +138,11 @@ class GpuMagics(Magics):
             net = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
             loss = F.cross_entropy(net(X), y)      # X and y are moved to cuda:1
 
-            %%ongpu free
-            %%time
-            train(net, loader)
-
-            %%ongpu 1 --profile trace.json         # which line takes the time
+            %%ongpu free --profile                 # which line takes the time
             train(net, loader)
 
         A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
-        the CPU. gpumagic.last_report() returns the last report, also after --quiet. In a program:
+        the CPU. `gpumagic.last_report()` returns the last report. In a program:
         `with gpumagic.on(1):`.
         """
         return self.cells.stand(line) if cell is None else self.cells.run(line, cell)
@@ -185,11 +180,10 @@ class GpuMagics(Magics):
     def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Time code on several devices, fairly, and compare them.
 
-        The variables that the code reads are copied once to each device, which is timed
-        separately. The code runs until its times are steady, then repeatedly until the median is
-        certain or the time limit is reached. Every device that it uses is synchronized. The results
-        of the devices are compared. Afterwards your variables and the random state are as before;
-        what the code assigns is discarded, as after %%timeit.
+        Each device gets its own copy of the variables that the code reads, is warmed up, and is
+        synchronized. The code repeats until the median is certain or the time limit is reached.
+        The results are compared. Your variables and the random state do not change; what the code
+        assigns is discarded, as after %%timeit.
 
         Usage::
 
@@ -229,9 +223,9 @@ class GpuMagics(Magics):
         """Show who holds the memory of the GPUs, by name, the largest first, to the last byte.
 
         Holders are variables with all that they contain, modules, optimizers, tensors that
-        autograd saved for a backward pass, outputs, exceptions and others. Memory with several
-        holders counts once, for the first one; the others are named in its row. Arrays of JAX,
-        TensorFlow, CuPy and others have rows too. torch is not needed.
+        autograd saved for a backward pass, results of cells, exceptions and others. Memory with
+        several holders counts once, and its row names them all. Arrays of JAX, TensorFlow, CuPy
+        and others have rows too. torch is not needed.
 
         Usage::
 
@@ -244,13 +238,12 @@ class GpuMagics(Magics):
 
             {options}
 
-        To record lines takes about 2 µs for each allocation on a real GPU. Virtual GPUs always
-        record them.
+        --record takes about 2 µs for each allocation on a real GPU. Virtual GPUs always record.
 
         Examples::
 
-            In [1]: report = %gpumem 0
-            In [2]: report.holders[0].path, report.holders[0].nbytes
+            report = %gpumem 0
+            report.holders[0].path, report.holders[0].nbytes
 
         In a program: `gpumagic.memory()`.
         """
@@ -273,9 +266,9 @@ class GpuMagics(Magics):
         """Free the GPU memory that no variable holds, and say in a line how much it was.
 
         An exception keeps the frames of its traceback with their tensors, and IPython keeps the
-        results of cells. If they hold GPU memory, they are released. Tracebacks stay on the page,
-        but `%debug` has no frames afterwards. Garbage is collected and torch's cache is emptied.
-        The values of variables stay, also if they are results too.
+        results of cells. If they hold GPU memory, they are released, so that `%debug` no longer
+        works for that error. Garbage is collected and torch's cache is emptied. The values of
+        variables stay, also if they are results too.
 
         Usage::
 
@@ -301,10 +294,8 @@ class GpuMagics(Magics):
     def gpufit(self, asked: Namespace, cell: str) -> None:
         """Find the largest value of a variable, such as a batch, with which this cell fits a GPU.
 
-        Dry runs predict the memory for each value, which takes no GPU time. A run on copies then
-        confirms it; if it measures something else, the search continues. Afterwards your
-        variables, the random state and the memory are as before. Files that the cell writes are
-        written, unless --dry is given.
+        Dry runs predict the memory for each value, which takes no GPU time. A run on copies of your
+        variables then confirms it, unless --dry is given.
 
         Usage::
 
@@ -335,8 +326,8 @@ class GpuMagics(Magics):
     def gpucluster(self, asked: Namespace) -> None:
         """Start an engine for each GPU, here or on other machines, for the cells of `%%ongpu @all`.
 
-        Each engine is a process that sees one GPU, or a virtual one if there is none. All engines
-        join one torch.distributed group. They end with the notebook's kernel.
+        Each engine is a process that sees one GPU, or a virtual one if there is none. All join one
+        torch.distributed group, and end with the notebook's kernel.
 
         Usage::
 
@@ -354,13 +345,10 @@ class GpuMagics(Magics):
 
         Examples::
 
-            In [1]: %gpucluster start 2
-            In [2]: %%ongpu @all
-               ...: loss = train(net)
-               ...: loss
-            Out[2]: [0.31, 0.29]
-            In [3]: %%ongpu @all --split prompts --gather images
-               ...: images = pipe(prompts).images
+            %gpucluster start 2
+
+            %%ongpu @all --split prompts --gather images
+            images = pipe(prompts).images
 
         In a program: `with gpumagic.cluster(2) as ranks:`.
         """

@@ -227,7 +227,7 @@ class CellHooks:
         if cell.watch:  # gpumagic's own sending is no copy of the user's
             cell.watch.stop()
             cell.watch = None
-        return run_elsewhere(self.shell, cell, asked, file, display)
+        return run_elsewhere(self.shell, cell, asked, file)
 
     def place(self, cell: RunningCell, asked: Namespace) -> None:
         """Begin a run for `cell`, after ending its previous one. Raises GpuError."""

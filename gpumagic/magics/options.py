@@ -76,18 +76,19 @@ class Option(NamedTuple):
         return bool(value != self.default if self.examples else value)
 
 
-def _above_zero(text: str) -> float:
+def _number(text: str, high: float, what: str) -> float:
     with suppress(ValueError):
-        if 0 < (number := float(text)) < math.inf:
+        if 0 <= (number := float(text)) < high:
             return number
-    raise ArgumentTypeError(f"{text} is not a number above 0")
+    raise ArgumentTypeError(f"{text} is not a number {what}")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, math.inf, "of seconds")
 
 
 def _percent(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (number := float(text.removesuffix("%"))) < 100:
-            return number / 100
-    raise ArgumentTypeError(f"{text} is not a number from 0 to 100")
+    return _number(text.removesuffix("%"), 100, "from 0 to 100") / 100
 
 
 def _count(text: str) -> int:
@@ -204,7 +205,7 @@ OPTIONS = (
     Option("gputime", "--sweep n=64,256,1024", "repeat with each value of a variable"),
     Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, untimed"),
     Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run"),
-    Option("gputime", "--max-time 5", "seconds for each device and value", _above_zero, 5.0),
+    Option("gputime", "--max-time 5", "seconds for each device and value", _seconds, 5.0),
     Option("gputime", "--against last", "compare with the last result, or a variable"),
     Option("gputime gpufit", "-o --output result", "assign the result to a variable", variable),
     Option("ongpu gputime gpufit", "-q --quiet", "show nothing"),

@@ -11,12 +11,13 @@ import re
 import traceback
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
+from IPython.display import display
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
@@ -29,29 +30,19 @@ _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputim
 _TEXT = "<timed "
 
 
-class Cell(Protocol):
-    """A running cell, as ongpu.py has it."""
-
-    tree: ast.AST | None
-    elsewhere: bool
-    report: Any  # shown at its end
-
-
 _USE_SHARDING = (
     "JAX computes where an array is sharded: x = jax.device_put(x, NamedSharding(Mesh("
     "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
 )
 
 
-def run_elsewhere(
-    shell: Any, cell: Cell, asked: Namespace, file: str, show: Callable[[Any], object]
-) -> Any:
-    """Run a cell's tree as its line asks, and return its value; `file` is the cell's file."""
+def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
+    """Run a RunningCell's tree as its line asks, and return its value; `file` is its file."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
     if not cell.elsewhere:
         raise GpuError(f"{line} must be above the magic that runs the code")
     if asked.dry_run:
-        return _dry_run(shell, cell.tree, asked, file, show)
+        return _dry_run(shell, cell.tree, asked, file)
     only_torch(line, shell, cell.tree, _USE_SHARDING)
     run = _on_ranks if on_cluster(asked.where) else _on_several
     try:
@@ -80,9 +71,7 @@ def only_torch(
         raise GpuError(f"{why}; {of_jax}" if of_jax and "JAX" in used else why)
 
 
-def _dry_run(
-    shell: Any, tree: Any, asked: Namespace, file: str, show: Callable[[Any], object]
-) -> Any:
+def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     from gpumagic.dryrun import OF_JAX
 
     # In a forked process, as for torch, any of them would wait forever.
@@ -91,7 +80,7 @@ def _dry_run(
         from gpumagic.dryrun.dry_cell import dry_run_cell
     result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
-        show(result)
+        display(result)
         return None
     return result
 

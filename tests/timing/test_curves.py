@@ -128,13 +128,14 @@ def test_ticks_are_few_round_and_within(low, ratio):
         assert len(found) >= 2
 
 
-@given(st.lists(st.floats(0, 300), max_size=12), st.floats(5, 20))
-def test_names_keep_their_order_and_their_distance(places, gap):
-    found = plot.parted(places, gap, 0, 300)
-    order = sorted(range(len(places)), key=lambda n: places[n])
-    between = [found[b] - found[a] for a, b in itertools.pairwise(order)]
-    assert all(step >= gap - 1e-9 for step in between)
-    assert all(place <= 300 for place in found)
+@given(st.lists(st.floats(1e-6, 1e-3), min_size=1, max_size=6))
+def test_names_keep_their_distance(medians):
+    names = [f"cuda:{n}" for n in range(len(medians))]
+    timings = [timing(w, s, values={"n": 1}) for w, s in zip(names, medians, strict=True)]
+    root = drawn(comparison(*timings, sweep={"n": (1,)}))
+    places = sorted(float(t.get("y")) for t in root.iter("text") if t.text in names)
+    assert len(places) == len(names)
+    assert all(b - a >= 14.9 for a, b in itertools.pairwise(places))
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60, unique=True))
