@@ -75,7 +75,9 @@ def virtual_on(
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
     if memory is None and not before and each < LARGEST:
-        print(f"{size(each)} each, all that fits in this machine's RAM; change it with --memory")
+        print(
+            f"{size(each)} each, all that fits in this machine's RAM; change it with --memory 4GiB"
+        )
     for line in too_late():
         print(line)
 

@@ -284,7 +284,9 @@ class CellHooks:
         try:
             tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
             if awaits(tree):
-                raise UsageError("%%ongpu: it awaits; put it on the first line, or run it again")
+                raise UsageError(
+                    "%%ongpu: the cell awaits; put %%ongpu on its first line, or run it again"
+                )
             body, value = compile_cell(tree, name, shell.compile.flags)
             exec(body, shell.user_ns)
             return None if value is None else eval(value, shell.user_ns)
@@ -302,9 +304,7 @@ class CellHooks:
         if not words and self.standing:
             print(f"cells run on {self.standing_on}; %ongpu off ends it")
         elif not words:
-            print(
-                "cells run where their code says; %ongpu 1 runs all of them on GPU 1 from then on"
-            )
+            print("cells run where their code says; type %ongpu 1 to run all of them on GPU 1")
         elif words == ["off"]:
             held, self.standing = self.standing, None
             cell = self.current()

@@ -84,7 +84,7 @@ def _number(text: str, high: float, what: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    return _number(text, math.inf, "of seconds")
+    return _number(text, math.inf, "above 0")
 
 
 def _percent(text: str) -> float:
