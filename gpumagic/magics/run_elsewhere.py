@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import re
 import traceback
-import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -128,7 +127,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     against = _earlier(asked.against, namespace) if asked.against else None
     sweep = parse(asked.sweep, namespace) if asked.sweep else None
     setup = shell.transform_cell(asked.setup) if asked.setup else ""
-    code, name = _compiled_name(shell, text, magic, setup)
+    code, name = _compiled_name(shell, text, magic)
     with _progressing(shell, asked, name) as line:
         made = timing.compare(
             code,
@@ -190,7 +189,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     _give(shell, asked, line, made)
 
 
-def _compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[str, str]:
+def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
     """Return the code of a cell's text, below the line `magic` if given, and its file's name.
 
     Raises GpuError for code that cannot be run elsewhere.
@@ -198,10 +197,6 @@ def _compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[
     code, raw = shell.transform_cell(text), text
     if text.lstrip().startswith("%%ongpu"):
         raise GpuError("the cell says %%ongpu too; leave that line out")
-    _check_syntax(f"\n{code}" if magic else code, text.count("\n") + bool(magic))
-    _check_syntax(setup, 1, "--setup: ")
-    if not ast.parse(code).body:
-        raise GpuError("there is no code; put what to time below the line, or after --")
     if found := _ELSEWHERE.search(code):
         line = f"{'%' * (1 + (found[1] == 'cell'))}{found[2]}"
         raise GpuError(f"the cell says {line} too; leave that line out")
@@ -215,19 +210,6 @@ def _compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[
     return code, shell.compile.cache(shown, count, raw_code=raw)
 
 
-def _check_syntax(code: str, lines: int, what: str = "") -> None:
-    """Raise GpuError for a syntax error, with the line's number if there are several `lines`."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # An `await` is refused later, with a better message.
-            compile(code, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    except SyntaxError as error:
-        at = f"line {error.lineno}: " if lines > 1 and error.lineno else ""
-        text = f": {error.text.strip()}" if error.text else ""
-        raise GpuError(f"{what}{at}{error.msg}{text}") from None
-
-
 @contextmanager
 def _progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
     """Yield a progress line; an error's traceback begins in the cell's own code."""
@@ -236,6 +218,10 @@ def _progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
         yield line
     except BaseException as error:
         line.close()
+        file = getattr(error, "filename", None) or ""
+        if isinstance(error, SyntaxError) and (file == name or file.startswith(_TEXT)):
+            where = f"line {error.lineno}: " if file == name else "--setup: "
+            raise GpuError(f"{where}{error.msg}: {(error.text or '').strip()}") from None
         if not isinstance(error, GpuError):
             _begin_at(shell, error, name)
         raise

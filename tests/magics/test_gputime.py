@@ -136,8 +136,6 @@ def test_against_the_last_or_a_name(shell):
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("%%gputime cpu\n\n", "there is no code"),
-        ("%gputime cpu --", "there is no code"),
         ("%gputime cpu 0", "put it after --"),
         ("%%gputime cpu --max-time inf\n1", "inf is not a number above 0"),
         ("%%gputime cpu -o 3x\n1", "3x cannot be the name of a variable"),

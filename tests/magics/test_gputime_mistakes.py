@@ -30,10 +30,12 @@ def test_blanks_within_a_word_are_none(line, where, sweep):
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("%%gputime cpu\n# nothing", "there is no code; put what to time below the line"),
+        ("%%gputime cpu\n# nothing", "there is no code to run; give some"),
+        ("%%gputime cpu\n\n", "there is no code to run; give some"),
+        ("%gputime cpu --", "there is no code to run; give some"),
         ("%%gputime cpu\nx = 1\nfor i in\n x", "line 3: invalid syntax: for i in"),
         ("%%gputime cpu\nreturn 3", "line 2: 'return' outside function"),
-        ("%gputime cpu -- a @", "%gputime: invalid syntax: a @"),
+        ("%gputime cpu -- a @", "%gputime: line 1: invalid syntax: a @"),
         ("%%gputime cpu --setup 'a ='\n1", "--setup: invalid syntax: a ="),
         ("%%gputime cpu\n%%gputime cpu\n1", "the cell says %%gputime too"),
         ("%%gputime cpu\n1\n%ongpu 0\n1", "the cell says %ongpu too"),
