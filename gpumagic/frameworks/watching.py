@@ -292,6 +292,4 @@ class CopyCounting:
         if any(one.strict for one in self.counters()):
             for count in counts:
                 if count.implicit and count.via != DISPLAY and not count.within:
-                    refused = refusal(count, self.instead(count))
-                    refused.raised_in = None if count.at is None else count.at[0]
-                    raise refused
+                    raise refusal(count, self.instead(count))

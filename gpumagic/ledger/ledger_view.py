@@ -342,5 +342,6 @@ def bundle(ledger: Ledger) -> dict[str, object]:
     said = line(ledger, without=(DISPLAY,))
     lines = [said, *(f"→ {hint}" for hint in hints(ledger))]
     html = block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in lines))
-    shown = {"text/plain": "\n".join(lines), "text/html": html, **table.json_bundle(ledger)}
-    return shown if said else {}
+    if not said:
+        return {}
+    return {"text/plain": "\n".join(lines), "text/html": html, table.JSON: table.as_json(ledger)}
