@@ -71,7 +71,7 @@ def parser_of(typed: str) -> LineParser:
     name = typed.lstrip("%")
     magic = MAGICS[name]
     words = [typed, magic.usage, *(f"[{option.usage}]" for option in options(name))]
-    words += ["-- expression"] * (typed == "%gputime")
+    words += ["-- expression"] * (typed in ("%gputime", "%gpudiff"))
     parser = LineParser(typed, usage=f"type {' '.join(words)}", add_help=False)
     if magic.verbs:
         parser.add_argument("verb", nargs="?", choices=magic.verbs, type=str.lower)
@@ -184,17 +184,17 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
     return asked
 
 
-def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:
+def timing_request(line: str, cell: str | None, name: str = "gputime") -> tuple[Namespace, str]:
     """Parse a line of ``%gputime`` or ``%%gputime``; return it and the code to time."""
     if cell is not None:
-        return checked("%%gputime", line), cell
+        return checked(f"%%{name}", line), cell
     split = _BEFORE_CODE.match(line)
     if split is None:
         raise UsageError(
-            "%gputime: no code; put it after --, as in %gputime cpu 0 -- torch.mm(a, a),"
-            " or below a line %%gputime"
+            f"%{name}: no code; put it after --, as in %{name} cpu 0 -- torch.mm(a, a),"
+            f" or below a line %%{name}"
         )
-    return checked("%gputime", split[1]), line[split.end() :]
+    return checked(f"%{name}", split[1]), line[split.end() :]
 
 
 _TYPED = re.compile(rf"\s*(%{{1,2}}(?:{'|'.join(MAGICS)}))\s+(.*?)(\S*)$")
@@ -234,6 +234,7 @@ def _arguments(typed: str, words: list[str], prefix: str) -> list[str]:
     if magic.verbs or one_word:
         return [*magic.verbs] if not words else []
     found = ["home", "off"] * (typed == "%ongpu")
+    found += ["float32", "float64", "float16", "bfloat16"] * ("dtypes" in magic.completes)
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:

@@ -1,0 +1,140 @@
+"""Find the operation at which two devices, or two dtypes, part: `gpumagic.diff`.
+
+The user's variables, random state and settings do not change.
+"""
+
+import contextvars
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from gpumagic.copies.trial import Trial
+from gpumagic.device import Device, cuda_state
+from gpumagic.errors import GpuError, note
+from gpumagic.isolation.settings import Randomness, deferred, kept
+from gpumagic.isolation.worker import Quiet
+from gpumagic.numerics.diff_result import NumericDiff
+from gpumagic.numerics.divergence import divergences
+from gpumagic.numerics.recorded_run import Recorder
+from gpumagic.placement.torch_devices import as_torch, find
+from gpumagic.usercode.program import Program, program
+
+_TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
+
+
+def diff(
+    code: str | Callable[[], Any],
+    *sides: object,
+    namespace: dict[str, Any] | None = None,
+    filename: str | None = None,
+    text: str | None = None,
+) -> NumericDiff:
+    """Find the first operation at which two devices, or two dtypes, give different numbers.
+
+    Parameters
+    ----------
+    code : str or callable
+        It runs once on each side, on copies of the variables that it reads.
+    *sides : two objects
+        Devices (``"cpu", 1``); or dtypes (``"float32", torch.bfloat16``), to which floating
+        tensors are converted. By default the CPU and the current GPU.
+    namespace : dict, optional
+        The variables of the code; if None, a function's globals, or the caller's variables.
+    filename, text : str, optional
+        Where `code` is from, and how it is shown.
+
+    Raises
+    ------
+    GpuError
+        No such device or dtype, or code that cannot be run again.
+    Exception
+        The code's own error, with a note of the side.
+
+    Examples
+    --------
+    >>> gpumagic.diff("net(x)", "cpu", 1)
+    cpu and cuda:1 part at train.py, line 7: `x.softmax(-1)` (aten._softmax)
+    """
+    cuda_state.check()
+    if not isinstance(code, str) and not callable(code):
+        raise GpuError(f"diff takes code or a function, not {type(code).__name__}; type diff(step)")
+    if namespace is None:
+        own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
+        namespace = sys._getframe(1).f_globals if own is None else own
+    pair = _sides(sides or ("cpu", "cuda"))
+    made = program(code, namespace, filename=filename, text=text)
+    began, randomness, notes = time.monotonic(), Randomness(), dict[str, None]()
+    runs = Recorder(0), Recorder(1)
+    for run, (name, side) in zip(runs, pair.items(), strict=True):
+        try:
+            with kept(), Quiet() if run is runs[1] else nullcontext():
+                randomness.restore()
+                # The code's settings end with the context.
+                copied = contextvars.copy_context().run(_run, made, namespace, side, run)
+            notes |= dict.fromkeys(copied)
+        except Exception as error:
+            note(error, f"this was the run on {name}")
+            raise
+        finally:
+            cuda_state.collect()
+        if isinstance(side, Device) and side.virtual:
+            notes[f"{name} is virtual: it rounds as the CPU does"] = None
+        if run.left_out:
+            notes[f"{run.left_out:,} operations not compared: results exceed 512 MiB"] = None
+    names, dtypes = tuple(pair), [each for each in pair.values() if isinstance(each, torch.dtype)]
+    first, second = (run.operations for run in runs)
+    found, count, largest = divergences(first, second, names, dtypes)
+    return NumericDiff(
+        sides=names,
+        code=made.text.strip("\n"),
+        found=found,
+        operations=count,
+        closest=largest.relative,
+        allowed=largest.rtol,
+        notes=tuple(notes),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
+    """Return two devices or two dtypes, by name."""
+    named = [getattr(torch, each, None) if isinstance(each, str) else each for each in given]
+    dtypes = [each for each in named if isinstance(each, torch.dtype)]
+    found: dict[str, Device | torch.dtype] = {str(d).removeprefix("torch."): d for d in dtypes}
+    if not dtypes:
+        found = {str(device): device for device in map(find, given)}
+    wrong = [d for d in dtypes if not d.is_floating_point or d.itemsize == 1]
+    if len(given) != 2 or len(found) != 2 or wrong:
+        raise GpuError(f"{' '.join(map(str, given))}: {_TYPE}")
+    return found
+
+
+def _run(
+    made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
+) -> tuple[str, ...]:
+    """Run the code once on copies; return the notes on these."""
+    device = as_torch(side) if isinstance(side, Device) else None
+    trial = Trial(made, device, namespace, {}, clock=time.perf_counter)
+    try:
+        trial.set_up()
+        if isinstance(side, torch.dtype):
+            torch.set_default_dtype(side)
+            for tensor in trial.copies.tensors():
+                # To type promotion, one without dimensions is like a number: an optimizer's step.
+                if tensor.is_floating_point() and tensor.dim():
+                    tensor.data = tensor.data.to(side)
+        with recorder:
+            value = trial.first()
+        space = trial.copies.globals
+        names = [name for name in (*made.reads, *made.assigned) if name in space]
+        recorder.add_variables([*((name, space[name]) for name in names), ("Out", value)])
+        return trial.copies.notes
+    finally:
+        with deferred():
+            trial.stack.close()
+            trial.close()
