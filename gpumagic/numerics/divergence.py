@@ -60,7 +60,7 @@ def divergences(
     `dtypes` are those of the sides, if these are no devices.
     """
     base = max((_allowed(each)[0] for each in dtypes), default=0.0)
-    found, count, largest = list[Divergence](), 0, Gap()
+    found, count, largest = dict[str, Divergence](), 0, Gap()
     for one, other in _aligned(first, second):
         inputs = [*one.inputs, *other.inputs]
         known = [each.gap for each in inputs if each.gap is not None]
@@ -81,8 +81,9 @@ def divergences(
         if gap.excess <= 1:
             largest = max(largest, gap, key=lambda each: each.excess)
         elif gap.excess > (1 if grew else _DIGIT) and before.excess <= _DIGIT:
-            found.append(_explained(one, other, before, block, sides))
-    return tuple(found), count, largest
+            each = _explained(one, other, before, block, sides)
+            found.setdefault(each.where, each)  # a loop may repeat it
+    return tuple(found.values()), count, largest
 
 
 def _aligned(

@@ -15,7 +15,7 @@ import torch
 
 from gpumagic.copies.trial import Trial
 from gpumagic.device import Device, cuda_state
-from gpumagic.errors import GpuError, note
+from gpumagic.errors import GpuError, meant, note
 from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.isolation.worker import Quiet
 from gpumagic.numerics.diff_result import NumericDiff
@@ -110,7 +110,9 @@ def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
         found = {str(device): device for device in map(find, given)}
     wrong = [d for d in dtypes if not d.is_floating_point or d.itemsize == 1]
     if len(given) != 2 or len(found) != 2 or wrong:
-        raise GpuError(f"{' '.join(map(str, given))}: {_TYPE}")
+        typed = " ".join(map(str, given))
+        question = meant(typed, ["float16", "bfloat16", "float32", "float64"]) if dtypes else ""
+        raise GpuError(f"{typed}: {question}{_TYPE}")
     return found
 
 
