@@ -1,10 +1,36 @@
 """Record and show the operations at which two runs of the same code part."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, many
+
+_MOST_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The largest difference between two results."""
+
+    excess: float = 0.0  # in units of the tolerance
+    rtol: float = 0.0  # the relative tolerance, of the loosest dtype on the way here
+    largest: float = 0.0  # infinite if only one is a number
+    scale: float = 0.0  # the largest finite magnitude
+    at: tuple[int, ...] = ()
+    values: tuple[Any, ...] = ()  # there, on each side
+    exact: bool = False  # integers or bools
+    choice: bool = False  # integers that choose among equal values
+    noise: bool = False  # rounding errors of cancelled terms are all that is left
+
+    @property
+    def relative(self) -> float:
+        """The largest difference relative to the largest magnitude."""
+        return self.largest / self.scale if self.scale else self.largest
+
+    def __str__(self) -> str:
+        return f"{self.largest:.2g} of {self.scale:.2g}"
 
 
 @dataclass(frozen=True)
@@ -14,17 +40,14 @@ class Divergence:
     where: str  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None
     why: str  # in words; empty if the operation itself makes the difference
-    largest: float  # the largest difference; infinite if only one is a number
-    scale: float  # the largest magnitude of the results
-    at: tuple[int, ...]  # the index of that difference
-    values: tuple[str, ...]  # there, on each side
+    gap: Gap
     inputs: float  # how far the inputs differ, relative to their largest magnitude
     choice: bool  # among numbers that are equal within the tolerance
 
-    @property
-    def difference(self) -> str:
-        """``"0.31 of 0.92"``."""
-        return f"{self.largest:.2g} of {self.scale:.2g}"
+    def on(self, side: int) -> str:
+        """The value on one side, at the largest difference."""
+        value = self.gap.values[side]
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,10 +58,9 @@ class NumericDiff(Shown):
     code: str
     found: tuple[Divergence, ...]  # in the order in which they ran
     operations: int  # that were compared
-    closest: float  # the largest relative difference within the tolerance
-    allowed: float  # that tolerance
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    largest: Gap  # the largest one within the tolerance
+    notes: tuple[str, ...]
+    seconds: float
 
     @property
     def first(self) -> Divergence | None:
@@ -69,26 +91,26 @@ def html(diff: NumericDiff) -> str:
 
 def _lines(diff: NumericDiff) -> list[str]:
     """Return the headline, the numbers, and the notes."""
-    said, found = " and ".join(diff.sides), diff.first
+    said, found, largest = " and ".join(diff.sides), diff.first, diff.largest
     ran = f"{many(diff.operations, 'operation')} compared in {duration(diff.seconds)}, on copies"
     if found is None:
-        largest = f"largest difference {diff.closest:.0e}, tolerance {diff.allowed:.2g}"
-        return [f"{said} agree: {largest if diff.closest else 'equal'}", *diff.notes, ran]
-    values = ", ".join(f"{v} on {side}" for v, side in zip(found.values, diff.sides, strict=True))
-    values += f" at {list(found.at)}" * bool(found.at)
+        words = f"largest difference {largest.relative:.0e}, tolerance {largest.rtol:.2g}"
+        return [f"{said} agree: {words if largest.largest else 'equal'}", *diff.notes, ran]
+    values = ", ".join(f"{found.on(n)} on {side}" for n, side in enumerate(diff.sides))
+    values += f" at {list(found.gap.at)}" * bool(found.gap.at)
     inputs = f"inputs agreed to {found.inputs:.0e}" if found.inputs else "inputs were equal"
-    numbers = [found.why, f"max. difference {found.difference}: {values}", inputs]
+    numbers = [found.why, f"max. difference {found.gap}: {values}", inputs]
     how = "agree but for a choice" if diff.agree else "part"
     return [f"{said} {how} at {found.where}", "; ".join(filter(None, numbers)), *diff.notes, ran]
 
 
 def _others(diff: NumericDiff) -> list[table.Column]:
     """Return a table of the divergences that are not in the headline."""
-    rows = [each for each in diff.found if each is not diff.first]
+    rows = [each for each in diff.found if each is not diff.first][:_MOST_ROWS]
     wheres = [each.where.replace("`", "") for each in rows]
     columns = [
         table.Column("also at", wheres, fit="cut", notes=[each.why for each in rows]),
-        table.Column("difference", [each.difference for each in rows]),
-        *(table.Column(s, [each.values[n] for each in rows]) for n, s in enumerate(diff.sides)),
+        table.Column("difference", [str(each.gap) for each in rows]),
+        *(table.Column(side, [each.on(n) for each in rows]) for n, side in enumerate(diff.sides)),
     ]
     return columns if rows else []

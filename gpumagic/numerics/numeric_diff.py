@@ -29,7 +29,7 @@ _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 
 def diff(
     code: str | Callable[[], Any],
-    *sides: object,
+    *between: object,
     namespace: dict[str, Any] | None = None,
     filename: str | None = None,
     text: str | None = None,
@@ -40,7 +40,7 @@ def diff(
     ----------
     code : str or callable
         It runs once on each side, on copies of the variables that it reads.
-    *sides : two objects
+    *between : two objects
         Devices (``"cpu", 1``); or dtypes (``"float32", torch.bfloat16``), to which floating
         tensors are converted. By default the CPU and the current GPU.
     namespace : dict, optional
@@ -66,7 +66,7 @@ def diff(
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
         namespace = sys._getframe(1).f_globals if own is None else own
-    pair = _sides(sides or ("cpu", "cuda"))
+    pair = _sides(between or ("cpu", "cuda"))
     made = program(code, namespace, filename=filename, text=text)
     began, randomness, notes = time.monotonic(), Randomness(), dict[str, None]()
     runs = Recorder(0), Recorder(1)
@@ -86,19 +86,10 @@ def diff(
             notes[f"{name} is virtual: it rounds as the CPU does"] = None
         if run.left_out:
             notes[f"{run.left_out:,} operations not compared: results exceed 512 MiB"] = None
-    names, dtypes = tuple(pair), [each for each in pair.values() if isinstance(each, torch.dtype)]
-    first, second = (run.operations for run in runs)
-    found, count, largest = divergences(first, second, names, dtypes)
-    return NumericDiff(
-        sides=names,
-        code=made.text.strip("\n"),
-        found=found,
-        operations=count,
-        closest=largest.relative,
-        allowed=largest.rtol,
-        notes=tuple(notes),
-        seconds=time.monotonic() - began,
-    )
+    sides, dtypes = tuple(pair), [d for d in pair.values() if isinstance(d, torch.dtype)]
+    result = divergences([run.operations for run in runs], sides, dtypes)
+    shown, seconds = made.text.strip("\n"), time.monotonic() - began
+    return NumericDiff(sides, shown, *result, tuple(notes), seconds)
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:

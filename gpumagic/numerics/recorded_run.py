@@ -6,8 +6,8 @@ values in the second run, so that reading it shows.
 """
 
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gpumagic import faults
@@ -29,25 +29,21 @@ _FUSED = ("attention", "rnn", "lstm", "gru")
 
 
 @dataclass(eq=False)
-class Operation:
+class RecordedOperation:
     """One operation of a run, or a variable that the code has assigned."""
 
     name: str  # "aten.mm", or the variable's
-    shapes: tuple[tuple[int, ...], ...] = ()  # of its inputs
+    inputs: list["RecordedOperation"]  # the writers of what it reads
+    shapes: tuple[torch.Size, ...] = ()  # of its inputs
     at: tuple[CodeType, int] | None = None  # the user's instruction; for a backward, the forward's
     backward: bool = False
-    inputs: list["Operation"] = field(default_factory=list)  # the writers of what it reads
-    scalars: list[Any] = field(default_factory=list)
+    numbers: list[Any] = field(default_factory=list)  # that it is called with
     results: list[Tensor] = field(default_factory=list)  # copies on the host
     rows: Tensor | None = None  # from which argmax and argmin choose
     random: bool = False
+    empty: bool = False  # it allocates memory that it does not write
     gap: Any = None  # to the same operation of the other run
     block: Any = None  # the different operations of both runs, if there is no same one
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it allocates memory that it does not write."""
-        return self.name.startswith(("aten.empty", "aten.new_empty"))
 
 
 class Recorder(TorchDispatchMode):
@@ -55,21 +51,27 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[Operation] = []
+        self.operations: list[RecordedOperation] = []
         self.left_out = 0  # operations for whose results there was no room
         self._unwritten, self._room = unwritten, _MOST
         # The writers of each storage; the reference keeps its address from being used again.
-        self._storages: dict[int, tuple[StorageWeakRef, list[Operation]]] = {}
+        self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
         self._forward: dict[int, Any] = {}  # the user's instruction, by autograd's sequence number
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        run = _draw if _draws(func) else _call
-        result = run(func, args, kwargs)
+        kwargs, name = kwargs or {}, func.__name__
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        draws = draws and not any(word in name for word in _FUSED)
+        result = _draw(func, args, kwargs) if draws else func(*args, **kwargs)
         with faults.kept("recording an operation"), _unseen():
-            self._record(func, args, kwargs, result)
+            parameters = func._schema.arguments
+            given = dict(zip((p.name for p in parameters), args, strict=False)) | kwargs
+            written = [
+                given.get(p.name) for p in parameters if p.alias_info and p.alias_info.is_write
+            ]
+            self._record(func, given, _tensors(written), _tensors(result), draws)
         return result
 
     def add_variables(self, variables: Iterable[tuple[str, Any]]) -> None:
@@ -77,47 +79,46 @@ class Recorder(TorchDispatchMode):
         for name, value in variables:
             is_module = isinstance(value, torch.nn.Module)
             leaves = tree_leaves(list(value.parameters()) if is_module else value)
-            leaves = [torch.tensor(x) if type(x) is float else x for x in leaves]
-            if tensors := list(filter(_is_plain, leaves)):
-                self._keep(Operation(name, inputs=self._writers(tensors)), tensors)
+            tensors = _tensors([torch.tensor(x) if type(x) is float else x for x in leaves])
+            if tensors:
+                self._keep(RecordedOperation(name, self._writers(tensors)), tensors)
 
-    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        arguments, name = func._schema.arguments, func.__name__
-        given = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+    def _record(
+        self,
+        func: Any,
+        given: dict[str, Any],
+        writes: list[Tensor],
+        makes: list[Tensor],
+        draws: bool,
+    ) -> None:
         at, backward = self._line()
-        reads = list(filter(_is_plain, tree_leaves(given)))
-        written = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
-        writes = list(filter(_is_plain, tree_leaves(written)))
+        name, reads = str(func).removesuffix(".default"), _tensors(given)
         # A view of an input has no numbers of its own.
-        old = {t.untyped_storage()._cdata for t in reads if name != "lift_fresh.default"}
-        makes = list(filter(_is_plain, tree_leaves(result)))
-        makes = [t for t in makes if t.untyped_storage()._cdata not in old]
+        old = {_storage(each) for each in reads if name != "aten.lift_fresh"}
+        makes = [each for each in makes if _storage(each) not in old]
         if not makes and not writes:
             return
-        made = Operation(
-            str(func).removesuffix(".default"),
-            tuple(tuple(t.shape) for t in reads),
-            at,
-            backward,
-            self._writers(reads),
-            [x for x in tree_leaves(given) if isinstance(x, (bool, int, float, complex))],
-        )
-        made.random = _draws(func) or any(given[key] for key in given if key.startswith("dropout"))
-        if name.startswith(("argmax", "argmin")):
-            dim = given.get("dim")
-            rows = args[0].reshape(1, -1) if dim is None else args[0].movedim(dim, -1)
-            made.rows = rows.detach().to("cpu", copy=True).reshape(-1, rows.shape[-1])
-        for tensor in (*makes, *writes):
-            storage = tensor.untyped_storage()
-            whole = tensor.numel() * tensor.element_size() == storage.nbytes()
-            before = [] if whole else self._writers([tensor])
-            self._storages[storage._cdata] = StorageWeakRef(storage), [*before, made]
-        if made.is_empty:
-            for tensor in makes:
-                tensor.fill_(self._unwritten)
-        self._keep(made, [] if made.is_empty else [*writes, *makes])
+        shapes = tuple(each.shape for each in reads)
+        made = RecordedOperation(name, self._writers(reads), shapes, at, backward)
+        leaves = tree_leaves(given)
+        made.numbers = [x for x in leaves if isinstance(x, (bool, int, float, complex))]
+        made.random = draws or any(given[key] for key in given if key.startswith("dropout"))
+        made.empty = name.startswith(("aten.empty", "aten.new_empty"))
+        if name in ("aten.argmax", "aten.argmin"):
+            dim, rows = given.get("dim"), reads[0].to("cpu", copy=True)
+            rows = rows.reshape(1, -1) if dim is None else rows.movedim(dim, -1)
+            made.rows = rows.reshape(-1, rows.shape[-1])
+        for each in (*makes, *writes):
+            storage = each.untyped_storage()
+            is_whole = each.numel() * each.element_size() == storage.nbytes()
+            before = [] if is_whole else self._writers([each])
+            self._storages[_storage(each)] = StorageWeakRef(storage), [*before, made]
+        if made.empty:
+            for each in makes:
+                each.fill_(self._unwritten)
+        self._keep(made, [] if made.empty else [*writes, *makes])
 
-    def _keep(self, made: Operation, results: list[Tensor]) -> None:
+    def _keep(self, made: RecordedOperation, results: list[Tensor]) -> None:
         self.operations.append(made)
         self._room -= sum(each.numel() * each.element_size() for each in results)
         self.left_out += self._room < 0
@@ -137,32 +138,25 @@ class Recorder(TorchDispatchMode):
         self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, at)
         return at, False
 
-    def _writers(self, tensors: Iterable[Tensor]) -> list[Operation]:
-        known = (self._storages.get(each.untyped_storage()._cdata) for each in tensors)
+    def _writers(self, tensors: Iterable[Tensor]) -> list[RecordedOperation]:
+        known = (self._storages.get(_storage(each)) for each in tensors)
         return [writer for entry in known if entry for writer in entry[1]]
 
 
-def _unseen() -> ExitStack:
-    with ExitStack() as stack:
-        for mode in (uncounted(), torch._C.DisableTorchFunction(), torch.no_grad()):
-            stack.enter_context(mode)
-        return stack.pop_all()
+@contextmanager
+def _unseen() -> Iterator[None]:
+    with uncounted(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether it is a tensor with numbers in one storage."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
-        return False
-    return not (value.is_quantized or is_traceable_wrapper_subclass(value))
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
-def _draws(func: Any) -> bool:
-    fused = any(word in func.__name__ for word in _FUSED)
-    return torch.Tag.nondeterministic_seeded in func.tags and not fused
-
-
-def _call(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors with numbers in one storage."""
+    found = (each for each in tree_leaves(value) if isinstance(each, Tensor))
+    return [t for t in found if t.layout is torch.strided and not (t.is_meta or t.is_quantized)]
 
 
 def _draw(func: Any, args: Any, kwargs: Any) -> Any:
@@ -176,13 +170,12 @@ def _draw(func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     generator.set_state(state)
     with _unseen():
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-        wanted: dict[str, Any] = {"device": "cpu"}
-        if any(each.is_floating_point() for each in made):
-            wanted["dtype"] = torch.float32
-        names = {argument.name for argument in func._schema.arguments}
+        made = _tensors(result)
+        floats = any(each.is_floating_point() for each in made)
+        wanted = {"device": "cpu"} | ({"dtype": torch.float32} if floats else {})
+        names = {parameter.name for parameter in func._schema.arguments}
         host_kwargs |= {name: wanted[name] for name in names & wanted.keys()}
-        for mine, drawn in zip(made, tree_leaves(func(*host_args, **host_kwargs)), strict=True):
+        for mine, drawn in zip(made, _tensors(func(*host_args, **host_kwargs)), strict=True):
             mine.copy_(drawn)
     return result
 
