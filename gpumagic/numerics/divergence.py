@@ -39,16 +39,12 @@ def divergences(
         inputs = [*one.inputs, *other.inputs]
         known = [each.gap for each in inputs if each.gap is not None]
         before = max(known, key=lambda gap: gap.excess, default=Gap())
-        gap = _gap(one, other, max([base, *(each.rtol for each in known)]))
+        gap = _gap(one, other, known, base)
         block = next((each.block for each in inputs if each.gap is None and each.block), None)
         if gap.excess > 1 and block and one.at:
             # Results of different operations need not be the same; those of the code must be.
             one.block = other.block = block
             continue
-        terms = max((each.scale for each in known), default=0.0)
-        if one.name.startswith(_SUMS, len("aten.")) and gap.scale <= gap.rtol * terms:
-            # Rounding errors of the terms are all that is left: they count where they are used.
-            gap = replace(gap, excess=min(gap.excess, 1.0), noise=True)
         one.gap = other.gap = gap
         count += 1
         grew = not block and gap.relative > _DIGIT * before.relative
@@ -82,10 +78,11 @@ def _allowed(dtype: torch.dtype) -> tuple[float, float]:
     return tolerance(torch.empty(0, dtype=dtype, device="cpu")) or (0.0, 0.0)
 
 
-def _gap(one: RecordedOperation, other: RecordedOperation, rtol: float) -> Gap:
-    """Return the worst gap of the results; `rtol` is the tolerance of the inputs."""
+def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], rtol: float) -> Gap:
+    """Return the worst gap of the results; `known` are those of the inputs."""
+    rtol = max([rtol, *(each.rtol for each in known)])
     pairs = list(zip(one.results, other.results, strict=False))
-    if one.rows is not None and other.rows is not None and pairs:
+    if other.rows is not None and pairs:
         chosen = [other.rows.gather(1, x.reshape(-1, 1)) for x in pairs[0]]
         pairs.append((chosen[0], chosen[1]))
     # Bytes beside other results may be a kernel's own workspace.
@@ -93,6 +90,10 @@ def _gap(one: RecordedOperation, other: RecordedOperation, rtol: float) -> Gap:
     one.results, other.results, one.rows, other.rows = [], [], None, None
     worst = max(gaps, key=lambda each: each.excess, default=Gap(rtol=rtol))
     floats = [each.excess for each in gaps if not each.exact]
+    terms = max((each.scale for each in known), default=0.0)
+    if one.name.startswith(_SUMS, len("aten.")) and worst.scale <= worst.rtol * terms:
+        # Rounding errors of the terms are all that is left: they count where they are used.
+        return replace(worst, excess=min(worst.excess, 1.0), noise=True)
     return replace(worst, choice=worst.exact and bool(floats) and max(floats) <= 1)
 
 
@@ -126,28 +127,19 @@ def _explained(
     sides: tuple[str, ...],
 ) -> Divergence:
     """Return why an operation parts the runs, and the line to blame."""
-    gap, blamed, why, choice = one.gap, other, "", one.gap.choice
-    empty = next((each for each in other.inputs if each.empty), None)
-    noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
-    numbers = zip(one.numbers, other.numbers, strict=False)
-    if block:
-        blamed = (block[1] or block[0])[0]
-        ran = [", ".join(dict.fromkeys(each.name for each in run)) or "nothing" for run in block]
-        why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
-    elif empty:
-        blamed, why = empty, f"{other.name} reads memory that nothing has written"
-    elif odd := next((pair for pair in numbers if _differ(*pair)), None):
-        why = f"called with {odd[0]:.6g} on {sides[0]}, {odd[1]:.6g} on {sides[1]}"
-    elif other.random:
-        why = "its random numbers differ"
-    elif choice:
-        why = "a tie: the chosen values agree"
-    elif before.relative and (gap.exact or any(word in one.name for word in _JUMPS)):
-        why, choice = "a number at the threshold", True
-    elif noise:
-        blamed, gap, why = noise, noise.gap, "cancellation: rounding errors are all that is left"
-    elif gap.relative <= _DIGIT * before.relative:
-        why = "small differences add up: no operation adds a digit"
+    gap, choice = one.gap, False
+    why, blamed = _by_code(one, other, block, sides)
+    if not why:
+        noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
+        threshold = gap.exact or any(word in one.name for word in _JUMPS)
+        choice = gap.choice or (threshold and before.relative > 0)
+        if choice:
+            why = "a tie: the chosen values agree" if gap.choice else "a number at the threshold"
+        elif noise:
+            blamed, gap = noise, noise.gap
+            why = "cancellation: rounding errors are all that is left"
+        elif gap.relative <= _DIGIT * before.relative:
+            why = "small differences add up: no operation adds a digit"
     number, where = None, f"({blamed.name})"
     if blamed.at:
         line = line_at(*blamed.at)
@@ -157,6 +149,19 @@ def _explained(
     return Divergence(where, number, why, gap, before.relative, choice)
 
 
-def _differ(one: complex, other: complex) -> bool:
-    apart, most = numbers_apart(one, other)
-    return not apart <= FLOAT32[1] + FLOAT32[0] * most
+def _by_code(
+    one: RecordedOperation, other: RecordedOperation, block: Any, sides: tuple[str, ...]
+) -> tuple[str, RecordedOperation]:
+    """Return what the code does otherwise on one side, or empty, and the operation to blame."""
+    if block:
+        ran = [", ".join(dict.fromkeys(each.name for each in run)) or "nothing" for run in block]
+        why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
+        return why, (block[1] or block[0])[0]
+    for each in other.inputs:
+        if each.empty:
+            return f"{other.name} reads memory that nothing has written", each
+    for a, b in zip(one.numbers, other.numbers, strict=False):
+        apart, most = numbers_apart(a, b)
+        if not apart <= FLOAT32[1] + FLOAT32[0] * most:
+            return f"called with {a:.6g} on {sides[0]}, {b:.6g} on {sides[1]}", other
+    return "its random numbers differ" * other.random, other

@@ -24,6 +24,7 @@ from gpumagic.numerics.recorded_run import Recorder
 from gpumagic.placement.torch_devices import as_torch, find
 from gpumagic.usercode.program import Program, program
 
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 
 
@@ -75,17 +76,13 @@ def diff(
             with kept(), Quiet() if run is runs[1] else nullcontext():
                 randomness.restore()
                 # The code's settings end with the context.
-                copied = contextvars.copy_context().run(_run, made, namespace, side, run)
-            notes |= dict.fromkeys(copied)
+                said = contextvars.copy_context().run(_run, made, namespace, side, run)
+                notes |= dict.fromkeys(said)
         except Exception as error:
             note(error, f"this was the run on {name}")
             raise
         finally:
             cuda_state.collect()
-        if isinstance(side, Device) and side.virtual:
-            notes[f"{name} is virtual: it rounds as the CPU does"] = None
-        if run.left_out:
-            notes[f"{run.left_out:,} operations not compared: results exceed 512 MiB"] = None
     sides, dtypes = tuple(pair), [d for d in pair.values() if isinstance(d, torch.dtype)]
     result = divergences([run.operations for run in runs], sides, dtypes)
     shown, seconds = made.text.strip("\n"), time.monotonic() - began
@@ -94,23 +91,22 @@ def diff(
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
     """Return two devices or two dtypes, by name."""
-    named = [getattr(torch, each, None) if isinstance(each, str) else each for each in given]
-    dtypes = [each for each in named if isinstance(each, torch.dtype)]
-    found: dict[str, Device | torch.dtype] = {str(d).removeprefix("torch."): d for d in dtypes}
-    if not dtypes:
+    words = [str(each).removeprefix("torch.") for each in given]
+    found: dict[str, Device | torch.dtype] = {
+        word: getattr(torch, word) for word in words if word in _DTYPES
+    }
+    if not found:
         found = {str(device): device for device in map(find, given)}
-    wrong = [d for d in dtypes if not d.is_floating_point or d.itemsize == 1]
-    if len(given) != 2 or len(found) != 2 or wrong:
-        typed = " ".join(map(str, given))
-        question = meant(typed, ["float16", "bfloat16", "float32", "float64"]) if dtypes else ""
-        raise GpuError(f"{typed}: {question}{_TYPE}")
+    if len(given) != 2 or len(found) != 2:
+        question = meant(" ".join({*words} - {*_DTYPES}), _DTYPES)
+        raise GpuError(f"{' '.join(words)}: {question}{_TYPE}")
     return found
 
 
 def _run(
     made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
-) -> tuple[str, ...]:
-    """Run the code once on copies; return the notes on these."""
+) -> list[str]:
+    """Run the code once on copies; return notes for the user."""
     device = as_torch(side) if isinstance(side, Device) else None
     trial = Trial(made, device, namespace, {}, clock=time.perf_counter)
     try:
@@ -126,7 +122,11 @@ def _run(
         space = trial.copies.globals
         names = [name for name in (*made.reads, *made.assigned) if name in space]
         recorder.add_variables([*((name, space[name]) for name in names), ("Out", value)])
-        return trial.copies.notes
+        virtual = isinstance(side, Device) and side.virtual
+        said = [f"{side} is virtual: it rounds as the CPU does"] * virtual
+        if recorder.left_out:
+            said.append(f"{recorder.left_out:,} operations not compared: no room in 512 MiB")
+        return [*trial.copies.notes, *said]
     finally:
         with deferred():
             trial.stack.close()

@@ -100,14 +100,11 @@ class Recorder(TorchDispatchMode):
             return
         shapes = tuple(each.shape for each in reads)
         made = RecordedOperation(name, self._writers(reads), shapes, at, backward)
-        leaves = tree_leaves(given)
-        made.numbers = [x for x in leaves if isinstance(x, (bool, int, float, complex))]
+        made.numbers = [x for x in tree_leaves(given) if isinstance(x, (int, float, complex))]
         made.random = draws or any(given[key] for key in given if key.startswith("dropout"))
         made.empty = name.startswith(("aten.empty", "aten.new_empty"))
         if name in ("aten.argmax", "aten.argmin"):
-            dim, rows = given.get("dim"), reads[0].to("cpu", copy=True)
-            rows = rows.reshape(1, -1) if dim is None else rows.movedim(dim, -1)
-            made.rows = rows.reshape(-1, rows.shape[-1])
+            made.rows = _rows(reads[0].to("cpu", copy=True), given.get("dim"))
         for each in (*makes, *writes):
             storage = each.untyped_storage()
             is_whole = each.numel() * each.element_size() == storage.nbytes()
@@ -157,6 +154,11 @@ def _tensors(value: Any) -> list[Tensor]:
     """Return the tensors with numbers in one storage."""
     found = (each for each in tree_leaves(value) if isinstance(each, Tensor))
     return [t for t in found if t.layout is torch.strided and not (t.is_meta or t.is_quantized)]
+
+
+def _rows(tensor: Tensor, dim: int | None) -> Tensor:
+    moved = tensor.reshape(1, -1) if dim is None else tensor.movedim(dim, -1)
+    return moved.reshape(-1, moved.shape[-1])
 
 
 def _draw(func: Any, args: Any, kwargs: Any) -> Any:
