@@ -8,6 +8,7 @@ thread; a backward pass uses no index that no forward pass had.
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,17 +110,21 @@ class NanFinder:
         name = getattr(func, "__name__", "")
         scales = sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"
         self._scaled |= scales
-        if scales or name in _MAKES_NONE or "empty" in name or name.startswith("new_"):
+        makes_none = scales or name in _MAKES_NONE or "empty" in name or name.startswith("new_")
+        if makes_none and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
         writes = name.endswith("_")  # to its first argument; or it is an operator
-        before, nodes, text = set[Flaw](), _nodes(given), ""
+        before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
+            self._watch_backward(given, earlier=True)
             before = _flaws(given[:writes])
         result = func(*args, **kwargs)
+        if makes_none:
+            return result
         with faults.kept("reading results"), uncounted(), torch._C.DisableTorchFunction():
             made = tree_leaves(result)
-            self._watch_backward(made, nodes)
+            self._watch_backward(made)
             if any(isinstance(each, Tensor) for each in given) and (after := _flaws(made)):
                 before |= _flaws(given[writes:])
                 if flaw := _new_flaw(before, after):
@@ -128,15 +133,18 @@ class NanFinder:
             raise MadeNanError(text)
         return result
 
-    def _watch_backward(self, made: Iterable[Any], known: set[Any]) -> None:
-        """Have the backward of an operation checked, in the name of the line that runs now."""
-        queue = _nodes(made) - known
+    def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
+        """Have the backward pass that leads to values checked, in the name of the running line.
+
+        What is `earlier` than this line is a `torch.autograd.Function`, or older than the check.
+        """
+        queue = {node for node in _nodes(values) if _MARK not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return
         code, at = in_cell(frame)
 
         @unseen
-        def check_backward(made: Any, given: Any) -> None:
+        def check_backward(name: str, made: Any, given: Any) -> None:
             __tracebackhide__ = True
             text = ""
             if not self._mode.running:
@@ -145,8 +153,9 @@ class NanFinder:
                 flaw = _new_flaw(before := _flaws(given), _flaws(made))
                 half = any(getattr(each, "dtype", None) == torch.float16 for each in made)
                 if flaw and not (self._scaled and (before or half)):
-                    text = f"{expression(code, at)} ({line_at(code, at).place}): its backward pass "
-                    text += f"{_makes(made, flaw)[0]} of a gradient, from finite gradients"
+                    text = f"{name} before " if earlier else ""
+                    text += f"{expression(code, at)} ({line_at(code, at).place}): its backward "
+                    text += f"pass {_makes(made, flaw)[0]} of a gradient, from finite gradients"
             if text:
                 raise MadeNanError(text)
 
@@ -154,8 +163,8 @@ class NanFinder:
             node: Any = queue.pop()
             if _MARK not in node.metadata:
                 node.metadata[_MARK] = True
-                node.register_hook(check_backward)
-                queue |= {earlier for earlier, _ in node.next_functions} - known - {None}
+                node.register_hook(partial(check_backward, node.name()))
+                queue |= {before for before, _ in node.next_functions} - {None}
 
 
 def _nodes(values: Iterable[Any]) -> set[Any]:

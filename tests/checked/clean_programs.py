@@ -100,6 +100,19 @@ z = x.take_along_dim(T([[3]]), 1)
 w = torch.take_along_dim(x, T([0, 11]))
 x.put_(T([-1]), T([9.0]))
 
+y = torch.bernoulli(x.sigmoid())
+z = torch.sparse_coo_tensor((3, 3)).to_dense()
+w = torch.sparse_coo_tensor(indices=T([[0, 2]]), values=T([1.0, 2.0])).to_dense()
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a): return a * 2
+    @staticmethod
+    def backward(ctx, g): return g * 2
+a = x.clone().requires_grad_()
+(Double.apply(a) + 1).sum().backward()
+y = a.grad
+
 y = torch.multinomial(x.softmax(1), 3)
 z = torch.multinomial(T([0.0, 1.0]), 1)
 w = F.binary_cross_entropy(x.sigmoid(), x.sigmoid())

@@ -48,7 +48,8 @@ BAD_INDICES = [
     ),
     (
         "F.cross_entropy(net(images), from_one)",
-        "from_one[7] = 10, but net(images) has 10 classes: …. They run from 1 to 10: subtract 1",
+        "from_one[7] = 10, but net(images) has 10 classes: …. They run from 1 to 10: if they count "
+        "from 1, subtract 1",
     ),
     (
         "F.cross_entropy(net(images), labels - 1)",
@@ -75,7 +76,7 @@ BAD_INDICES = [
     (
         "words(tokens)",
         "tokens[1, 1] = 1000, but words has 1000 rows: 0 … 999; 2 of 6 are out of "
-        "range. Only 1000 is beyond: a token (padding?)",
+        "range. Only 1000 is beyond: perhaps a token (padding?)",
     ),
     ("F.embedding(tokens, words.weight)", "tokens[1, 1] = 1000, but words.weight has 1000 rows"),
     ("nn.Sequential(words, net)(tokens)", "tokens[1, 1] = 1000, but words has 1000 rows: 0 … 999"),
@@ -127,8 +128,8 @@ BAD_INDICES = [
     ("x[rows]", "rows[1] = 3, but x has 3 elements in dimension 0: -3 … 2"),
     ("x[:, index]", "index[1, 1] = 7, but x has 4 elements in dimension 1: -4 … 3"),
     ("x[..., rows + 1]", "(rows + 1)[1] = 4, but x has 4 elements in dimension 1: -4 … 3"),
-    ("x[[0, 5]]", "the index[1] = 5, but x has 3 elements in dimension 0: -3 … 2"),
-    ("x[np.array([1, 4])]", "the index[1] = 4, but x has 3 elements in dimension 0: -3 … 2"),
+    ("x[[0, 5]]", "[0, 5][1] = 5, but x has 3 elements in dimension 0: -3 … 2"),
+    ("x[np.array([1, 4])]", "np.array([1, 4])[1] = 4, but x has 3 elements in dimension 0: -3 … 2"),
     ("x[rows] = 0", "rows[1] = 3, but x has 3 elements in dimension 0: -3 … 2"),
     (
         "x[torch.arange(3), rows.new_tensor([0, 4, 1])] = 1",
@@ -149,7 +150,7 @@ BAD_VALUES = [
     ),
     (
         "F.binary_cross_entropy(targets, targets + 1)",
-        "(targets + 1)[0] = 2, but numbers from 0 to 1 are needed",
+        "(targets + 1)[0] = 2, but targets from 0 to 1 are needed; 3 of 3 are out of range. Scale",
     ),
     (
         "F.binary_cross_entropy(targets / 0 * 0, targets)",

@@ -5,6 +5,8 @@ import re
 import traceback
 
 import pytest
+from asked_cells import ASKED
+from asked_cells import SETUP as ASKED_SETUP
 from failing_cells import BAD_INDICES, BAD_VALUES, MADE_NAN, SETUP
 
 from gpumagic import faults
@@ -30,10 +32,6 @@ def wrong_in(done, said, error):
     return ""
 
 
-def test_there_are_forty():
-    assert len({cell for cell, _ in (*BAD_INDICES, *BAD_VALUES, *MADE_NAN)}) >= 40
-
-
 @pytest.mark.parametrize(
     ("option", "cells", "error"),
     [
@@ -53,4 +51,16 @@ def test_failing_cells_are_named_rightly(ip, option, cells, error):
     # The GPU is not dead, and nothing of ours has failed.
     assert ip.run("%%ongpu 1 -q\nalive = (torch.ones(2) + 1).sum().item()").error is None
     assert ip.ns["alive"] == 4
+    assert faults.all_kept() == []
+
+
+def test_longer_cells_are_named_rightly(ip):
+    wrong = {}
+    for said, cell in ASKED:
+        assert ip.run(f"%%ongpu 1 -q\n{ASKED_SETUP}").error is None
+        error, _, said = said.partition(": ")
+        option = "--check nan" if error == "MadeNanError" else "--check"
+        if found := wrong_in(ip.run(f"%%ongpu 1 {option} -q\n{cell}"), said, error):
+            wrong[cell] = found
+    assert wrong == {}
     assert faults.all_kept() == []

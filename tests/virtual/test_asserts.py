@@ -33,6 +33,9 @@ BAD = {
     "one_hot": lambda x: F.one_hot(on(0, 5), 3),
     "probability": lambda x: F.binary_cross_entropy(x - 5, x),
     "multinomial": lambda x: torch.multinomial(x - 5, 1),
+    "no probability": lambda x: torch.multinomial(x * 0, 1),
+    "bernoulli": lambda x: torch.bernoulli(x + 2),
+    "margin": lambda x: F.multi_margin_loss(x, on(0, 1, 4)),
 }
 
 
