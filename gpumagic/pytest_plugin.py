@@ -226,7 +226,7 @@ class GpuMemory:
     """Bytes that the test may leave allocated on each GPU."""
 
     def __init__(self) -> None:
-        from gpumagic.ledger.memory_meter import MemoryMeter
+        from gpumagic.ledger.dispatch import MemoryMeter
 
         self._clean()
         self.meter = MemoryMeter()

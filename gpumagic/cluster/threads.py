@@ -31,11 +31,11 @@ from gpumagic.display.units import some
 from gpumagic.errors import GpuError, note
 from gpumagic.isolation.settings import deferred, thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
-from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.ledger.dispatch import MemoryMeter
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch
-from gpumagic.usercode.lines import innermost_of
+from gpumagic.usercode.files import innermost_of
 from gpumagic.usercode.program import awaits, compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 

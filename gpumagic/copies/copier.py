@@ -24,8 +24,15 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies.storages import StorageCopier
 from gpumagic.usercode.program import own_code
-from gpumagic.usercode.values import comes_from, globals_of, is_tensor, own, torch_here
-from gpumagic.usercode.walk import attributes, slots_of
+from gpumagic.usercode.values import (
+    attributes,
+    comes_from,
+    globals_of,
+    is_tensor,
+    own,
+    slots_of,
+    torch_here,
+)
 
 _CACHED = type(functools.lru_cache(str))
 _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
@@ -34,8 +41,7 @@ _MADE_IN_PYTHON = 1 << 9
 
 # Types that pickle saves as they are, at C speed.
 _INLINE = frozenset({int, float, bool, complex, type(None), tuple, list, dict, set, frozenset})
-# Strings from this length on are shared, not pickled.
-_LONG = 4096
+_LONG = 4096  # characters: strings from this length on are shared, not pickled
 
 _SHARED_KINDS = frozenset(
     (

@@ -152,7 +152,7 @@ def _homes(
 
 def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None:
     """Place this thread's new tensors on a device, until a stack is closed."""
-    from gpumagic.placement.scope import suspended
+    from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
     # The CPU needs nothing.

@@ -24,7 +24,7 @@ from gpumagic.errors import GpuError
 from gpumagic.fitting.fit_result import Largest, Tried
 from gpumagic.isolation.settings import kept
 from gpumagic.isolation.worker import Quiet
-from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.ledger.dispatch import MemoryMeter
 from gpumagic.moving.find_tensors import nbytes_held
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch

@@ -32,8 +32,7 @@ from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Place
 from gpumagic.memory.memory_report import Made, share
-from gpumagic.usercode.files import is_users, label
-from gpumagic.usercode.lines import UserLine, innermost, source_of
+from gpumagic.usercode.files import UserLine, innermost, is_users, label, source_of
 
 _C: Any = torch._C
 # A subclass may override these methods, so they are called on C's own class.

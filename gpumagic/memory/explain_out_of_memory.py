@@ -20,10 +20,8 @@ from gpumagic.memory import holders_by_name
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.usercode.files import shell, user_namespace
-from gpumagic.usercode.frames import failed_frames
-from gpumagic.usercode.lines import UserLine, innermost_of
-from gpumagic.usercode.syntax import RestOfCode, stored
+from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
+from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 

@@ -19,7 +19,7 @@ from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import imported, started
-from gpumagic.gputable.gpu_columns import UNSEEN, Holder, holders
+from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.memory_report import (
     KEPT,
     UNREACHED,
@@ -211,9 +211,9 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         return found
     here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
     mine = next((nbytes for holder, nbytes in here if holder.mine), None)
-    # If our own pid is another one out there (a container), what is ours is unaccounted, too.
+    # If our own pid is another one out there (a container), ours counts as the system's.
     ours = reserved if mine is None else 0
-    others = [(h.name, _less(n, ours) if h.name == UNSEEN else n) for h, n in here if not h.mine]
+    others = [(h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine]
     others = [(name, nbytes) for name, nbytes in others if nbytes != 0]
     known = [nbytes for _, nbytes in others if nbytes is not None]
     return replace(

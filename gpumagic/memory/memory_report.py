@@ -78,7 +78,7 @@ class DeviceMemory:
     other_in_process: int | None = None  # CUDA's context and other libraries
     others: int | None = None  # what other processes hold
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
-    # By owner: a notebook, a program of yours, another user, or "unaccounted".
+    # By owner: a notebook, a program of yours, another user, or "system".
     others_by_name: tuple[tuple[str, int | None], ...] = ()
     uuid: str | None = None  # with its prefix, as nvidia-smi has it
     pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators

@@ -38,8 +38,7 @@ from gpumagic.memory.memory_report import (
 from gpumagic.memory.object_graph import GRAPH, Root
 from gpumagic.memory.roots import KeptOutputs, tracebacks
 from gpumagic.usercode.files import label, module_of
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
-from gpumagic.usercode.syntax import RestOfCode, stored
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, errors, failed_frames, stored
 from gpumagic.usercode.values import torch_here
 from gpumagic.usercode.variables import variables_read
 

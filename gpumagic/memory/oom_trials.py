@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import RestOfCode, bound, in_own_scope, loops_around, parents
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    RestOfCode,
+    bound,
+    in_own_scope,
+    loops_around,
+    parents,
+)
 from gpumagic.usercode.values import is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 

@@ -29,8 +29,7 @@ import torch
 from gpumagic.device.caching_allocator import CachingAllocator, MemoryStat, in_blocks, segment_for
 from gpumagic.telemetry import state_files as published
 from gpumagic.telemetry.host import MemoryGroup
-from gpumagic.usercode.files import is_users
-from gpumagic.usercode.lines import in_cell
+from gpumagic.usercode.files import in_cell, is_users
 
 _SMALL = 2**17
 """Elements up to which a tensor is made without a check for room."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gpumagic.device.caching_allocator import MemoryStat
-from gpumagic.usercode.lines import line_of
+from gpumagic.usercode.files import line_of
 from gpumagic.virtual import memory_account
 from gpumagic.virtual.memory_account import MemoryAccount
 

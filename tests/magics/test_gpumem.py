@@ -124,7 +124,8 @@ def test_since_says_what_changed_by_name(ip):
 @pytest.mark.parametrize("words", ["--since --record on", "x --record off"])
 def test_record_stands_on_a_line_of_its_own(ip, words):
     said = ip.run(f"%gpumem {words}").text
-    assert said.startswith("UsageError: %gpumem: --record is for a line of its own; leave out")
+    assert said.startswith("UsageError: %gpumem: --record ")
+    assert "leave out" in said
     assert said.count("\n") == 1
 
 
