@@ -48,6 +48,7 @@ class Bounded(NamedTuple):
     at: Any  # the values as the call has them: a tensor, an array or a list
     of: Any  # the tensor that has the bound; None if none has
     ignored: int | None = None  # a value that is allowed too
+    role: str = "index"  # what the call has the values for
     part: str = ""  # how the values are made of `at`: "[0]", ".sum(-1)"
 
 
@@ -66,11 +67,14 @@ class Indexing(NamedTuple):
     dim: int | None = None  # that is indexed, where it is no parameter
     high: float = math.inf  # if nothing is indexed
     wraps: bool = False  # negative indices count from the end
+    unless: str = ""  # a parameter that is used in place of the index
 
     def find(self, args: Any, kwargs: Any) -> Iterator[Bounded]:
         """Yield the bounds of one call."""
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if self.unless in given:
+            return
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
         if isinstance(of, tuple):  # the size of a sparse tensor
             of = of[dim or 0]
@@ -81,7 +85,8 @@ class Indexing(NamedTuple):
             bounds = _along(of, dim, self.unit, wraps=self.wraps)
         elif of is not None and of >= 0:
             bounds = 0, of - 1, f"{self.of} is {of}: 0 … {of - 1}"
-        yield Bounded(values, *bounds, values, of if isinstance(of, Tensor) else None, ignored)
+        of = of if isinstance(of, Tensor) else None
+        yield Bounded(values, *bounds, values, of, ignored, self.at)
 
 
 def _along(
@@ -114,11 +119,12 @@ _TABLE = (
     Indexing("take_along_dim", "input indices dim", "indices", "input", wraps=True),
     Indexing("take put put_", "input index", "index", "input", wraps=True),
     Indexing("F.one_hot", "tensor num_classes", "tensor", "num_classes", "numbers from 0"),
-    Indexing("bincount", "input", "input", unit="numbers from 0"),
+    Indexing("bincount poisson", "input", "input", unit="numbers from 0"),
+    Indexing("repeat_interleave", "input repeats", "repeats", unit="numbers from 0"),
     Indexing("sparse_csr_tensor", f"crow_indices {_COLUMNS}", "col_indices", "size", dim=1),
     Indexing(_BCE, "input target", "input", unit=_TO_1, high=1),
     Indexing(_BCE, "input target", "target", unit=_TARGETS, high=1),
-    Indexing("bernoulli", "input", "input", unit=_TO_1, high=1),
+    Indexing("bernoulli", "input p", "input", unit=_TO_1, high=1, unless="p"),
     Indexing("multinomial", "input", "input", unit=_FINITE, high=_LARGEST),
 )
 
@@ -126,7 +132,7 @@ _TABLE = (
 _NAN = "--check nan finds where NaN is made"
 _LOGITS = "These look like logits: use sigmoid or softmax first, or a loss with logits"
 _NO_CLASS = "{0} often marks no class: ignore_index={0} leaves it out"
-_SCALE = "Scale them: images of bytes by 1 / 255, for example"
+_SCALE = "Map them to 0 … 1: bytes by 1 / 255, labels of -1 and 1 by (y + 1) / 2, for example"
 _FROM_1 = "They run from 1 to {}: if they count from 1, subtract 1"
 _PADDING = "Only {} is beyond: perhaps a token (padding?) that was added later"
 _FROM_END = "{} does not count from the end here"
@@ -163,8 +169,8 @@ def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
 def _of_sums(args: Any, kwargs: Any) -> Iterator[Bounded]:
     """Yield the sums of the probabilities of `multinomial`, which divides by them."""
     of = args[0] if args else kwargs["input"]
-    sums = of.sum(-1, dtype=torch.double)
-    yield Bounded(sums, _LEAST, math.inf, "a sum above 0 is needed", of, None, part=".sum(-1)")
+    sums, bound = of.sum(-1, dtype=torch.double), "a sum above 0 is needed"
+    yield Bounded(sums, _LEAST, math.inf, bound, of, None, role="input", part=".sum(-1)")
 
 
 def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
@@ -210,6 +216,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     if low <= ends[0] and ends[1] <= high:
         return ""
     values = values.detach().cpu()
+    values = values.double() if values.is_floating_point() else values  # as the bounds are
     bad = ~((values >= low) & (values <= high)) & (values != bounded.ignored)
     if not bad.any():
         return ""
@@ -217,7 +224,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     call = RunningCall(args, kwargs)
     owner = call.name(bounded.of) if bounded.of is not None else None
     has = "" if owner is None else f"{owner} has " if owner else "there are "
-    name = f"{call.name(bounded.at) or 'the tensor'}{bounded.part}{place}"
+    name = f"{call.name(bounded.at) or f'the {bounded.role}'}{bounded.part}{place}"
     text = f"{call.expression}{name} = {value:.6g}, "
     text += f"but {has}{bounded.bound}"
     if wrong > 1:
@@ -229,15 +236,16 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
 def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> str:
     """Return the likely cause, if the data shows it; `same`: all bad values are this one."""
     index, above = not bounded.values.is_floating_point(), value - bounded.high
+    indexed = index and bounded.of is not None and " classes: " not in bounded.bound
     targets = bounded.bound.startswith(_TARGETS)
     causes = (
         (_NAN, math.isnan(value)),
         (_SCALE, targets),
-        (_LOGITS, not index and ends[0] < 0 < ends[1]),
+        (_LOGITS, bounded.bound.startswith((_TO_1, _FINITE)) and ends[0] < 0 < ends[1]),
         (_NO_CLASS, same and bounded.ignored is not None and value in (-1, 255)),
         (_FROM_1, same and above == ends[0] == 1),
         (_PADDING, same and above > 0 and " rows: " in bounded.bound),
-        (_FROM_END, same and index and value < 0 == bounded.low),
+        (_FROM_END, same and indexed and value < 0 == bounded.low),
     )
     return next((text.format(value) for text, is_it in causes if is_it), "")
 

@@ -147,7 +147,8 @@ _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
     r"elements of (input|target) should be between 0 and 1|probability tensor contains|"
-    r"invalid multinomial distribution"
+    r"invalid multinomial distribution|repeats can not be negative|invalid Poisson rate|"
+    r"invalid max index"
 )
 imitated = failed = dead = False
 """Whether asserts are imitated; whether an index was bad; whether a wait has reported it."""

@@ -101,6 +101,10 @@ w = torch.take_along_dim(x, T([0, 11]))
 x.put_(T([-1]), T([9.0]))
 
 y = torch.bernoulli(x.sigmoid())
+v = torch.bernoulli(x, 0.5)
+u = x.bernoulli(p=0.5)
+t = torch.repeat_interleave(x, 2, 0)
+s = torch.repeat_interleave(i)
 z = torch.sparse_coo_tensor((3, 3)).to_dense()
 w = torch.sparse_coo_tensor(indices=T([[0, 2]]), values=T([1.0, 2.0])).to_dense()
 

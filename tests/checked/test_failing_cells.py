@@ -24,7 +24,7 @@ def wrong_in(done, said, error):
     """What is wrong with how a cell ended, in words; empty if nothing is."""
     if type(done.error).__name__ != error or not isinstance(done.error, KINDS[error]):
         return done.text
-    if not re.search(re.escape(said).replace("…", ".*"), str(done.error)):
+    if not re.search(re.escape(said).replace("…", ".*").replace(r"\$", "$"), str(done.error)):
         return str(done.error)
     *_, (last, _) = traceback.walk_tb(done.error.__traceback__)
     if not is_users(last.f_code.co_filename) or f"{os.sep}gpumagic{os.sep}" in done.text:

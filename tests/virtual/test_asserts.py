@@ -35,6 +35,9 @@ BAD = {
     "multinomial": lambda x: torch.multinomial(x - 5, 1),
     "no probability": lambda x: torch.multinomial(x * 0, 1),
     "bernoulli": lambda x: torch.bernoulli(x + 2),
+    "repeats": lambda x: torch.repeat_interleave(x, on(1, -1, 1), 0),
+    "rate": lambda x: torch.poisson(x - 5),
+    "unpooling": lambda x: F.max_unpool1d(x[None], on(0, 1, 2, 9).expand(1, 3, 4), 2),
     "margin": lambda x: F.multi_margin_loss(x, on(0, 1, 4)),
 }
 
