@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +20,17 @@ from gpumagic import faults
 from gpumagic.checked.bounds import RunningCall, find_bad_value, finders, first, readable
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.placement import FunctionMode
-from gpumagic.usercode.files import expression, in_cell, leave_out_ours, line_at, unseen, user_frame
+from gpumagic.usercode.files import (
+    expression,
+    in_cell,
+    is_torchs,
+    leave_out_ours,
+    line_at,
+    module_of,
+    stands_in,
+    unseen,
+    user_frame,
+)
 
 _MARK = "gpumagic.check"
 # Their results are what is there, or was there before.
@@ -95,8 +106,9 @@ class NanFinder:
     """Find the first operation that makes NaN or infinity from finite numbers, while a mode runs.
 
     An operation whose inputs have NaN passes it on, and is not the one. Infinity that the code
-    writes itself (a mask of -inf) is an input; NaN that comes of it is made. A `GradScaler` skips
-    a step whose gradients overflow in float16: that is no error.
+    writes itself (a mask of -inf, or of the least number) is an input, as is what a library makes
+    in a forward pass; NaN that comes of it is made. A `GradScaler` skips a step whose gradients
+    overflow in float16: that is no error.
     """
 
     def __init__(self, mode: FunctionMode) -> None:
@@ -126,8 +138,10 @@ class NanFinder:
             self._watch_backward(made)
             if any(isinstance(each, Tensor) for each in given) and (after := _flaws(made)):
                 before |= _flaws(given[writes:])
-                if flaw := _new_flaw(before, after):
-                    text = _described(made, flaw, before, args, kwargs)
+                flaw = _new_flaw(before, after)
+                library = _library(sys._getframe(1)) if flaw else None
+                if flaw is _NAN or (flaw and library is None and not _has_extreme(given)):
+                    text = _described(made, flaw, before, library, args, kwargs)
         if text:
             raise MadeNanError(text)
         return result
@@ -189,6 +203,21 @@ def _flaws(values: Iterable[Any]) -> set[Flaw]:
     return found
 
 
+def _has_extreme(values: Iterable[Any]) -> bool:
+    """Whether a number is the largest or the least of its type, as in masks."""
+    found = (each.detach() for each in values if readable(each) and each.is_floating_point())
+    return any((each.abs() == torch.finfo(each.dtype).max).any().item() for each in found)
+
+
+def _library(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that calls torch's functions, if it is a library's."""
+    while frame is not None and (
+        stands_in(frame.f_code.co_filename) or is_torchs(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    return frame if frame is not None and module_of(frame.f_code.co_filename) else None
+
+
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
     """Return what results have and inputs had not: NaN, else infinity."""
     if _NAN in after - before:
@@ -205,9 +234,15 @@ def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
     return text + (f" ({count} of {result.numel()})" if count > 1 else ""), wrong, place
 
 
-def _described(made: Any, flaw: Flaw, before: set[Flaw], args: Any, kwargs: Any) -> str:
+def _described(
+    made: Any, flaw: Flaw, before: set[Flaw], library: FrameType | None, args: Any, kwargs: Any
+) -> str:
     """Return what was made, and the inputs of the same shape: their value in the same place."""
     call, (text, wrong, place), read = RunningCall(args, kwargs), _makes(made, flaw), ""
+    if library is not None:
+        code = library.f_code
+        where = f"{module_of(code.co_filename)}, line {library.f_lineno}"
+        text = f"{expression(code, library.f_lasti)} in {where}, {text}"
     for each in args:
         if readable(each) and each.shape == wrong.shape and not any(each is one for one in made):
             name, value = call.name(each), first(each.detach().cpu(), wrong)[2]

@@ -151,6 +151,12 @@ m = torch.full((3, 3), -inf).triu(1)
 q = torch.randn(1, 3, 8)
 y = F.scaled_dot_product_attention(q, q, q, attn_mask=m)
 
+least = torch.finfo(x.dtype).min
+m = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), least)
+y = (x @ x.T + m + m).softmax(1)
+z = m.half() + torch.randn(3, 3)
+w = torch.where(m < 0, torch.full_like(m, least), m) * 2
+
 a = nn.MultiheadAttention(8, 2)
 q = torch.randn(5, 1, 8)
 y = a(q, q, q)[0]
