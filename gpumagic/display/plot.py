@@ -225,7 +225,6 @@ class Plot:
         self,
         frame: Frame,
         words: Mapping[float, str],
-        heights: Iterable[float],
         curves: Sequence[Curve],
         *,
         ordinal: bool,
@@ -234,7 +233,8 @@ class Plot:
         self._curves = curves
         self._foot = frame.height - _BOTTOM
         self._end = frame.width - _RIGHT - LETTER * max(len(c.name) for c in curves)
-        low, high = min(heights := list(heights)), max(heights)
+        heights = [e for c in curves for p in c.points for e in (p.y, p.low, p.high) if e]
+        low, high = min(heights), max(heights)
         # Space above and below, and around a flat curve.
         air = max((high / low) ** 0.06, 1.08)
         self._y = Scale(low / air, high * air, self._foot, _TOP)

@@ -5,8 +5,6 @@ once everything before it is; that is how waiting works here. Reading memory nev
 """
 
 import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,10 +23,6 @@ from gpumagic.frameworks.array_framework import ArrayFramework
 from gpumagic.frameworks.framework import Place, Pool, wholes
 from gpumagic.ledger.entry import Tally
 from gpumagic.mismatch.explanation import Explanation
-
-# Making a jaxpr, lowering it, and compiling; the first may come within one another.
-_COMPILING = "/jax/core/compile/"
-
 
 marks: dict[Any, Any] = {}
 """What barriers compute with, by device."""
@@ -55,34 +49,6 @@ class JaxBarrier:
 
 def _bump(mark: Any) -> Any:
     return mark + 1
-
-
-class CompileClock:
-    """Add up the seconds that JAX compiles for, from its first reading on."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        # Of each thread the stretches so far, none of which is within another.
-        self._stretches: dict[int, list[tuple[float, float]]] = {}
-        self._listens = False
-
-    def seconds(self) -> float:
-        """Return how long it has compiled, on all threads."""
-        if not self._listens:
-            self._listens = True
-            jax.monitoring.register_event_duration_secs_listener(self.note)
-        every = [stretch for found in list(self._stretches.values()) for stretch in found]
-        return sum(end - start for start, end in every)
-
-    def note(self, event: str, duration_secs: float, **about: Any) -> None:
-        """Note a compilation once it is over; JAX has reported the nested ones before."""
-        if not event.startswith(_COMPILING):
-            return
-        end = self._clock()
-        found = self._stretches.setdefault(threading.get_ident(), [])
-        while found and found[-1][0] >= end - duration_secs:
-            found.pop()
-        found.append((end - duration_secs, end))
 
 
 def has_data(array: Any) -> bool:
@@ -112,7 +78,6 @@ class Jax(ArrayFramework):
         self._devices = jax_devices.JaxDevices()
         self._barrier = JaxBarrier()
         self._failed = weakref.WeakValueDictionary[int, Any]()
-        self._compiling = CompileClock()
 
     def started(self) -> bool:
         """Whether its backends are there; this starts nothing."""
@@ -223,10 +188,6 @@ class Jax(ArrayFramework):
                 error = error or raised
         if error is not None:
             raise error
-
-    def compile_seconds(self) -> float:
-        """Return the seconds it has compiled since this was first called."""
-        return self._compiling.seconds()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).

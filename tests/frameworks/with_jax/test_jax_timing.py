@@ -5,7 +5,7 @@ import pytest
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.device import CPU
 from gpumagic.frameworks.framework import FrameworksOn
-from gpumagic.frameworks.jax_framework import CompileClock, JaxBarrier
+from gpumagic.frameworks.jax_framework import JaxBarrier
 from gpumagic.timing import compare
 
 SEEN = []
@@ -72,7 +72,7 @@ def test_each_device_has_the_inputs_and_the_same_numbers(framework, names):
     assert len({str(device) for device in SEEN}) == 3
     assert [a.same for a in made.agreements] == [True] * 2
     assert framework.where(names["p"]["w"]) == "cuda:0"
-    assert all(timing.compiled is not None for timing in made.timings)
+    assert all(timing.first > timing.median for timing in made.timings)
 
 
 def test_what_code_gives_away_is_not_the_users(framework, names):
@@ -103,18 +103,3 @@ def test_a_silent_copy_in_a_run_is_told(framework, names):
 def test_settings_are_put_back(framework, names):
     compare("jax.config.update('jax_enable_x64', True)", ["cpu"], namespace=names, max_time=0.02)
     assert not names["jax"].config.jax_enable_x64
-
-
-def test_compiling_within_compiling_counts_once():
-    now = [0.0]
-    clock = CompileClock(lambda: now[0])
-
-    def told(at, seconds, event="/jax/core/compile/backend_compile_duration"):
-        now[0] = at
-        clock.note(event, seconds, fun_name="f")
-
-    told(2.0, 1.0)  # within the next
-    told(4.0, 4.0)
-    told(7.0, 2.0)
-    told(9.0, 5.0, "/jax/checkpoint/write")
-    assert clock.seconds() == 6.0
