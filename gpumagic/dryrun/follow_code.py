@@ -24,13 +24,7 @@ from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes, Stopped, describe, is_refusal, raised
-from gpumagic.dryrun.forked import (
-    OverLimit,
-    engine_flags,
-    let_backward_run,
-    run_forked,
-    set_by_fork,
-)
+from gpumagic.dryrun.forked import OverLimit, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import Before, HeldMemory, before_on, measure, on_card, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, Unknown
 from gpumagic.errors import GpuError
@@ -84,14 +78,14 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
         before = before_on(subject.cards[0])
     else:
         before = measure(None if device is None else as_torch(device))
-    outer, flags = placement(), engine_flags()
+    outer = placement()
 
     def work() -> DryRun:
         global _following
-        _following, set_in_copy = True, set_by_fork(flags)
+        _following = True
         if before.real:
             switch.stand_in(before.real)
-        let_backward_run(set_in_copy)
+        let_backward_run()
         if outer is not None:
             put_in_force(outer)  # a fork leaves it
         return _Following(subject).run(before)
