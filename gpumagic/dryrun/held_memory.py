@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,11 @@ from typing import Any
 import psutil
 import torch
 
-from gpumagic.device import Device, cuda_state
+from gpumagic.device import Device, cuda_state, is_where
 from gpumagic.device import here as devices_here
 from gpumagic.device.caching_allocator import CachingAllocator, in_blocks
-from gpumagic.device.cards import Card
-from gpumagic.dryrun.result import OnCard, Peak, cards_meant
+from gpumagic.device.cards import Card, card, cards
+from gpumagic.dryrun.result import OnCard, Peak
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.lines import UserLine, innermost
@@ -229,7 +230,16 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
     """Return the device that `on` names, without cards; or all cards, with the first's stand-in."""
     if on is None:
         return None, ()
-    chosen = cards_meant(on)
+    chosen: tuple[Card, ...] = ()
+    if isinstance(on, Card):
+        chosen = (on,)
+    elif isinstance(on, str) and not is_where(on):
+        try:
+            chosen = cards(on)
+        except GpuError as error:
+            raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
+    elif isinstance(on, Iterable) and not isinstance(on, str):
+        chosen = tuple(each if isinstance(each, Card) else card(each) for each in on)
     return (stand_in(chosen[0]), chosen) if chosen else (find(on), ())
 
 

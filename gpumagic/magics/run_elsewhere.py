@@ -174,7 +174,7 @@ def _dry_run(
     # In a forked process, as for torch, any of them would wait forever.
     refuse_others("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
-        from gpumagic.dryrun.dry_cell import dry_run_cell
+        from gpumagic.dryrun.follow_code import dry_run_cell
     result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
         show(result)
