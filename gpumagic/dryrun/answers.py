@@ -26,7 +26,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
-from gpumagic.dryrun.fake_operators import Crossings
 from gpumagic.dryrun.fakes import (
     Fakes,
     LazyBuffer,
@@ -40,6 +39,7 @@ from gpumagic.dryrun.fakes import (
     suspended,
 )
 from gpumagic.dryrun.held_memory import HeldMemory
+from gpumagic.dryrun.operators import Crossings
 from gpumagic.ledger.entry import PRINT
 
 
@@ -210,17 +210,11 @@ def install(
         note("torch.compile was left out: what it saves in memory is not counted")
         return model if model is not None else (lambda function: function)
 
-    def resized(storage: Any, nbytes: int) -> Any:
-        held.resize(storage, nbytes)
-        return resize_storage(storage, nbytes)
-
     def allocated(device: Any = None) -> int:
         index = torch.cuda._utils._get_device_index(device, optional=True)
         return held.now.get(f"cuda:{index}", 0)
 
-    resize_storage = torch.UntypedStorage.resize_
     replaced: list[tuple[Any, str, Any]] = [
-        (torch.UntypedStorage, "resize_", resized),
         (fake_tensor, "init_gpu_context", _nothing),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
         # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.

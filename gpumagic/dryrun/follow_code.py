@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,10 +27,8 @@ from gpumagic import faults
 from gpumagic.device import Device
 from gpumagic.device.cards import Card
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun import composites
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
-from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes, NotKnown, Stopped, describe, is_refusal, raised
 from gpumagic.dryrun.forked import OverLimit, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import (
@@ -41,6 +40,7 @@ from gpumagic.dryrun.held_memory import (
     peaks,
     target_of,
 )
+from gpumagic.dryrun.operators import Crossings, Operators, attend_as_cuda
 from gpumagic.dryrun.result import LIMIT_S, DryRun, Mismatch, Unknown
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
@@ -142,13 +142,13 @@ class _Following:
         keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
-        mode = Fakes(self._held.add_existing, self._tracked)
+        mode = Fakes(partial(self._held.add, existing=True), self._tracked)
         mode.take_over([*subject.reads, *subject.namespace.items()])
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
         install(mode, calls, self.note, self._waited, self._held, before.virtual)
-        attention = None if before.virtual else composites.install()
+        attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():
                 self.note("not all is refused to C++ code: no Landlock or no seccomp", BEFORE)

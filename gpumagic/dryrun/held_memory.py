@@ -32,9 +32,9 @@ from gpumagic.virtual import gate
 class _Storage:
     alive: weakref.ref[Any]
     order: int  # which one it is of all that were made
-    size: int  # bytes that count for it
     device: str
     requested: int
+    size: int = 0  # bytes that count for it: on a GPU those of its block
     address: int = -1  # of its block; below 0 if it has none
 
 
@@ -45,14 +45,13 @@ class HeldMemory:
         self.now: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.start: dict[str, int] = {}
-        self.at: dict[str, UserLine | None] = {}
         # Each time there was more than ever: how much by which line, in their order.
         self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}
-        self.made = 0
         self._known: dict[int, _Storage] = {}
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
-        self._leaving: int | None = None  # the storage that a result takes the place of
+        self.made = 0  # storages so far
+        self._leaving: int | None = None  # the storage that the last one may have replaced
 
     def age(self, tensor: Any) -> int:
         """Return how many storages had been made before this one."""
@@ -66,89 +65,69 @@ class HeldMemory:
 
     def reset_peak(self) -> None:
         """Count the peak from here, as the report of a real cell does."""
-        self.most, self.at = dict(self.now), {}
+        self.most = dict(self.now)
         self.rises = {device: [(nbytes, None)] for device, nbytes in self.now.items()}
 
-    def add_existing(self, tensor: Any) -> None:
-        """Count the fake of a tensor that is there now, also when it is met later."""
-        device = str(tensor.device)
-        before = self.now.get(device, 0)
-        most, at = self.most.get(device, 0), self.at.get(device)
-        self.add(tensor)
-        if self._begun and device != "cpu":  # on the host it may be a new one all the same
-            size = self.now.get(device, 0) - before
-            self.start[device] = self.start.get(device, 0) + size
-            self.most[device], self.at[device] = most + size, at
+    def add(
+        self, tensor: Any, replaced: tuple[Any, bool] | None = None, *, existing: bool = False
+    ) -> None:
+        """Count the storage of a fake, once, for as long as it lives.
 
-    def add(self, tensor: Any, replaced: tuple[Any, bool] | None = None) -> None:
-        """Count the storage of a fake, once.
-
-        `replaced` is the storage that a run with data would write into, and whether that is
-        certain. If uncertain: the memory is reused when nothing else refers to it; otherwise both
-        count from the next change.
+        A run with data would write into `replaced`, a tensor. If that is not certain, its memory is
+        reused if nothing else refers to it; otherwise both count from the next change. An
+        `existing` one stands for memory that is allocated now, also when it is met later.
         """
-        device = str(tensor.device)
         try:
             storage = tensor.untyped_storage()
             nbytes = int(storage.nbytes())
         except (RuntimeError, NotImplementedError, TypeError):  # it has no storage of its own
-            for part in _parts(tensor):
-                self.add(part)
+            for part in _SPARSE.get(tensor.layout, ()):
+                self.add(getattr(tensor, part)(), existing=existing)
             return
         key = storage._cdata
         if key in self._known:
             return
-        self._settle()
 
-        def died(_: Any, known: Any = self._known, now: Any = self.now) -> None:
+        def died(_: Any, known: Any = self._known) -> None:
             if self._leaving != key:
                 self._settle()
             self._leaving = None
             self._give(known.pop(key))
 
-        self.made += 1
-        new = _Storage(weakref.ref(storage, died), self.made, 0, device, nbytes)
+        self._settle()
+        device, self.made = str(tensor.device), self.made + 1
+        new = _Storage(weakref.ref(storage, died), self.made, device, nbytes)
         self._known[key] = new
         old = None if replaced is None else replaced[0].untyped_storage()._cdata
         if replaced is not None and replaced[1] and old in self._known:
             self._give(self._known[old])
-        self._take(new, nbytes)
-        if replaced is None or replaced[1]:
-            self._raise(device)
-        else:
+        new.size = in_blocks(nbytes)
+        if nbytes and device.startswith("cuda"):
+            new.address, new.size = self._allocators[device].take(nbytes)
+        self.now[device] = self.now.get(device, 0) + new.size
+        # On the host it may be a new one all the same.
+        if existing and self._begun and device != "cpu":
+            self.start[device] = self.start.get(device, 0) + new.size
+            self.most[device] = self.most.get(device, 0) + new.size
+        elif replaced is not None and not replaced[1]:
             self._leaving = old
-
-    def resize(self, storage: Any, nbytes: int) -> None:
-        """Count a live storage's memory when it is freed or allocated again (`resize_`)."""
-        known = self._known.get(storage._cdata)
-        if known is not None:
-            self._settle()
-            self._give(known)
-            self._take(known, nbytes)
-            self._raise(known.device)
+        else:
+            self._raise(device)
 
     def pass_through(self, device: str, sizes: list[int]) -> None:
         """Count an operator's temporary memory, which it frees again."""
         allocator = self._allocators[device]
-        taken = [(allocator.take(nbytes), nbytes) for nbytes in sizes if nbytes]
+        taken = [(*allocator.take(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
-            # What a result takes the place of is the result meanwhile.
-            old = None if self._leaving is None else self._known.get(self._leaving)
+            # What a result replaces is the result meanwhile.
+            old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)
-        for (address, size), nbytes in taken:
-            allocator.give(address, size, nbytes)
+        for block in taken:
+            allocator.give(*block)
             self.now[device] = allocator.bytes.current
 
-    def _take(self, storage: _Storage, nbytes: int) -> None:
-        """Allocate for it: on a GPU a block, on the host so many bytes."""
-        device, storage.requested, storage.size = storage.device, nbytes, in_blocks(nbytes)
-        if nbytes and device.startswith("cuda"):
-            storage.address, storage.size = self._allocators[device].take(nbytes)
-        self.now[device] = self.now.get(device, 0) + storage.size
-
     def _give(self, storage: _Storage) -> None:
-        """Free what it has."""
         if storage.address >= 0:
             allocator = self._allocators[storage.device]
             allocator.give(storage.address, storage.size, storage.requested)
@@ -165,22 +144,19 @@ class HeldMemory:
         if self.now[device] > self.most.get(device, 0):
             self.most[device] = self.now[device]
             if self._begun:
-                line = self.at[device] = innermost(sys._getframe(1))
-                rises = self.rises.setdefault(device, [])
+                line, rises = innermost(sys._getframe(1)), self.rises.setdefault(device, [])
                 if rises and rises[-1][1] == line:
                     rises.pop()
                 rises.append((self.now[device], line))
 
 
-def _parts(tensor: Any) -> list[Any]:
-    """Return the parts of a sparse tensor; empty for other tensors."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []
+_ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+# The methods that give the parts of a sparse tensor.
+_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), (*_ROWS, "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), (*_COLUMNS, "values")),
+}
 
 
 @dataclass(frozen=True)
@@ -218,11 +194,9 @@ def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
         most = max(held.most[device], held.now.get(device, 0))
         allocated, free = before.memory.get(device, (start, None))
         base = start if device == "cpu" else allocated
-        if device == "meta" or (most == 0 and start == 0):
-            continue
-        found[device] = Peak(
-            device, base + most - start, max(most - start, 0), free, held.at.get(device)
-        )
+        if device != "meta" and (most or start):
+            at = held.rises.get(device, [(0, None)])[-1][1]
+            found[device] = Peak(device, base + most - start, max(most - start, 0), free, at)
     return found
 
 
@@ -240,12 +214,10 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
             raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
     elif isinstance(on, Iterable) and not isinstance(on, str):
         chosen = tuple(each if isinstance(each, Card) else card(each) for each in on)
-    return (stand_in(chosen[0]), chosen) if chosen else (find(on), ())
-
-
-def stand_in(card: Card) -> Device:
-    """Return the device that imitates a card in the forked child."""
-    return Device("cuda", 0, name=card.name, memory_total=card.total)
+    if not chosen:
+        return find(on), ()
+    first = chosen[0]
+    return Device("cuda", 0, name=first.name, memory_total=first.total), chosen
 
 
 def before_on(card: Card) -> Before:
