@@ -14,11 +14,11 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -301,25 +301,19 @@ _ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed
 
 def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
     """Predict what the rest of a running cell would do, on a device or where it is."""
-    line = ProgressLine(shell)
     from IPython.core.compilerop import PyCF_MASK  # IPython takes long to import
 
-    namespace, flags = shell.user_ns, shell.compile.flags & PyCF_MASK
-    names = names_read(tree, shell.transform_cell)
-    if "torch._dynamo" not in sys.modules:
-        line.update("dry run: the first one loads more of torch, which takes some seconds")
+    line, namespace, flags = ProgressLine(shell), shell.user_ns, shell.compile.flags & PyCF_MASK
+    reads = list(variables_read(names_read(tree, shell.transform_cell), namespace))
 
     def prepare(note: Note) -> Callable[[], dict[str, Any]]:
         execute = leave_out_magics(namespace, note, file, shell.transform_cell, flags)
         return lambda: {"Out": execute(tree)}
 
-    reads = list(variables_read(names, namespace))
     try:
         device, cards = target_of(on)
         subject = Subject(namespace, reads, prepare, device, move, LIMIT_S, cards)
-        return dry(
-            subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")
-        )
+        return dry(subject, lambda took: line.update(f"dry run: {took:.0f} s; Ctrl-C ends it"))
     except KeyboardInterrupt as error:
         # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.
         show_as(error, lambda: [_ENDED])
@@ -335,24 +329,22 @@ def leave_out_magics(
     transform: Callable[[str], str],
     flags: int = 0,
 ) -> Callable[[ast.Module], Any]:
-    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements."""
+    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements.
+
+    The runner gives the value of the last expression.
+    """
 
     def execute(part: ast.Module) -> Any:
-        return _execute(compile_cell(part, file, flags), namespace)
+        value = None
+        for code in filter(None, compile_cell(part, file, flags)):
+            value = eval(code, namespace)
+            if code.co_flags & inspect.CO_COROUTINE:
+                value = asyncio.new_event_loop().run_until_complete(value)
+        return value
 
     stand_in = _DryShell(note, file, transform, execute)
     namespace["get_ipython"] = lambda: stand_in
     return execute
-
-
-def _execute(codes: Iterable[CodeType | None], namespace: dict[str, Any]) -> Any:
-    """Run the statements of a cell, and give the value of its last expression."""
-    value = None
-    for code in filter(None, codes):
-        value = eval(code, namespace)
-        if code.co_flags & inspect.CO_COROUTINE:
-            value = asyncio.new_event_loop().run_until_complete(value)
-    return value
 
 
 @dataclass(frozen=True)
@@ -362,41 +354,33 @@ class _DryShell:
     _note: Note
     _file: str
     _transform: Callable[[str], str]
-    _execute: Callable[..., Any]
+    _execute: Callable[[ast.Module], Any]
 
     def run_line_magic(self, name: str, line: str = "", _stack_depth: int = 1) -> Any:
-        if name in _PYTHON and line.strip():
-            return self._python(name, line, sys._getframe(1).f_lineno - 1)
-        return self._left_out(f"%{name}")
+        return self._magic(name, "%", line, sys._getframe(1).f_lineno - 1)
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
-        if name in _PYTHON:
-            number = sys._getframe(1).f_lineno
-            # On the line of our own magic, it was a line below.
-            below = "%%ongpu" in linecache.getline(self._file, number)
-            return self._python(name, cell, number + below)
-        return self._left_out(f"%%{name}")
+        number = sys._getframe(1).f_lineno
+        # On the line of our own magic, it was a line below.
+        below = "%%ongpu" in linecache.getline(self._file, number)
+        return self._magic(name, "%%", cell, number + below)
 
-    def system(self, command: str) -> None:
-        self._left_out(f"!{command}")
-
-    def getoutput(self, command: str, **options: Any) -> Any:
+    def system(self, command: str, **options: Any) -> Any:
         return self._left_out(f"!{command}")
+
+    getoutput = system
 
     def __getattr__(self, name: str) -> Any:
         raise Stopped(f"get_ipython().{name} is not there in a dry run")
 
+    def _magic(self, name: str, mark: str, text: str, above: int) -> Any:
+        if name not in _PYTHON or not text.strip():
+            return self._left_out(f"{mark}{name}")
+        if name != "time":
+            self._note(f"{mark}{name} was left out; its code was followed once")
+        # Blank lines above it, so that its lines have the cell's numbers.
+        return self._execute(ast.parse("\n" * max(above, 0) + self._transform(text)))
+
     def _left_out(self, what: str) -> Any:
         self._note(f"{what} was left out")
         return NotKnown(f"what {what} gives")
-
-    def _python(self, name: str, text: str, above: int) -> Any:
-        if name != "time":
-            self._note(f"%{name} was left out; its code was followed once")
-        # Blank lines above it, so that its lines have the cell's numbers.
-        code = "\n" * max(above, 0) + self._transform(text)
-        try:
-            tree = ast.parse(code)
-        except SyntaxError:
-            return self._left_out(f"%{name} {text.strip()}")
-        return self._execute(tree)

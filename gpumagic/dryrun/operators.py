@@ -101,8 +101,6 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # what it is made of comes next
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # autograd asks for it more often than for anything else
         self.count += 1
@@ -230,8 +228,9 @@ _NETWORKS = frozenset(
 def _no_stand_in(name: str, given: Any, error: Exception) -> str:
     tensors = (t for t in tree_leaves(given) if isinstance(t, Tensor))
     odd = next((t for t in tensors if t.layout is not torch.strided), None)
-    of = f" of a tensor of {odd.layout}" if odd is not None else f" ({first_line(error)})"
-    return f"{_READABLE.get(name, name)} has no dry run{of}"
+    if odd is not None:
+        return f"{_READABLE.get(name, name)} of a tensor of {odd.layout} has no dry run"
+    return f"{_READABLE.get(name, name)} has no dry run ({first_line(error)})"
 
 
 def _mismatch(text: str) -> str:

@@ -105,57 +105,26 @@ class Mismatch:
 
 @dataclass(frozen=True, repr=False)
 class DryRun(Shown):
-    """Record what a cell or a function would do.
+    """Record what a cell or a function would do; each attribute is described at its line."""
 
-    Attributes
-    ----------
-    device : str
-        Where it would be placed; empty if it would run where it is.
-    assigned : tuple of Assigned
-        Variables that it assigns, and ``return`` for what a function returns.
-    peak : dict of str to Peak
-        By device.
-    moved : tuple of Moved
-        What `%%ongpu` would move there before the code.
-    ledger : Ledger
-        Copies between devices and waits of the host, by line. How long they take is not known.
-    unknown : tuple of Unknown
-        Everything unknown or left out; the last one may be where the dry run ended.
-    mismatches : tuple of Mismatch
-        The operation between devices at which the code would fail.
-    error : str or None
-        Another error at which it would fail.
-    error_at : UserLine or None
-    printed : str
-        What it printed; a ``?`` is a value that depends on data.
-    operators : int
-        How many operators were followed.
-    backward : bool
-        Whether a backward pass ran.
-    seconds : float
-        Duration of the dry run, with the copy of the process.
-    virtual : bool
-        Whether the device is a virtual GPU.
-    cards : tuple of OnCard
-        The cards that it was asked for, which are not here. `device` is the first one's name, and
-        in `peak` it is ``cuda:0``.
-    """
-
-    device: str
+    device: str  # where it would be placed, or the first card's name; empty: where it is
+    # Variables that it assigns, and "return" for what a function returns.
     assigned: tuple[Assigned, ...] = ()
-    peak: dict[str, Peak] = field(default_factory=dict)
-    moved: tuple[Moved, ...] = ()
+    peak: dict[str, Peak] = field(default_factory=dict)  # by device; a card is "cuda:0"
+    moved: tuple[Moved, ...] = ()  # what `%%ongpu` would move there before the code
+    # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
+    # Everything unknown or left out; the last one may be where the dry run ended.
     unknown: tuple[Unknown, ...] = ()
-    mismatches: tuple[Mismatch, ...] = ()
-    error: str | None = None
+    mismatches: tuple[Mismatch, ...] = ()  # the operation between devices at which it would fail
+    error: str | None = None  # another error at which it would fail
     error_at: UserLine | None = None
-    printed: str = ""
-    operators: int = 0
-    backward: bool = False
-    seconds: float = 0.0
-    virtual: bool = False
-    cards: tuple[OnCard, ...] = ()
+    printed: str = ""  # a "?" is a value that depends on data
+    operators: int = 0  # that were followed
+    backward: bool = False  # whether a backward pass ran
+    seconds: float = 0.0  # of the dry run, with the copy of the process
+    virtual: bool = False  # whether the device is a virtual GPU
+    cards: tuple[OnCard, ...] = ()  # that it was asked for, and are not here
 
     @property
     def complete(self) -> bool:
