@@ -34,7 +34,6 @@ from gpumagic.dryrun.forked import OverLimit, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import (
     Before,
     HeldMemory,
-    before_on,
     measure,
     on_card,
     peaks,
@@ -87,17 +86,15 @@ class Subject:
         return self.device is not None and self.device.virtual
 
 
-def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> DryRun:
+def dry(subject: Subject) -> DryRun:
     """Follow the code of `subject` in a copy of this process, or raise `GpuError`."""
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
     with deferred():  # what is loaded in part stays so
         importlib.import_module("torch._dynamo")  # else each copy would load it itself
     device = subject.device
-    if subject.cards:
-        before = before_on(subject.cards[0])
-    else:
-        before = measure(None if device is None else as_torch(device))
+    target = None if device is None else as_torch(device)
+    before = measure(target, next(iter(subject.cards), None))
     outer = placement()
 
     def work() -> DryRun:
@@ -111,7 +108,7 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
         return _Following(subject).run(before)
 
     try:
-        result: DryRun = run_forked(work, subject.limit + _GRACE_S, waiting)
+        result: DryRun = run_forked(work, subject.limit + _GRACE_S)
     except OverLimit:
         limit = f"the time limit of {subject.limit:g} s"
         end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
@@ -130,7 +127,6 @@ class _Following:
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
         self._moved: tuple[Moved, ...] = ()
-        self._here: dict[str, tuple[str, ...]] = {}  # where what a card gets lies in truth
         self._timed = False
 
     def note(self, reason: str, where: UserLine | None = None, *, ended: bool = False) -> None:
@@ -153,8 +149,6 @@ class _Following:
             if not confinement.begin():
                 self.note("not all is refused to C++ code: no Landlock or no seccomp", BEFORE)
             with self._caught():
-                if subject.cards:
-                    self._leave_gpus()
                 if self._target is not None:
                     self._bring(self._target)
                 subject.reads.clear()  # what the code lets go must be free
@@ -188,29 +182,24 @@ class _Following:
         gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
         return max(gpus, key=lambda device: gpus[device], default=str(self._target))
 
-    def _leave_gpus(self) -> None:
-        """Empty the card: nothing is on it yet, whatever was on the GPUs here."""
+    def _move(self, variables: Any, target: torch.device) -> Any:
         self._crossings.silent = True
         space = self._subject.namespace
-        every = [*self._subject.reads, *space.items()]
-        moves = move_all(every, torch.device("cpu"), followers=optimizers_in(space))
-        self._here = {moved.name: moved.sources for moved in moves.moved}
+        followers = optimizers_in(space)
+        moves = move_all(variables, target, followers=followers, namespace=space, check_room=False)
         self._crossings.silent = False
-        self._held.begin()
+        return moves
 
     def _bring(self, target: torch.device) -> None:
-        subject = self._subject
+        subject, here = self._subject, dict[str, tuple[str, ...]]()
+        if subject.cards:  # nothing is on the card yet, whatever is on the GPUs here
+            every = [*subject.reads, *subject.namespace.items()]
+            here = {m.name: m.sources for m in self._move(every, torch.device("cpu")).moved}
+            self._held.begin()
         if subject.move:
-            self._crossings.silent = True
-            space = subject.namespace
-            followers = optimizers_in(space)
-            moves = move_all(
-                subject.reads, target, followers=followers, namespace=space, check_room=False
-            )
-            self._crossings.silent = False
+            moves = self._move(subject.reads, target)
             self._moved = tuple(
-                replace(moved, sources=self._here.get(moved.name, moved.sources))
-                for moved in moves.moved
+                replace(moved, sources=here.get(moved.name, moved.sources)) for moved in moves.moved
             )
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
@@ -312,8 +301,8 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
 
     try:
         device, cards = target_of(on)
-        subject = Subject(namespace, reads, prepare, device, move, LIMIT_S, cards)
-        return dry(subject, lambda took: line.update(f"dry run: {took:.0f} s; Ctrl-C ends it"))
+        line.update("dry run; Ctrl-C ends it")
+        return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
     except KeyboardInterrupt as error:
         # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.
         show_as(error, lambda: [_ENDED])

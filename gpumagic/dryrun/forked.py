@@ -19,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -28,7 +29,6 @@ from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 
-_PATIENCE_S = 2.0  # what is over sooner needs no progress
 _DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 _SHARED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.s ([0-9a-f]+) \S+ \d+\s*(.*)")
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
@@ -38,19 +38,16 @@ class OverLimit(TimeoutError):
     """Signal that a call of `run_forked` exceeded its own limit, not somebody else's."""
 
 
-def run_forked(
-    work: Callable[[], Any], limit: float, waiting: Callable[[float], object] | None = None
-) -> Any:
+def run_forked(work: Callable[[], Any], limit: float) -> Any:
     """Return what `work()` returns, plain data, called in a copy of this process.
 
-    `waiting` is called with the seconds so far, about once a second after the first two. Ctrl-C
-    kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and `GpuError`
-    when this system has no fork or the copy has crashed.
+    Ctrl-C kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and
+    `GpuError` when this system has no fork or the copy has crashed.
     """
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)
-    started, pid, status = time.monotonic(), 0, 0
+    answer, pid, status, end = None, 0, 0, time.monotonic() + limit
     try:
         # Raised here, an interrupt would leave a copy that nobody ends, or go on in the copy.
         with deferred(), warnings.catch_warnings():
@@ -61,7 +58,12 @@ def run_forked(
             if pid == 0:
                 _work_in_child(work, sender)
         sender.close()
-        answer = _received(receiver, started, limit, waiting)
+        # For no longer: a signal that another thread gets is seen after a wait only.
+        while not receiver.poll(min(limit, 1.0)):
+            if time.monotonic() > end:
+                raise OverLimit
+        with suppress(EOFError):  # it has ended without an answer
+            answer = receiver.recv()
     finally:
         receiver.close()
         if pid:
@@ -75,22 +77,6 @@ def run_forked(
     if not done:
         raise GpuError(f"the dry run failed, a fault of gpumagic: {kept[-1][1]}")
     return value
-
-
-def _received(
-    receiver: Connection, started: float, limit: float, waiting: Callable[[float], object] | None
-) -> Any:
-    """The child's answer; None if it ended without one."""
-    while not receiver.poll(1.0 if limit > 1 else limit):
-        seconds = time.monotonic() - started
-        if seconds > limit:
-            raise OverLimit
-        if waiting is not None and seconds >= _PATIENCE_S:
-            waiting(seconds)
-    try:
-        return receiver.recv()
-    except EOFError:
-        return None
 
 
 def _end(pid: int) -> int:

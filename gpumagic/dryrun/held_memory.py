@@ -77,14 +77,10 @@ class HeldMemory:
         reused if nothing else refers to it; otherwise both count from the next change. An
         `existing` one stands for memory that is allocated now, also when it is met later.
         """
-        try:
-            storage = tensor.untyped_storage()
-            nbytes = int(storage.nbytes())
-        except (RuntimeError, NotImplementedError, TypeError):  # it has no storage of its own
-            for part in _SPARSE.get(tensor.layout, ()):
-                self.add(getattr(tensor, part)(), existing=existing)
-            return
-        key = storage._cdata
+        if tensor.layout is not torch.strided:
+            return  # a sparse one has no storage of its own
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, int(storage.nbytes())
         if key in self._known:
             return
 
@@ -98,8 +94,10 @@ class HeldMemory:
         device, self.made = str(tensor.device), self.made + 1
         new = _Storage(weakref.ref(storage, died), self.made, device, nbytes)
         self._known[key] = new
-        old = None if replaced is None else replaced[0].untyped_storage()._cdata
-        if replaced is not None and replaced[1] and old in self._known:
+        old, certain = None, False
+        if replaced is not None:
+            old, certain = replaced[0].untyped_storage()._cdata, replaced[1]
+        if certain and old in self._known:
             self._give(self._known[old])
         new.size = in_blocks(nbytes)
         if nbytes and device.startswith("cuda"):
@@ -109,7 +107,7 @@ class HeldMemory:
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
-        elif replaced is not None and not replaced[1]:
+        elif old is not None and not certain:
             self._leaving = old
         else:
             self._raise(device)
@@ -150,15 +148,6 @@ class HeldMemory:
                 rises.append((self.now[device], line))
 
 
-_ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
-# The methods that give the parts of a sparse tensor.
-_SPARSE = {
-    torch.sparse_coo: ("_indices", "_values"),
-    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), (*_ROWS, "values")),
-    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), (*_COLUMNS, "values")),
-}
-
-
 @dataclass(frozen=True)
 class Before:
     """Record the state before the code, measured in the parent, which may use the devices."""
@@ -169,20 +158,27 @@ class Before:
     real: list[tuple[Any, int]]  # properties and bytes allocated, where a driver is in use
 
 
-def measure(target: torch.device | None) -> Before:
-    """Measure each device that this process uses, or will use for `target`."""
-    cuda_state.check()
+def measure(target: torch.device | None, card: Card | None = None) -> Before:
+    """Measure each device that this process uses, or will use for `target`; or an empty card."""
+    real: list[tuple[Any, int]] = []
     memory: dict[str, tuple[int, int | None]]
-    memory, real = {"cpu": (0, int(psutil.virtual_memory().available))}, []
+    memory = {"cpu": (0, int(psutil.virtual_memory().available))}
+    if card is not None:
+        if problem := gate.static_problem():
+            raise GpuError(f"no dry run for a card that is not here: {problem}")
+        facts = dict(zip(("major", "minor"), card.capability, strict=True))
+        real.append((SimpleNamespace(name=card.name, total_memory=card.total, **facts), 0))
+        memory["cuda:0"] = 0, card.usable
+        return Before(time.monotonic(), memory, False, real)
+    cuda_state.check()
     virtual = any(device.virtual for device in devices_here(memory=False))
     if target is not None and target.type == "cuda":
         torch.cuda.init()
-    if torch.cuda.is_initialized():
-        for index in range(torch.cuda.device_count()):
-            allocated = torch.cuda.memory_allocated(index)
-            memory[f"cuda:{index}"] = allocated, cuda_state.room(index)
-            if not virtual:
-                real.append((torch.cuda.get_device_properties(index), allocated))
+    for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
+        allocated = torch.cuda.memory_allocated(index)
+        memory[f"cuda:{index}"] = allocated, cuda_state.room(index)
+        if not virtual:
+            real.append((torch.cuda.get_device_properties(index), allocated))
     return Before(time.monotonic(), memory, virtual, real)
 
 
@@ -218,17 +214,6 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
         return find(on), ()
     first = chosen[0]
     return Device("cuda", 0, name=first.name, memory_total=first.total), chosen
-
-
-def before_on(card: Card) -> Before:
-    """Return the state of an empty card."""
-    if problem := gate.static_problem():
-        raise GpuError(f"no dry run for a card that is not here: {problem}")
-    major, minor = card.capability
-    properties = SimpleNamespace(name=card.name, total_memory=card.total, major=major, minor=minor)
-    memory: dict[str, tuple[int, int | None]]
-    memory = {"cuda:0": (0, card.usable), "cpu": (0, int(psutil.virtual_memory().available))}
-    return Before(time.monotonic(), memory, False, [(properties, 0)])
 
 
 def on_card(held: HeldMemory, card: Card, device: str) -> OnCard:

@@ -95,8 +95,8 @@ class Operators(TorchDispatchMode):
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
         self._simple: set[Any] = set()  # operators that are no composites
-        self._node: Any = None
-        self._before_node = 0  # storages that had been made when the node began
+        self._at_node: tuple[str, int] | None = None
+        self._began = 0  # storages that had been made when the node began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -164,42 +164,44 @@ class Operators(TorchDispatchMode):
         if func in self._simple:
             return None
         if name in IN_PARTS:  # to call a kernel that is not there would end the process
-            keys = (key for key in _EXPLICIT if _has_kernel(func.name(), key))
-            key = next(keys, None)
-            return None if key is None else partial(func._op_dk, key)
+            explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
+            return None if explicit is None else partial(func._op_dk, explicit)
         of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
         if not of_aten or not _has_kernel(func.name(), _COMPOSITE):
             self._simple.add(func)
             return None
-        if name in _NETWORKS and args[0].device.type == "cuda" and _has_kernel(func.name(), "CUDA"):
-            return partial(func.redispatch, _CUDA)
-        if any(_has_kernel(func.name(), key) for key in ("CPU", "CUDA")):
-            return None
-        return partial(func._op_dk, _COMPOSITE)
+        return _of_composite(func, name, args)
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
         """Return the tensor that a run with data would write into, and whether that is certain.
 
         Under any mode torch's C++ copies into a new tensor where it otherwise writes in place.
         """
-        node = C._current_autograd_node()
-        # Not the node itself, which would keep what it saved.
-        number = None if node is None else (node.name(), node._sequence_nr())
-        if number != self._node:
-            self._node, self._before_node = number, self._held.made
+        number = _node()
+        if number != self._at_node:
+            self._at_node, self._began = number, self._held.made
             self.backward |= number is not None
-        if number is None or not args or not isinstance(args[0], Tensor):
+        first: Any = next(iter(args), None)
+        if number is None or not isinstance(first, Tensor):
             return None
-        overload = f"{name}.{func._overloadname}"
-        first, of_node = args[0], self._held.age(args[0]) > self._before_node
+        overload, of_node = f"{name}.{func._overloadname}", self._held.age(first) > self._began
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
         # The engine adds up the gradients of one tensor: the first is from another node. It writes
         # into no view, nor into what is expanded.
-        whole = not first._is_view() and first.nbytes == first.untyped_storage().nbytes()
-        sums = overload == "add.Tensor" and not torch.is_grad_enabled()
-        return (first, False) if sums and whole and not of_node else None
+        sums = overload == "add.Tensor" and not (of_node or torch.is_grad_enabled())
+        return (first, False) if sums and _is_whole(first) else None
+
+
+def _node() -> tuple[str, int] | None:
+    """Return the name and number of the graph's running node, which itself keeps what it saved."""
+    node = C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())
+
+
+def _is_whole(tensor: Any) -> bool:
+    return not tensor._is_view() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 # In these nodes of the graph torch writes into what the node has just made, and, if certain, keeps
@@ -223,6 +225,14 @@ _EXPLICIT = (
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
+
+
+def _of_composite(func: Any, name: str, args: Any) -> _Function | None:
+    on_cuda = _has_kernel(func.name(), "CUDA")
+    if on_cuda and name in _NETWORKS and args[0].device.type == "cuda":
+        return partial(func.redispatch, _CUDA)
+    whole = on_cuda or _has_kernel(func.name(), "CPU")
+    return None if whole else partial(func._op_dk, _COMPOSITE)
 
 
 def _no_stand_in(name: str, given: Any, error: Exception) -> str:
@@ -335,7 +345,7 @@ _RESULTS: dict[str, _Function] = {
 
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
-    """Have attention pick its algorithm as CUDA does, for as long as the result lives.
+    """Have attention hold what it would on CUDA, for as long as the result lives.
 
     torch's C++ would ask the driver, which a forked child must not do, or take the CPU's way.
     """
@@ -356,27 +366,21 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """The rules of sdp_utils.cpp that depend on what is given, and not on the driver."""
-    given = (query, key, value)
-    mask = added(attn_mask, query.dtype)
+    """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none.
+
+    Those for half precision hold as much as the one that is taken here.
+    """
+    given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    cuda = torch.backends.cuda
-    flash = alike and half and mask is None and cuda.flash_sdp_enabled()
-    ampere = flash and torch.cuda.get_device_capability(query.device) >= (8, 0)
-    if ampere and query.shape[-1] == value.shape[-1] <= 256:
-        return aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)[
-            0
-        ]
     groups = enable_gqa and query.shape[-3] != key.shape[-3]
-    known = half or query.dtype is torch.float32
-    if alike and known and cuda.mem_efficient_sdp_enabled() and not groups:
-        if mask is not None:
-            mask = mask.expand(*query.shape[:-1], key.shape[-2])
-        learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        return aten._scaled_dot_product_efficient_attention(
-            *given, mask, learns, dropout_p, is_causal, scale=scale
+    known = query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    if groups or not (alike and known and torch.backends.cuda.mem_efficient_sdp_enabled()):
+        return aten._scaled_dot_product_attention_math(
+            *given, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
-    return aten._scaled_dot_product_attention_math(
-        *given, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    if mask is not None:
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    return aten._scaled_dot_product_efficient_attention(
+        *given, mask, learns, dropout_p, is_causal, scale=scale
     )[0]
