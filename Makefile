@@ -26,7 +26,7 @@ CUDA_ROOMS = $(addprefix tests/,cell copies dryrun ledger memory mismatch moving
 STAND_IN_CUDA = $(wildcard tests/stand_in/nvml.c tests/stand_in/cuda/*)
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow hardware lab docs screenshots examples benchmark wheel test-wheel release-check test-libraries test-frameworks test-cuda cuda-build crash-hunt clean
+.PHONY: demo test check suite slow hardware lab docs screenshots examples benchmark wheel test-wheel wheel-check release-check conda-recipe release-notes test-libraries test-frameworks test-cuda cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -97,12 +97,25 @@ test-wheel: wheel  ## the wheel in an environment of its own, with neither Node.
 	.venv-wheel/bin/$(PIP_INSTALL) "$$(echo dist/*.whl)[lab]"
 	cd dist && env -i HOME="$$HOME" PATH="$(CURDIR)/.venv-wheel/bin" python ../tests/installed_wheel.py
 
-release-check: wheel  ## fail unless dist/ may be published
+release-check: wheel-check  ## fail unless dist/ may be published
 	! grep -n github.com/OWNER package.json
+
+wheel-check: wheel  ## what packagers' tools say of dist/ and of pyproject.toml
 	$(BIN)/$(PIP_INSTALL) check-manifest twine "validate-pyproject[all]"
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/validate-pyproject pyproject.toml
 	$(BIN)/check-manifest
+
+conda-recipe:  ## dist/recipe.yaml: conda-forge's, for the source that is in dist/
+	version=$$(sed -n 's/^  "version": "\(.*\)",/\1/p' package.json) && \
+	home=$$(sed -n 's/^  "homepage": "\(.*\)",/\1/p' package.json) && \
+	hash=$$(sha256sum "dist/gpumagic-$$version.tar.gz" | cut -d ' ' -f 1) && \
+	sed -e "s/VERSION/$$version/" -e "s/SHA256/$$hash/" -e "s#HOMEPAGE#$$home#" conda/recipe.yaml > dist/recipe.yaml
+
+release-notes:  ## dist/notes.md: the changelog's part of this version; none there is an error
+	mkdir -p dist && version=$$(sed -n 's/^  "version": "\(.*\)",/\1/p' package.json) && \
+	awk -v head="## [$$version]" 'index($$0, "## ") == 1 { on = index($$0, head) == 1; next } on' CHANGELOG.md > dist/notes.md && \
+	grep -q . dist/notes.md
 
 test-libraries: .venv-libraries/test  ## programs of other people's libraries; the table is docs/virtual-gpus.md's
 	OMP_NUM_THREADS=1 .venv-libraries/bin/pytest tests/libraries $(if $(TABLE),--write-table)

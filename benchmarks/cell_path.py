@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import gpumagic
 
 PACKAGE = str(Path(gpumagic.__file__).parent)
-LIMIT = 24
+LIMIT = 22
 CELLS = {
     "%%ongpu 1": "%%ongpu 1\nY = X * 2",
     "dry run": "%%ongpu 1 --dry-run\nY = X * 2",

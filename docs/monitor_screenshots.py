@@ -6,6 +6,7 @@ the tests have, and in the widget's notebook by virtual ones.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from unittest.mock import patch
 from played_machines import instincts, many, training, two_cards, workstation
 from playwright.sync_api import Browser, Page
 from studio import (
+    IMAGES,
     ROOT,
     Gateway,
     Lab,
@@ -30,6 +32,7 @@ from studio import (
     run,
     run_notebook,
     running,
+    theme,
 )
 
 TRAIN = [
@@ -60,6 +63,10 @@ NETWORK = [
 ]
 EXPLORING = ["import torch\nfeatures = torch.rand(90_000, 1024, device='cuda:0')"]
 EXPLORE = ["import torch\nframe = torch.zeros(1000)"]
+FIRST = (
+    "%%ongpu 1\nimport torch\nimages = torch.randn(64, 3, 224, 224)\n"
+    "filters = torch.randn(16, 3, 7, 7)\ntorch.conv2d(images, filters).shape"
+)
 LIVE = [
     "%load_ext gpumagic",
     "%gpus --virtual 2",
@@ -389,6 +396,54 @@ def doctor(browser: Browser) -> None:
         in_both_themes(view.page, "doctor", the_panel(view, 447))
 
 
+def first(browser: Browser) -> None:
+    """From an empty JupyterLab without a GPU to the first placed cell, as a strip of three."""
+    for look in ("light", "dark"):
+        with (
+            laboratory(None) as lab,
+            opened(lab, browser, 880, 560, f"pictures-first-{look}") as view,
+        ):
+            page = view.page
+            theme(page, look)
+            page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+            frames = []
+
+            def shoot(caption: str, page: Page = page, frames: list[str] = frames) -> None:
+                page.wait_for_timeout(1500)
+                taken = base64.b64encode(page.screenshot()).decode()
+                frames.append(
+                    f'<figure><img src="data:image/png;base64,{taken}">{caption}</figure>'
+                )
+
+            view.choose("View", "Show GPUs")
+            widen(page, 60)
+            view.shows("No GPU is visible here")
+            shoot("1. View → Show GPUs")
+            view.panel.get_by_role("button", name="New notebook with 2 virtual GPUs").click()
+            view.hides("No GPU is visible here")
+            view.shows("Utilization")
+            shoot("2. New notebook with 2 virtual GPUs")
+            page.evaluate("window.jupyterapp.commands.execute('notebook:enter-edit-mode')")
+            page.keyboard.insert_text(FIRST)
+            page.keyboard.press("Shift+Enter")
+            page.locator(".gm-report").scroll_into_view_if_needed()
+            page.wait_for_timeout(6000)  # what the button said has gone
+            shoot("3. %%ongpu 1 on top of a cell, Shift+Enter")
+            color = "#111" if look == "light" else "#eee"
+            page.set_viewport_size({"width": 1800, "height": 440})
+            page.set_content(
+                f'<body style="margin:0;display:flex;gap:15px;color:{color};font:18px sans-serif;'
+                f'background:transparent">{"".join(frames)}<style>figure {{ margin: 0; flex: 1 }}'
+                "img { box-sizing: border-box; width: 100%; border: 1px solid #8888 }"
+                "</style>"
+            )
+            path = IMAGES / f"first-{look}.png"
+            box = page.locator("body").bounding_box()
+            assert box is not None
+            page.screenshot(path=path, clip=box, omit_background=True)
+            print(path.relative_to(ROOT))
+
+
 def widget(browser: Browser) -> None:
     with (
         laboratory(None) as lab,
@@ -416,6 +471,7 @@ if __name__ == "__main__":
         amd,
         holdings,
         doctor,
+        first,
         widget,
     )
     run({scene.__name__: scene for scene in scenes})

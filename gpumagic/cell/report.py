@@ -10,24 +10,12 @@ from html import escape
 from gpumagic.device import Device
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
-from gpumagic.display.units import duration, energy, size, some
+from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Memory
 from gpumagic.moving.moved import Left, Moved, Moves
 
 FOR_GOOD = " for good (%ongpu home undoes it)"
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Record an operand that was brought to the other operands' device."""
-
-    name: str  # the variable, or the expression that it is part of
-    nbytes: int  # of all times together
-    source: str
-    destination: str
-    line: int | None = None
-    count: int = 1  # one where the variable itself was moved
 
 
 @dataclass(frozen=True)
@@ -50,9 +38,8 @@ class Report(Shown):
         From its first statement until the device had finished what it was given.
     waited : bool
         False when the wait was cut short (an interrupt, an error of the device).
-    moved, left : tuple
-        The variables moved to the device (`Moved`: name, bytes, sources), and the others (`Left`:
-        name, reason).
+    moved, left : tuple of Moved, tuple of Left
+        The variables moved to the device, and the others.
     move_seconds : float
         The time the moves took, apart from `seconds`.
     returned : Moves or None
@@ -60,12 +47,11 @@ class Report(Shown):
     results : tuple of str
         The new variables that stay on the device although `--back` moved the others back.
     said : frozenset of str
-        What the notebook's earlier reports said, and this one leaves out: that moves are for good,
-        what was left and taken.
+        What earlier reports of the notebook said, and this one leaves out.
     batches : Batches
         What loaders copied to the device while the cell ran.
     memory : tuple of Memory
-        Every CUDA device on which the cell allocated; bytes.
+        Every device on which the cell allocated; bytes.
     peak : MemoryPeak or None
         The composition of its device's peak, with `--memory`.
     profile : CellProfile or None
@@ -73,22 +59,17 @@ class Report(Shown):
     energy : float or None
         Joules that the whole board used, by NVML's counter; None if unknown, or below a second.
     ledger : Ledger
-        Every copy between devices and every wait while the cell ran: with the batches, without the
-        moves before it ran.
+        Every copy between devices and every wait while the cell ran, batches included.
     ledger_complete : bool
         False if a fault of gpumagic itself kept copies or waits from being counted.
-    fixed : tuple of Fixed
-        The operands that `--fix` brought together.
     table : bool
         Show the ledger's table too (`--report`).
     made : bool
         The cell made arrays of another framework than torch, whose memory may not be known.
     taken : tuple of str
-        Names of other GPUs that were taken as this one, with their owners: ``"accelerate's
-        cuda:0"``, where a library or its object had picked a GPU for itself.
+        GPUs that libraries had picked for themselves, taken as this one: ``"accelerate's cuda:0"``.
     elsewhere : str
-        Where most of its work was, by the tensors that it made, if not on its own device: ``"all
-        work was on cpu"``, ``"96 % of it ran on cuda:0"``; else empty.
+        Where most of its work was, if not on its device: ``"96 % of it ran on cuda:0"``.
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
@@ -111,7 +92,6 @@ class Report(Shown):
     energy: float | None = None
     ledger: Ledger = field(default_factory=Ledger)
     ledger_complete: bool = True
-    fixed: tuple[Fixed, ...] = ()
     table: bool = False
     made: bool = False
     taken: tuple[str, ...] = ()
@@ -158,17 +138,17 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# The report says the first two by themselves; that a value is shown is no news.
-_SAID = ("loader", "fix", "display")
+# The report says the first by itself; that a value is shown is no news.
+_SAID = ("loader", "display")
 _CLAUSES = 2  # in the line; the others are behind it
 _ITSELF = "the cell, or a library that it calls, names that device itself: name {} there"
 
 
 def text(report: Report) -> str:
     """``cuda:1 (virtual) · 1.24 s · peak 12.5 MiB · moved X, net: 1.2 MiB from cpu in 3.1 ms``."""
-    clauses = _clauses(report)
-    lines = [" · ".join([*_head(report), *clauses[:_CLAUSES]])]
-    if more := [*clauses[_CLAUSES:], *_energy(report)]:
+    clauses, more = _clauses(report)
+    lines = [" · ".join([*_head(report), *clauses])]
+    if more:
         lines.append(f"  more: {' · '.join(more)}")
     lines += [f"  → {hint}" for hint in _hints(report)]
     below = [repr(shown) for shown in (report.profile, report.peak) if shown]
@@ -179,14 +159,12 @@ def text(report: Report) -> str:
 
 def html(report: Report) -> str:
     """The line, and behind it more, each variable with its bytes, each device with its memory."""
-    (head, *rest), clauses = _head(report), _clauses(report)
+    (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
-    parts = map(coded, (*rest, *clauses[:_CLAUSES]))
+    parts = map(coded, (*rest, *clauses))
     line = ' <span class="gm-dim">·</span> '.join([first, *parts])
-    more = "".join(
-        f"<div>{coded(clause)}</div>" for clause in [*clauses[_CLAUSES:], *_energy(report)]
-    )
+    more = "".join(f"<div>{coded(clause)}</div>" for clause in behind)
     details = _details(report)
     if details or more:
         more += table.html(details) if details else ""
@@ -196,10 +174,6 @@ def html(report: Report) -> str:
     shown += ledger_view.html(report.ledger, with_line=False) if report.table else ""
     below = (report.profile, report.peak)
     return shown + "".join(each._repr_html_() for each in below if each)
-
-
-def _energy(report: Report) -> list[str]:
-    return [] if report.energy is None else [f"the board used {energy(report.energy)}"]
 
 
 def _hints(report: Report) -> list[str]:
@@ -217,17 +191,15 @@ def _head(report: Report) -> list[str]:
     where += " (virtual)" if device.virtual and not report.elsewhere else ""
     where += f": {device.note}" if device.note else ""
     parts = [where, *_ran(report)]
-    for own in (True, False):  # its own device first
-        for memory in report.memory:
-            if (memory.device == named) is own:
-                parts.append(f"{'' if own else f'{memory.device} '}peak {size(memory.peak)}")
+    for memory in sorted(report.memory, key=lambda memory: memory.device != named):
+        other = "" if memory.device == named else f"{memory.device} "
+        parts.append(f"{other}peak {size(memory.peak)}")
     return parts
 
 
-def _clauses(report: Report) -> list[str]:
-    """Return what else happened, the most important first: the line has room for two."""
+def _clauses(report: Report) -> tuple[list[str], list[str]]:
+    """Return what else happened, the most important first: in the line, and behind it."""
     parts = [] if report.ledger_complete else ["its ledger is incomplete: %gpus --doctor shows why"]
-    parts += [_fixed(f) for f in report.fixed]
     if report.moved:
         moved = str(Moves(report.moved, seconds=report.move_seconds))
         if report.returned is not None and report.returned.moved:
@@ -246,7 +218,8 @@ def _clauses(report: Report) -> list[str]:
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
-    return parts
+    used = [] if report.energy is None else [f"the board used {report.energy:,.1f} J"]
+    return parts[:_CLAUSES], [*parts[_CLAUSES:], *used]
 
 
 def _ran(report: Report) -> list[str]:
@@ -273,12 +246,6 @@ def _left(left: Iterable[Left]) -> Iterator[str]:
     for part in left:
         names.setdefault(part.reason, []).append(part.name)
     return (f"{some(found)}: {reason}" for reason, found in names.items())
-
-
-def _fixed(f: Fixed) -> str:
-    where = "" if f.line is None else f" at line {f.line}"
-    again = f", {f.count:,} times" if f.count > 1 else ""
-    return f"fixed {f.name}: {size(f.nbytes)} from {f.source} to {f.destination}{where}{again}"
 
 
 def _details(report: Report) -> list[table.Column]:

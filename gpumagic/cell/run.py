@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from gpumagic import faults
 from gpumagic.cell.report import FOR_GOOD, Batches, Report, keep_last
@@ -20,35 +20,11 @@ from gpumagic.faults import first_line
 from gpumagic.frameworks.framework import Framework, device_of, library_of, nbytes_of
 from gpumagic.frameworks.known import in_use, torch_itself
 from gpumagic.frameworks.watching import watch
-from gpumagic.ledger.entry import Ledger, Memory
-from gpumagic.moving.moved import DATASET_STAYS, Left, Moves, Origin, all_of
-from gpumagic.usercode.lines import innermost
+from gpumagic.ledger.entry import Entry, Ledger, Memory
+from gpumagic.moving.moved import DATASET_STAYS, Left, Moves, Origins, all_of
+from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import variables_read
-
-
-class Recorder(Protocol):
-    """Define a recorder of one more fact about a cell, for its report."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> Shown | None: ...
-
-
-class Profiler(Protocol):
-    """Define a profiler of a cell, which runs until the device has finished."""
-
-    stopping: float  # seconds that are none of the cell's
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def result(self, ledger: Ledger | None) -> Shown | None: ...
-
-
-def _whose(name: str) -> str:
-    return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
 class _Share:
@@ -57,22 +33,24 @@ class _Share:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.moves = Moves()
-        self.origins: list[tuple[Any, Origin]] = []  # of moved objects, until they are remembered
+        self.origins: Origins = []  # of moved objects, until they are remembered
         self.placed: Any = None  # the value of its placement's context
-        self.named: list[str] = []  # GPUs that moved objects named: "trainer's cuda:0"
+        self.taken: list[str] = []  # GPUs that were taken as the cell's: "accelerate's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
+
+    def move(
+        self, read: Sequence[tuple[str, Any]], device: Device, namespace: dict[str, Any], line: Any
+    ) -> None:
+        """Move the variables that the cell reads."""
+        self.moves = self.framework.move(read, device, namespace, self.origins, line)
+        named = {origin.name: str(origin.device) for _, origin in self.origins if origin.named}
+        self.taken += [f"{_whose(name)} {gpu}" for name, gpu in named.items() if gpu != "cpu"]
 
     @property
     def batches(self) -> list[list[int]]:
         """Return the bytes of each tensor of each batch that loaders have brought."""
         return getattr(self.placed, "delivered", [])
-
-    @property
-    def taken(self) -> list[str]:
-        """Return the GPUs that were taken as the cell's: ``"accelerate's cuda:0"``."""
-        libraries = getattr(self.placed, "taken", ())
-        return [*self.named, *(f"{_whose(library)} cuda:0" for library in libraries)]
 
     @property
     def uncounted(self) -> bool:
@@ -97,6 +75,37 @@ class _Share:
         self.origins.clear()
         return moves
 
+    def elsewhere(self, device: Device, entries: Sequence[Entry]) -> str | None:
+        """Return where most of its work was, if not on the device; None if it did no work."""
+        if self.framework.counts_allocations:
+            said = self._by_allocations(device, entries) if device.kind == "cuda" else ""
+        else:
+            said = self._by_arrays(str(device))
+        moves = self.moves
+        used = moves.moved or moves.left or entries or self.memory or self.uncounted
+        return said if said or used else None
+
+    def _by_arrays(self, device: str) -> str:
+        places = dict.fromkeys(map(self.framework.where, self.made.values()))
+        if not places or any(device in place.split(" + ") for place in places):
+            return ""
+        return f"all that it made is on {', '.join(places)}"
+
+    def _by_allocations(self, device: Device, entries: Sequence[Entry]) -> str:
+        made = {memory.device: memory.allocations for memory in self.memory}
+        here = made.pop(str(device), 0) - sum(map(len, self.batches))
+        others = sum(made.values())
+        if here > 0:
+            part = round(100 * others / (here + others))
+            return f"{part} % of it ran on {', '.join(made)}" if others > here else ""
+        if others:
+            return f"all work was on {', '.join(made)}"
+        of = self.framework
+        on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
+        read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
+        # What was only copied to the CPU was made here.
+        return "all work was on cpu" if self.moves.left or on_cpu not in (0, read) else ""
+
 
 class Run:
     """Run a cell for the frameworks that it uses: `start`, run the cell, then always `finish`."""
@@ -115,9 +124,9 @@ class Run:
         table: bool = False,
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
-        recorder: Recorder | None = None,
-        checks: Any = None,
-        profiler: Profiler | None = None,
+        recorder: Any = None,  # has `start`, and `stop`, which returns the report's `peak`
+        checks: Any = None,  # a context in which the cell runs
+        profiler: Any = None,  # has `start`, `stop`, its seconds `stopping`, and `result(ledger)`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -134,9 +143,10 @@ class Run:
         self._recorder, self._profiler, self._watch.checks = recorder, profiler, checks
         self._placed = ExitStack()
         self._undo: ExitStack | None = None  # of all that `start` began
+        self._stops: list[Callable[[], Iterable[Memory]]] = []
         self._started = self._seconds = 0.0
-        self._peak: Any = None
-        self._joules: float | None = None  # of the device, at the start
+        self._peak: Shown | None = None
+        self._joules: float | None = None  # of its device, before the cell
         self._interrupted = False
         self._fault: str | None = None
         self.left_out = 0.0  # seconds that are none of the cell's
@@ -150,12 +160,7 @@ class Run:
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():
-                share.moves = share.framework.move(
-                    read, self.device, self._namespace, share.origins, back=self._back, line=line
-                )
-                named = {o.name: str(o.device) for _, o in share.origins if o.named}
-                gpus = ((name, gpu) for name, gpu in named.items() if gpu != "cpu")
-                share.named = [f"{_whose(name)} {gpu}" for name, gpu in gpus]
+                share.move(read, self.device, self._namespace, line)
             self._begin()
         except BaseException:
             self._remember()
@@ -166,21 +171,16 @@ class Run:
     def _begin(self) -> None:
         arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
         self._before = {id(array): weakref.ref(array) for array in arrays}
-        if not self.device.virtual:
-            with faults.kept("reading the energy of a cell's device"):
-                self._joules = joules((self.device,))
+        self._joules = self._read_joules()
         with ExitStack() as undo:
             undo.callback(self._wait)
             self._stops = [share.framework.peak(self.device) for share in self._shares]
             # A ledger that cannot be kept is no reason to stop the cell.
             if self._fix is not None:
-                undo.callback(self._guarded, "bringing operands together", self._fix.stop)
-                self._guarded("bringing operands together", self._fix.start)
-            undo.callback(self._guarded, "ending the ledger of a cell", self._watch.stop)
-            self._guarded("starting the ledger of a cell", self._watch.start)
+                self._during(undo, "bringing operands together", self._fix.start, self._fix.stop)
+            self._during(undo, "keeping the ledger of a cell", self._watch.start, self._watch.stop)
             if self._recorder is not None:
-                undo.callback(self._guarded, "reading the peak of memory", self._read_peak)
-                self._guarded("recording the peak of memory", self._recorder.start)
+                self._during(undo, "recording memory", self._recorder.start, self._read_peak)
             undo.callback(self._leave)
             for share in self._shares:
                 placed = share.framework.place(
@@ -188,10 +188,15 @@ class Run:
                 )
                 share.placed = self._placed.enter_context(placed)
             if self._profiler is not None:
-                undo.callback(self._guarded, "stopping the profiler", self._stop_profiler)
-                self._guarded("starting the profiler", self._profiler.start)
+                self._during(undo, "profiling", self._profiler.start, self._stop_profiler)
             self._undo = undo.pop_all()
         self._started = self._clock()
+
+    def _during(
+        self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
+    ) -> None:
+        undo.callback(self._guarded, doing, stop)
+        self._guarded(doing, start)
 
     def _remember(self) -> None:
         for share in self._shares:
@@ -221,22 +226,26 @@ class Run:
         except BaseException:
             self._remember()
             raise
-        returned = all_of(backs) if backs else None
-        fault, ledger = self._fault, None
-        if error is not None and cuda_state.death() is not None:
-            fault = None  # it is reported under the error
+        report = self._report(error, all_of(backs) if backs else None, there)
+        keep_last(report)
+        return report
+
+    def _report(
+        self, error: BaseException | None, returned: Moves | None, there: list[str]
+    ) -> Report:
+        ledger = None
         if self._fault is None or not self._torch:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
-        moves = [share.moves for share in self._shares]
         batches = [batch for share in self._shares for batch in share.batches]
-        came = DATASET_STAYS if batches else None
-        left = [part for each in moves for part in each.left if part.reason != came]
-        report = Report(
+        failed = type(error).__name__ if error is not None else None
+        # Dead CUDA is reported under the error.
+        told = failed and cuda_state.death() is not None
+        return Report(
             device=self.device,
             seconds=self._seconds,
-            moved=tuple(moved for each in moves for moved in each.moved),
-            left=(*self._left, *left, *(returned.left if returned else ())),
-            move_seconds=sum(each.seconds for each in moves),
+            moved=tuple(moved for share in self._shares for moved in share.moves.moved),
+            left=tuple(self._stayed(returned, bool(batches))),
+            move_seconds=sum(share.moves.seconds for share in self._shares),
             returned=returned,
             results=tuple(there),
             said=self._said,
@@ -247,26 +256,28 @@ class Run:
             energy=self._energy(),
             ledger=Ledger() if ledger is None else ledger,
             ledger_complete=self._ledger_complete and self._watch.complete,
-            fixed=self._fix.done if self._fix is not None else (),
             table=self._table,
-            taken=tuple(name for share in self._shares for name in share.taken),
-            made=error is None and any(share.uncounted for share in self._shares),
-            elsewhere="" if error or ledger is None else self._elsewhere(ledger),
+            taken=tuple(self._taken()),
+            made=not failed and any(share.uncounted for share in self._shares),
+            elsewhere="" if failed or ledger is None else self._elsewhere(ledger),
             waited=not self._interrupted and self._fault is None,
-            error=type(error).__name__ if error is not None else None,
-            fault=fault,
+            error=failed,
+            fault=None if told else self._fault,
         )
-        keep_last(report)
-        return report
+
+    def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
+        """Yield what was not moved; if batches were brought, their dataset is no news."""
+        yield from self._left
+        for share in self._shares:
+            yield from (x for x in share.moves.left if not (batches and x.reason == DATASET_STAYS))
+        yield from returned.left if returned else ()
 
     def _read_peak(self) -> None:
-        if self._recorder is not None:
-            self._peak = self._recorder.stop()
+        self._peak = self._recorder.stop()
 
     def _stop_profiler(self) -> None:
-        if self._profiler is not None:
-            self._profiler.stop()
-            self.left_out += self._profiler.stopping
+        self._profiler.stop()
+        self.left_out += self._profiler.stopping
 
     def _profile(self, ledger: Ledger | None) -> Shown | None:
         profile = None
@@ -275,16 +286,19 @@ class Run:
                 profile = self._profiler.result(ledger)
         return profile
 
+    def _read_joules(self) -> float | None:
+        if not self.device.virtual:
+            with faults.kept("reading the energy of a cell's device"):
+                return joules(self.device)
+        return None
+
     def _energy(self) -> float | None:
         """Return the joules of the cell; None if unknown, or too short for the counter."""
         if self._joules is None or self._seconds < LEAST_S:
             return None
-        with faults.kept("reading the energy of a cell's device"):
-            after = joules((self.device,))
-            # A reloaded driver counts from 0.
-            if after is not None and after >= self._joules:
-                return after - self._joules
-        return None
+        after = self._read_joules()
+        # A reloaded driver counts from 0.
+        return None if after is None or after < self._joules else after - self._joules
 
     def _leave(self) -> None:
         began = self._clock()
@@ -321,43 +335,25 @@ class Run:
                 if not name.startswith("_") and not there.isdisjoint(where):
                     yield name
 
+    def _taken(self) -> Iterator[str]:
+        for share in self._shares:
+            yield from share.taken
+            for library in getattr(share.placed, "taken", ()):
+                yield f"{_whose(library)} cuda:0"
+
     def _elsewhere(self, ledger: Ledger) -> str:
         """Return where most of the cell's work was, as far as known, if not on its device."""
         said = []
         for share in self._shares:
             name = "" if share.framework.name == "torch" else share.framework.name
-            entries = tuple(entry for entry in ledger.entries if entry.framework == name)
-            counts = share.framework.counts_allocations
-            by = self._by_allocations if counts else self._by_arrays
-            sentence = by(share, Ledger(entries, ledger.virtual))
-            used = share.moves.moved or share.moves.left or entries or share.memory
-            if sentence or used or share.uncounted:
-                said.append(sentence)
-        return said[0] if all(said) and said else ""
+            entries = [entry for entry in ledger.entries if entry.framework == name]
+            sentence = share.elsewhere(self.device, entries)
+            said += [] if sentence is None else [sentence]
+        return said[0] if said and all(said) else ""
 
-    def _by_arrays(self, share: _Share, ledger: Ledger) -> str:
-        places = dict.fromkeys(map(share.framework.where, share.made.values()))
-        if not places or any(self._where in place.split(" + ") for place in places):
-            return ""
-        return f"all that it made is on {', '.join(places)}"
 
-    def _by_allocations(self, share: _Share, ledger: Ledger) -> str:
-        if self.device.kind != "cuda":
-            return ""
-        made = {memory.device: memory.allocations for memory in share.memory}
-        here = made.pop(self._where, 0) - sum(map(len, share.batches))
-        others = sum(made.values())
-        if here > 0:
-            part = round(100 * others / (here + others))
-            return f"{part} % of it ran on {', '.join(made)}" if others > here else ""
-        if others:
-            return f"all work was on {', '.join(made)}"
-        of = share.framework
-        on_cpu = [of.nbytes(array) for array in share.made.values() if of.where(array) == "cpu"]
-        home = all(e.source == self._where and e.destination == "cpu" for e in ledger.copies)
-        if home and sum(on_cpu) in (0, ledger.nbytes):  # the copies, if any, are all that it made
-            return "all work was on cpu" if share.moves.left else ""
-        return "all work was on cpu" if on_cpu or ledger.transfers else ""
+def _whose(name: str) -> str:
+    return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
 def _fixer(device: Device) -> Any:

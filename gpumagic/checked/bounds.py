@@ -1,48 +1,57 @@
-"""Find the values that a call of torch must have within bounds: indices, labels, probabilities.
+"""Check the values that CUDA's kernels assert: indices, labels and probabilities.
 
-CUDA's kernels check these by an assert, which ends CUDA for the whole process. The table lists the
-functions with such an assert, and what their index counts. Negative indices are allowed where the
-kernel counts them from the end.
+A failed assert ends CUDA for the whole process. The table lists the functions that have one, and
+what their index counts. The error names the user's variable, the value and its place, the bound,
+and the likely cause.
 """
 
+import ast
 import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
-Place = tuple[int, str, int | None]
-"""An argument of a call: its position, its keyword, and which item of an index it is."""
+from gpumagic.ledger.attribute import uncounted
+from gpumagic.mismatch.explanation import bracketed
+from gpumagic.mismatch.operand import NAMED, Reader, tensors_of
+from gpumagic.mismatch.operation import operation
+from gpumagic.usercode.frames import FailedFrame, failed_frames
+from gpumagic.usercode.values import own
+
+_LONG = 80  # shown characters of an expression
 
 
+class CheckedIndexError(IndexError):
+    """An index or a label is out of its bounds: found by `gpumagic.check`."""
+
+
+class CheckedValueError(ValueError):
+    """A probability is out of its bounds: found by `gpumagic.check`."""
+
+
+# -- what is bounded in a call
 class Bounded(NamedTuple):
     """Values of one call, and their bounds."""
 
     values: Any  # a tensor
     low: float
     high: float  # the largest that is allowed; infinity if any is
-    at: Place
-    of: Place | None  # the argument that has the bound, if its size is the bound
     bound: str  # "10 classes: 0 … 9"; "numbers from 0 are needed"
+    at: Any  # the values as the call has them: a tensor, an array or a list
+    of: Any  # the tensor that has the bound; None if none has
     ignored: int | None = None  # a value that is allowed too
 
 
 Find = Callable[[Any, Any], Iterator[Bounded]]
 """Yield what is bounded in a call's arguments and keyword arguments."""
-
-
-def _along(
-    of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
-) -> tuple[float, float, str]:
-    """Return the least and the largest index in a dimension, or of all elements, and the bound."""
-    size = of.numel() if dim is None or not of.dim() else of.shape[dim]
-    text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
-    if dim is not None and of.dim() > 1 and unit == "elements":
-        text += f" in dimension {dim % of.dim()}"
-    return low, high, f"{text}: {low} … {high}"
 
 
 class Indexing(NamedTuple):
@@ -62,16 +71,25 @@ class Indexing(NamedTuple):
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
-        at, place = (names.index(self.at), self.at, None), None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
         if isinstance(of, Tensor):
             dim = dim if self.dim is None else min(self.dim, of.dim() - 1)
             bounds = _along(of, dim, self.unit, wraps=self.wraps)
-            place = (names.index(self.of), self.of, None)
         elif of is not None and of >= 0:
             bounds = 0, of - 1, f"{self.of} is {of}: 0 … {of - 1}"
-        yield Bounded(values, *bounds[:2], at, place, bounds[2], ignored)
+        yield Bounded(values, *bounds, values, of if isinstance(of, Tensor) else None, ignored)
+
+
+def _along(
+    of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
+) -> tuple[float, float, str]:
+    """Return the least and the largest index in a dimension, or of all elements, and the bound."""
+    size = of.numel() if dim is None or not of.dim() else of.shape[dim]
+    text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
+    if dim is not None and of.dim() > 1 and unit == "elements":
+        text += f" in dimension {dim % of.dim()}"
+    return low, high, f"{text}: {low} … {high}"
 
 
 _ALONG = (
@@ -81,6 +99,7 @@ _ALONG = (
 _LOSS = "input target weight size_average ignore_index"
 _LARGEST, _FINITE = torch.finfo(torch.double).max, "finite numbers from 0"
 _BCE, _TO_1 = "F.binary_cross_entropy", "numbers from 0 to 1"
+# Negative indices are allowed where the kernel counts them from the end.
 _TABLE = (
     Indexing("F.embedding F.embedding_bag", "input weight", "input", "weight", "rows", 0),
     Indexing("F.cross_entropy F.nll_loss", _LOSS, "target", "input", "classes", 1),
@@ -95,15 +114,22 @@ _TABLE = (
     Indexing(_BCE, "input target", "target", unit=_TO_1, high=1),
     Indexing("multinomial", "input", "input", unit=_FINITE, high=_LARGEST),
 )
-_SPARSE = "sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_compressed_tensor"
+
+
+_NAN = "--check nan finds where NaN is made"
+_LOGITS = "These look like logits: use sigmoid or softmax first, or a loss with logits"
+_NO_CLASS = "{0} often marks no class: ignore_index={0} leaves it out"
+_FROM_1 = "They run from 1 to {}: subtract 1"
+_PADDING = "Only {} is beyond: a token (padding?) that was added later"
+_FROM_END = "{} does not count from the end here"
 
 
 @cache
 def finders() -> dict[Any, list[Find]]:
-    """Return how to find what is bounded, by torch's functions and methods; empty: torch can."""
+    """Return how to find what is bounded, by torch's functions and methods."""
     rows: list[tuple[str, Find]] = [(row.functions, row.find) for row in _TABLE]
     rows.append(("__getitem__ __setitem__ index_put index_put_", _of_subscript))
-    found: dict[Any, list[Find]] = {getattr(torch, name): [] for name in _SPARSE.split()}
+    found: dict[Any, list[Find]] = {}
     for functions, find in rows:
         for name in functions.split():
             for owner in (F,) if name.startswith("F.") else (torch, Tensor):
@@ -112,35 +138,145 @@ def finders() -> dict[Any, list[Find]]:
     return found
 
 
-def _as_index(item: Any) -> Any:
-    """Return a list or an array of an index as torch takes it: as a tensor."""
-    if type(item) is list or type(item).__module__ == "numpy":
-        return torch.as_tensor(item, device="cpu")
-    return item
-
-
-def _dims(item: Any) -> int:
-    """Return how many dimensions an item of an index takes."""
-    if item is None or item is Ellipsis or type(item) is bool:
-        return 0
-    return item.dim() if isinstance(item, Tensor) and _is_mask(item) else 1
-
-
-def _is_mask(item: Tensor) -> bool:
-    return item.dtype in (torch.bool, torch.uint8)
-
-
 def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
     """Yield the indices of ``x[…]``, ``x[…] = …`` and `index_put`."""
     of, key = args[0], args[1] if len(args) > 1 else kwargs["indices"]
     several = type(key) is tuple or (type(key) is list and isinstance(next(iter(key), 0), Tensor))
-    items = [_as_index(item) for item in (key if several else (key,))]
-    used, dim = sum(map(_dims, items)), 0
-    for n, item in enumerate(items):
-        if item is Ellipsis:
-            dim += of.dim() - used
-        elif isinstance(item, Tensor) and not _is_mask(item) and dim < of.dim():
-            low, high, text = _along(of, dim)
-            at = (1, "indices", n if several else None)
-            yield Bounded(item, low, high, at, (0, "input", None), text)
-        dim += _dims(item)
+    items, dim = [*map(_index_item, key if several else (key,))], 0
+    for given, index, dims in items:
+        if given is Ellipsis:
+            dim += of.dim() - sum(item[2] for item in items)
+        elif index is not None and dim < of.dim():
+            yield Bounded(index, *_along(of, dim), given, of)
+        dim += dims
+
+
+def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
+    """Return an item of an index, it as indices if it has any, and how many dimensions it takes."""
+    if item is None or item is Ellipsis or type(item) is bool:
+        return item, None, 0
+    if type(item) is list or type(item).__module__ == "numpy":
+        return item, torch.as_tensor(item, device="cpu"), 1
+    if isinstance(item, Tensor) and item.dtype not in (torch.bool, torch.uint8):
+        return item, item, 1
+    return item, None, item.dim() if isinstance(item, Tensor) else 1
+
+
+# -- what is out of its bounds
+def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
+    """Return the error for the first value that is out of its bounds in a call, or None.
+
+    May fail for arguments that torch refuses.
+    """
+    with uncounted(), torch._C.DisableTorchFunction():
+        for bounded in (bounded for find in finds for bounded in find(args, kwargs)):
+            if text := _described(bounded, args, kwargs):
+                is_float = bounded.values.is_floating_point()
+                return CheckedValueError(text) if is_float else CheckedIndexError(text)
+    return None
+
+
+def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
+    """Return the first value that is out of its bounds, in words; empty if none is."""
+    values, low, high = bounded.values, bounded.low, bounded.high
+    if not readable(values) or values.dtype == torch.bool or values.is_complex():
+        return ""
+    ends = torch.stack(torch.aminmax(values.detach())).tolist()  # one wait; NaN if a value is
+    if low <= ends[0] and ends[1] <= high:
+        return ""
+    values = values.detach().cpu()
+    bad = ~((values >= low) & (values <= high)) & (values != bounded.ignored)
+    if not bad.any():
+        return ""
+    place, wrong, value = first(values, bad)
+    call = RunningCall(args, kwargs)
+    owner = call.name(bounded.of) if bounded.of is not None else None
+    has = "" if owner is None else f"{owner} has " if owner else "there are "
+    text = f"{call.expression}{call.name(bounded.at) or 'the index'}{place} = {value:.6g}, "
+    text += f"but {has}{bounded.bound}"
+    if wrong > 1:
+        text += f"; {wrong} of {values.numel()} are out of range"
+    same = bool((values[bad] == value).all())
+    return f"{text}. {_cause(bounded, value, ends, same=same)}".removesuffix(". ")
+
+
+def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> str:
+    """Return the likely cause, if the data shows it; `same`: all bad values are this one."""
+    index, above = not bounded.values.is_floating_point(), value - bounded.high
+    causes = (
+        (_NAN, math.isnan(value)),
+        (_LOGITS, not index and ends[0] < 0 < ends[1]),
+        (_NO_CLASS, same and bounded.ignored is not None and value in (-1, 255)),
+        (_FROM_1, same and above == ends[0] == 1),
+        (_PADDING, same and above > 0 and " rows: " in bounded.bound),
+        (_FROM_END, same and index and value < 0 == bounded.low),
+    )
+    return next((text.format(value) for text, is_it in causes if is_it), "")
+
+
+def readable(value: Any) -> bool:
+    """Whether a value is a tensor with data: no subclass, not fake, not in `vmap`, not captured."""
+    if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
+        return False
+    if value.is_meta or is_functorch_wrapped_tensor(value) or not value.numel():
+        return False
+    return not (value.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
+    """Return the place of the first wrong value, ``"[3, 7]"``, how many there are, the value."""
+    places = wrong.nonzero()
+    place = places[0].tolist()
+    return str(place) if place else "", len(places), values[tuple(place)].item()
+
+
+# -- the user's names
+class RunningCall:
+    """The user's expression around a call of torch that runs now, and the names of its arguments.
+
+    Arguments that no variable holds are named by their expressions, if it is certain which is
+    which.
+    """
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        trace: TracebackType | None = None
+        while frame is not None:
+            trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
+            frame = frame.f_back
+        found = next(iter(failed_frames(trace)), None)
+        self.expression, self._names = "", dict[int, str]()
+        if found is not None and found.failed is not None:
+            text = found.text(found.failed)
+            self.expression = f"{text}: " if len(text) <= _LONG else f"{text[:_LONG]}…: "
+            self._names = _variables(found, found.failed)
+            self._names |= _results(found, found.failed, tree_leaves((args, kwargs)), self._names)
+
+    def name(self, value: Any) -> str:
+        """Return the user's expression for an argument, which can be indexed; empty if unknown."""
+        return self._names.get(id(value), "")
+
+
+def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
+    """Return the names of variables and of modules' weights in an expression, by their ids."""
+    names: dict[int, str] = {}
+    for node in (node for node in ast.walk(failed) if isinstance(node, NAMED)):
+        value = frame.scope.value(node)
+        names.setdefault(id(value), frame.text(node))
+        for path, tensor in tensors_of(value) if issubclass(type(value), nn.Module) else ():
+            names.setdefault(id(tensor), f"{frame.text(node)}.{path}".removesuffix(".weight"))
+    return names
+
+
+def _results(
+    frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
+) -> dict[int, str]:
+    """Return the expressions of the tensors that no name holds, if there is one for each."""
+    done = operation(failed, Reader(frame))
+    parts = done.parts if done is not None and frame.direct else ()
+    if any(own(part.value).get("_modules") for part in parts):
+        return {}  # torch is given what these modules make
+    gone = [part for part in parts if part.value is None and part.kind != "module"]
+    texts = [bracketed(part.node, part.text) for part in gone]
+    lost = [id(each) for each in given if isinstance(each, Tensor) and id(each) not in known]
+    return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

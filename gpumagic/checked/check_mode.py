@@ -1,21 +1,35 @@
-"""Check the arguments of torch's functions before they run.
+"""Check the arguments of torch's functions before they run, and find where NaN is made.
 
 A mode over torch's functions: it costs a microsecond a call, a dispatch mode six, and the kernels
 that the ledger replaces are of one device and never the CPU's. It sees the calls of its own
 thread; a backward pass uses no index that no forward pass had.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gpumagic import faults
-from gpumagic.checked.bad_value import find_bad_value
-from gpumagic.checked.bounds import Find, finders
-from gpumagic.checked.made_nan import NanFinder
-from gpumagic.placement.function_mode import FunctionMode
-from gpumagic.usercode.files import leave_out_ours
+from gpumagic.checked.bounds import RunningCall, find_bad_value, finders, first, readable
+from gpumagic.ledger.attribute import uncounted
+from gpumagic.placement import FunctionMode
+from gpumagic.usercode.files import expression, in_cell, leave_out_ours, line_at, unseen, user_frame
+
+_MARK = "gpumagic.check"
+# Their results are what is there, or was there before.
+_MAKES_NONE = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
+_NAN, _INFINITY = Tensor.isnan, Tensor.isinf
+Flaw = Callable[[Tensor], Tensor]
+"""Whether each number is NaN, or infinity."""
+
+
+class MadeNanError(FloatingPointError):
+    """An operation made NaN or infinity: found by `gpumagic.check(nan=True)`."""
 
 
 class check(FunctionMode):
@@ -54,18 +68,18 @@ class check(FunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         __tracebackhide__ = True
+        kwargs = kwargs or {}
+        finds, nan = self._finders.get(func), self._nan
         try:
-            finds, failed = self._finders.get(func), None
-            if finds is None and self._nan is None:  # the usual case, at the least cost
-                return func(*args, **kwargs) if kwargs else func(*args)
-            kwargs = kwargs or {}
-            if torch.compiler.is_compiling():
+            if (finds is None and nan is None) or torch.compiler.is_compiling():
                 return func(*args, **kwargs)
-            if finds:
-                failed = _check_values(finds, args, kwargs)
-            elif finds is not None:  # a sparse tensor: torch names the bad index itself
-                kwargs = {"check_invariants": True, **kwargs}
-            nan = self._nan
+            wrong, failed = None, None
+            try:
+                wrong = find_bad_value(finds, args, kwargs) if finds else None
+            except Exception as error:  # noqa: BLE001  kept if torch takes the arguments
+                failed = error
+            if wrong is not None:
+                raise wrong
             result = nan.call(func, args, kwargs) if nan is not None else func(*args, **kwargs)
             if failed is not None:
                 faults.keep("checking the arguments of a call", failed)
@@ -75,16 +89,119 @@ class check(FunctionMode):
             raise
 
 
-def _check_values(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
-    """Raise the error for a bad value; return a failure of the check itself.
+# -- NaN
+class NanFinder:
+    """Find the first operation that makes NaN or infinity from finite numbers, while a mode runs.
 
-    Arguments that torch refuses may make it fail, and torch then says so.
+    An operation whose inputs have NaN passes it on, and is not the one. Infinity that the code
+    writes itself (a mask of -inf) is an input; NaN that comes of it is made. A `GradScaler` skips
+    a step whose gradients overflow in float16: that is no error.
     """
-    __tracebackhide__ = True
-    try:
-        error = find_bad_value(finds, args, kwargs)
-    except Exception as failed:  # noqa: BLE001  kept if torch takes the arguments
-        return failed
-    if error is not None:
-        raise error
-    return None
+
+    def __init__(self, mode: FunctionMode) -> None:
+        self._mode = mode
+        self._scaled = False  # a GradScaler has scaled a loss
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function of torch; raise `MadeNanError` if it makes NaN or infinity."""
+        __tracebackhide__ = True
+        name = getattr(func, "__name__", "")
+        scales = sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"
+        self._scaled |= scales
+        if scales or name in _MAKES_NONE or "empty" in name or name.startswith("new_"):
+            return func(*args, **kwargs)
+        given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
+        writes = name.endswith("_")  # to its first argument; or it is an operator
+        before, nodes, text = set[Flaw](), _nodes(given), ""
+        with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
+            before = _flaws(given[:writes])
+        result = func(*args, **kwargs)
+        with faults.kept("reading results"), uncounted(), torch._C.DisableTorchFunction():
+            made = tree_leaves(result)
+            self._watch_backward(made, nodes)
+            if any(isinstance(each, Tensor) for each in given) and (after := _flaws(made)):
+                before |= _flaws(given[writes:])
+                if flaw := _new_flaw(before, after):
+                    text = _described(made, flaw, before, args, kwargs)
+        if text:
+            raise MadeNanError(text)
+        return result
+
+    def _watch_backward(self, made: Iterable[Any], known: set[Any]) -> None:
+        """Have the backward of an operation checked, in the name of the line that runs now."""
+        queue = _nodes(made) - known
+        if not queue or (frame := user_frame(sys._getframe(2))) is None:
+            return
+        code, at = in_cell(frame)
+
+        @unseen
+        def check_backward(made: Any, given: Any) -> None:
+            __tracebackhide__ = True
+            text = ""
+            if not self._mode.running:
+                return
+            with faults.kept("reading gradients"), uncounted(), torch._C.DisableTorchFunction():
+                flaw = _new_flaw(before := _flaws(given), _flaws(made))
+                half = any(getattr(each, "dtype", None) == torch.float16 for each in made)
+                if flaw and not (self._scaled and (before or half)):
+                    text = f"{expression(code, at)} ({line_at(code, at).place}): its backward pass "
+                    text += f"{_makes(made, flaw)[0]} of a gradient, from finite gradients"
+            if text:
+                raise MadeNanError(text)
+
+        while queue:
+            node: Any = queue.pop()
+            if _MARK not in node.metadata:
+                node.metadata[_MARK] = True
+                node.register_hook(check_backward)
+                queue |= {earlier for earlier, _ in node.next_functions} - known - {None}
+
+
+def _nodes(values: Iterable[Any]) -> set[Any]:
+    """Return the nodes of the graph that made tensors."""
+    found = set()
+    for value in values:
+        with suppress(RuntimeError):  # of a view that was changed in place, under `no_grad`
+            found.add(value.grad_fn if isinstance(value, Tensor) and value.requires_grad else None)
+    return found - {None}
+
+
+def _flaws(values: Iterable[Any]) -> set[Flaw]:
+    """Return which of NaN and infinity are in tensors and numbers."""
+    found = set[Flaw]()
+    for value in values:
+        if isinstance(value, (float, complex)):
+            value = torch.tensor(value, device="cpu")
+        elif not readable(value) or not (value.is_floating_point() or value.is_complex()):
+            continue
+        value = value.detach()
+        if not value.isfinite().all().item():
+            found |= {flaw for flaw in (_NAN, _INFINITY) if flaw(value).any().item()}
+    return found
+
+
+def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
+    """Return what results have and inputs had not: NaN, else infinity."""
+    if _NAN in after - before:
+        return _NAN
+    return _INFINITY if _INFINITY in after and not before else None
+
+
+def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
+    """Return ``"makes nan at [3] (2 of 64)"``, where the result is wrong, and the first place."""
+    result = next(each for each in made if flaw in _flaws([each])).detach().cpu()
+    wrong = flaw(result)
+    place, count, value = first(result, wrong)
+    text = f"makes {value} at {place}".removesuffix(" at ")
+    return text + (f" ({count} of {result.numel()})" if count > 1 else ""), wrong, place
+
+
+def _described(made: Any, flaw: Flaw, before: set[Flaw], args: Any, kwargs: Any) -> str:
+    """Return what was made, and the inputs of the same shape: their value in the same place."""
+    call, (text, wrong, place), read = RunningCall(args, kwargs), _makes(made, flaw), ""
+    for each in args:
+        if readable(each) and each.shape == wrong.shape and not any(each is one for one in made):
+            name, value = call.name(each), first(each.detach().cpu(), wrong)[2]
+            read += f", {name}{place} = {value:.6g}" if name else ""
+    source = "input without NaN" if before else "finite input"
+    return f"{call.expression}{text}, from {source}" + read.replace(",", ":", 1)

@@ -44,28 +44,12 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Card:
-    """A card that is not here.
-
-    Parameters
-    ----------
-    name : str
-    total : int
-        Bytes, including `context` and `workspace`.
-    capability : tuple of int
-        CUDA's, such as ``(9, 0)``.
-    reported : bool
-        Whether `total` is torch's figure; else the maker's, or the user's.
-    """
+    """A card that is not here."""
 
     name: str
-    total: int
-    capability: tuple[int, int] = (8, 0)
-    reported: bool = False
-
-    @property
-    def context(self) -> int:
-        """Estimated bytes of the CUDA context."""
-        return CONTEXT
+    total: int  # bytes, including CUDA's context and the workspace
+    capability: tuple[int, int] = (8, 0)  # CUDA's, such as (9, 0)
+    reported: bool = False  # whether `total` is torch's figure; else the maker's, or the user's
 
     @property
     def workspace(self) -> int:
@@ -75,7 +59,7 @@ class Card:
     @property
     def usable(self) -> int:
         """Bytes available for tensors."""
-        return self.total - self.context - self.workspace
+        return max(self.total - CONTEXT - self.workspace, 0)
 
 
 def cublas_workspace(capability: tuple[int, int]) -> int:
@@ -106,19 +90,22 @@ def card(given: str) -> Card:
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
-        if size <= CONTEXT + cublas_workspace(_HOPPER):
-            raise GpuError(
-                f"a card of {given} has no room besides CUDA's own; type a size as 24GiB"
-            )
         return Card(given, size)
     wanted = _plain(given)
-    found = [c for c in CARDS if wanted in (_plain(c.name), _plain(_without_size(c.name)))]
+    known: dict[str, list[Card]] = {}
+    for one in CARDS:
+        for name in (one.name, one.name.rpartition(" ")[0]):
+            known.setdefault(_plain(name), []).append(one)
+    found = known.get(wanted, [])
     if len(found) == 1:
         return found[0]
     if found:
-        names = " or ".join(c.name for c in found)
+        names = " or ".join(one.name for one in found)
         raise GpuError(f"{given} may be {names}; type one of them")
-    raise GpuError(f"no card {given!r} is known; {_near(wanted)}type a name or a size: 24GiB")
+    near = get_close_matches(wanted, known, 1, 0.7)
+    question = f"did you mean {known[near[0]][0].name}? " if near else ""
+    listed = "type a name in docs/dry-runs.md, such as A100 80GB or T4, or a size: 24GiB"
+    raise GpuError(f"no card {given!r} is known; {question}{listed}")
 
 
 def cards(given: str) -> tuple[Card, ...]:
@@ -147,17 +134,3 @@ def _plain(name: str) -> str:
     words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", _BESIDES.sub(" ", name.lower()))
     # "6000 Ada", "PRO 6000" and "A6000" are three cards.
     return re.sub(r"[^a-z0-9]", "", words)
-
-
-def _without_size(name: str) -> str:
-    return name.rsplit(" ", 1)[0]
-
-
-def _near(wanted: str) -> str:
-    """Return similar names, as a question."""
-    plain = {_plain(c.name): c.name for c in CARDS}
-    plain |= {_plain(_without_size(c.name)): c.name for c in CARDS}
-    near = dict.fromkeys(plain[match] for match in get_close_matches(wanted, plain, 3, 0.7))
-    if near:
-        return f"did you mean {' or '.join(near)}? "
-    return "A100, H100, L4, T4, V100, RTX 4090 and others are (docs/dry-runs.md); "

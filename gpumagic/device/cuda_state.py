@@ -45,23 +45,15 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have it for itself (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
-# What frameworks raise where they find no GPU, and what is so then.
+# What frameworks raise where they find no GPU. So says a build of PyTorch without CUDA, the third
+# once virtual GPUs were there.
 _NO_GPU = {
-    "Torch not compiled with CUDA enabled": "this PyTorch is built for the CPU",
-    "PyTorch is not linked with support for cuda devices": "this PyTorch is built for the CPU",
-    # So says a build without CUDA once virtual GPUs were there.
-    "with arguments from the 'CUDA' backend": "this PyTorch has no GPU",
-    "Found no NVIDIA driver on your system": "PyTorch finds no NVIDIA driver",
-    "No CUDA GPUs are available": "PyTorch finds no GPU",
-    "but torch.cuda.is_available() is False": "PyTorch finds no GPU",
-    "Unknown backend: 'gpu' requested": "JAX finds no GPU",
-    "Unknown backend: 'cuda' requested": "JAX finds no GPU",
-    "Unknown backend gpu.": "JAX finds no GPU",
-    "Unknown backend cuda.": "JAX finds no GPU",
-    "Could not satisfy device specification '/job:localhost": "TensorFlow finds no such device",
+    "PyTorch": r"Torch not compiled with CUDA|not linked with support for cuda|'CUDA' backend"
+    r"|Found no NVIDIA driver|No CUDA GPUs are available|torch\.cuda\.is_available\(\) is False",
+    "JAX": r"Unknown backend:? '?(?:gpu|cuda)\b",
+    "TensorFlow": "Could not satisfy device specification '/job:localhost",
 }
-_ON_CPU = '{}: device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
-_VIRTUAL = "%gpus --virtual 2 makes two virtual GPUs, on which {}"
+_ON_CPU = 'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
@@ -115,9 +107,8 @@ def started() -> list[int]:
     if (cuda := working()) is None:
         return []
     # torch's own test for it; a CPU build with virtual GPUs has none, and all are there.
-    has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", None)
-    every = range(cuda.device_count())
-    return [n for n in every if has_context is None or has_context(n)]
+    has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda n: True)
+    return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
@@ -168,15 +159,16 @@ def advice(error: BaseException) -> str:
     if _said(error) == _BUSY:
         return _WHERE_BUSY
     said = faults.in_words(error)
-    found = next((why for text, why in _NO_GPU.items() if text in said), "")
-    if not found or ("PyTorch" in found and sys.modules["torch"].cuda.is_available()):
+    found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")
+    if not found or (found == "PyTorch" and sys.modules["torch"].cuda.is_available()):
         return ""
-    first = _ON_CPU.format(found) if "PyTorch" in found else f"{found}; the CPU works"
+    works, then = "the CPU works", "it works in a new kernel: restart it, and type that first"
+    if found == "PyTorch":
+        works, then = _ON_CPU, "the cell works as it is: run it again"
+    cure = f"%gpus --virtual 2 makes two virtual GPUs, on which {then}"
     if physical_gpus():
-        return f"{first}\n→ there is a GPU in this machine: %gpus --doctor says what is missing"
-    again = "the cell works as it is: run it again"
-    later = "it works in a new kernel: restart it, and type that before the import"
-    return f"{first}\n→ {_VIRTUAL.format(again if 'PyTorch' in found else later)}"
+        cure = "there is a GPU in this machine: %gpus --doctor says what is missing"
+    return f"{found} finds no GPU; {works}\n→ {cure}"
 
 
 def room(device: Any) -> int:

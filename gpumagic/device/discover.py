@@ -21,7 +21,7 @@ from functools import cache
 from importlib import util
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from gpumagic import drm, nvml
 
@@ -52,38 +52,6 @@ def read_build(text: str) -> TorchBuild:
     return TorchBuild(**found)
 
 
-T = TypeVar("T")
-
-
-def hip_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
-    """Return the GPUs that HIP shows, of all in ROCm's order, each with its UUID."""
-    by_hip = env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES"))
-    left = _listed(_listed(gpus, env.get("ROCR_VISIBLE_DEVICES")), by_hip)
-    return [gpu for _, gpu in left]
-
-
-def xpu_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
-    """Return the GPUs that Level Zero shows; ``ZE_AFFINITY_MASK`` has numbers, ``1.0`` a tile."""
-    mask = env.get("ZE_AFFINITY_MASK")
-    tiles = None if mask is None else ",".join(n.partition(".")[0] for n in mask.split(","))
-    return [gpu for _, gpu in _listed(gpus, tiles)]
-
-
-def _listed(gpus: Sequence[tuple[str, T]], listed: str | None) -> list[tuple[str, T]]:
-    if listed is None:
-        return list(gpus)
-    found: list[tuple[str, T]] = []
-    for entry in (part.strip() for part in listed.split(",")):
-        if entry.isascii() and entry.isdigit() and len(entry) < 9:
-            match = gpus[int(entry) : int(entry) + 1]
-        else:
-            match = [gpu for gpu in gpus if entry and gpu[0].startswith(entry)]
-        if len(match) != 1:
-            break
-        found += [gpu for gpu in match if gpu not in found]
-    return found
-
-
 Kind = Literal["cpu", "cuda", "xpu", "mps"]
 
 
@@ -92,38 +60,20 @@ class Device:
     """A device that tensors can be on.
 
     Two are equal if they are the same device: free memory and the note are not compared.
-
-    Parameters
-    ----------
-    kind : {"cpu", "cuda", "xpu", "mps"}
-        As in torch: an AMD GPU is ``"cuda"`` too.
-    ordinal : int, optional
-        CUDA's number in this process, the ``1`` of ``cuda:1``.
-    uuid : str, optional
-        With its prefix, ``"GPU-…"`` or ``"MIG-…"``; ``"PCI-…"`` if it has none.
-    index : int, optional
-        The driver's number on this machine, that of nvidia-smi; for a MIG device its parent's.
-    name : str, optional
-    memory_total, memory_free : int, optional
-        Bytes.
-    virtual : bool
-        A virtual GPU of this process.
-    note : str, optional
-        For the user: why this is the CPU instead of the requested device.
-    ordinal_certain : bool
-        False if CUDA's order is unknown before CUDA starts: GPUs of several models, and
-        ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``.
     """
 
-    kind: Kind
-    ordinal: int | None = None
-    uuid: str | None = None
-    index: int | None = None
+    kind: Kind  # torch's: an AMD GPU is "cuda" too
+    ordinal: int | None = None  # CUDA's number in this process, the 1 of cuda:1
+    uuid: str | None = None  # with its prefix, "GPU-…" or "MIG-…"; "PCI-…" if it has none
+    index: int | None = None  # that of nvidia-smi or the driver; a MIG device has its parent's
     name: str | None = None
-    memory_total: int | None = None
+    memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
-    virtual: bool = False
+    virtual: bool = False  # a virtual GPU of this process
+    # For the user: why this is the CPU instead of the requested device.
     note: str | None = field(default=None, compare=False)
+    # False if CUDA's order is unknown before CUDA starts: GPUs of several models, and
+    # CUDA_DEVICE_ORDER is not PCI_BUS_ID.
     ordinal_certain: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
@@ -162,10 +112,8 @@ def has_virtual() -> bool:
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Set the devices that CUDA reports, by ordinal, and what reads the free bytes of one.
-
-    None removes them.
-    """
+    """Set the devices that CUDA reports, by ordinal, and what reads one's free bytes; None removes
+    them."""
     # A started CUDA no longer reads the environment, and its own order counts.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
@@ -181,35 +129,53 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
 
 def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     """Return the GPUs that ROCm's torch calls ``cuda``, by ordinal, with free memory."""
-    cards = {card.address: (n, card) for n, card in enumerate(drm.graphics_cards(root, "amd"))}
-    nodes = [cards[node.address] for node in drm.kfd_nodes(root) if node.address in cards]
-    shown = hip_order([(card.uuid, (n, card)) for n, card in nodes], env)
-    return [_of_card("cuda", ordinal, *known) for ordinal, known in enumerate(shown)]
+    cards = enumerate(drm.graphics_cards(root, "amd"))
+    known = {card.address: _of_card("cuda", index, card) for index, card in cards}
+    gpus = [known[address] for address in drm.kfd_gpus(root) if address in known]
+    left = _listed(gpus, env.get("ROCR_VISIBLE_DEVICES"))
+    by_hip = env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES"))
+    return _numbered(_listed(left, by_hip))
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     """Return the GPUs that torch calls ``xpu``, by ordinal: cards, or else the integrated one."""
     known = list(enumerate(drm.graphics_cards(root, "intel")))
-    cards = [(n, card) for n, card in known if not card.integrated] or known
-    shown = xpu_order([(card.uuid, (n, card)) for n, card in cards], env)
+    cards = [(index, card) for index, card in known if not card.integrated] or known
+    gpus = [_of_card("xpu", index, card) for index, card in cards]
+    # Numbers, ``1.0`` a tile.
+    mask = re.sub(r"\.[^,]*", "", env["ZE_AFFINITY_MASK"]) if "ZE_AFFINITY_MASK" in env else None
     # Level Zero's order of several models is not documented.
-    certain = len({card.name for _, card in cards}) <= 1
-    return [
-        replace(_of_card("xpu", ordinal, *one), ordinal_certain=certain)
-        for ordinal, one in enumerate(shown)
-    ]
+    return _numbered(_listed(gpus, mask), certain=len({gpu.name for gpu in gpus}) <= 1)
+
+
+def _of_card(kind: Kind, index: int, card: drm.GraphicsCard) -> Device:
+    total, used = card.memory("total"), card.memory("used")
+    free = None if total is None or used is None else total - used
+    return Device(kind, None, card.uuid, index, card.name, total, free)
+
+
+def _listed(gpus: list[Device], listed: str | None) -> list[Device]:
+    """Return the GPUs that a list of numbers and UUIDs selects; an invalid entry ends it."""
+    found: list[Device] = []
+    for entry in (part.strip() for part in listed.split(",")) if listed is not None else ():
+        if re.fullmatch("[0-9]{1,8}", entry):
+            match = gpus[int(entry) : int(entry) + 1]
+        else:
+            match = [gpu for gpu in gpus if entry and (gpu.uuid or "").startswith(entry)]
+        if len(match) != 1:
+            break
+        found += [gpu for gpu in match if gpu not in found]
+    return gpus if listed is None else found
+
+
+def _numbered(gpus: Iterable[Device], certain: bool = True) -> list[Device]:
+    return [replace(gpu, ordinal=n, ordinal_certain=certain) for n, gpu in enumerate(gpus)]
 
 
 def cards(root: Path = Path("/")) -> list[str]:
     """Return the models of AMD's and Intel's cards here, for any build of torch."""
     found = [card for vendor in ("amd", "intel") for card in drm.graphics_cards(root, vendor)]
     return [card.name or card.address for card in found if not card.integrated]
-
-
-def _of_card(kind: Kind, ordinal: int, index: int, card: drm.GraphicsCard) -> Device:
-    total, used = card.memory("total"), card.memory("used")
-    free = None if total is None or used is None else total - used
-    return Device(kind, ordinal, card.uuid, index, card.name, total, free)
 
 
 def here(*, memory: bool = True) -> list[Device]:
@@ -235,7 +201,7 @@ def here(*, memory: bool = True) -> list[Device]:
         found = visible(physical_gpus(), os.environ)
     if not memory:
         return found
-    free = nvml.door().memory_free([device.uuid for device in found if device.uuid])
+    free = nvml.door().memory_free()
     return [replace(d, memory_free=free.get(d.uuid or "", d.memory_free)) for d in found]
 
 
@@ -274,10 +240,7 @@ def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
     # FASTEST_FIRST, the default, is surely NVML's order only if all are equally fast.
     in_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     certain = by_uuid or in_order or len({device.name for device in gpus}) <= 1
-    return [
-        replace(device, ordinal=ordinal, ordinal_certain=certain)
-        for ordinal, device in enumerate(_one_mig(chosen, physical))
-    ]
+    return _numbered(_one_mig(chosen, physical), certain)
 
 
 def _is_mig(device: Device) -> bool:
@@ -287,11 +250,9 @@ def _is_mig(device: Device) -> bool:
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
     """Return the one MIG device that CUDA shows, without whole GPUs."""
     for device in chosen:
-        if _is_mig(device):
-            return [device]
-        for other in physical:
-            if _is_mig(other) and other.index == device.index:
-                return [other]
+        its = [other for other in physical if _is_mig(other) and other.index == device.index]
+        if its:
+            return [device if _is_mig(device) else its[0]]
     return chosen
 
 
@@ -321,20 +282,16 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
 
 
 LEAST_S = 1.0
-"""A stretch shorter than this has no energy: the counter follows a power reading that is renewed
-every 100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack
-of attention, SC24, arXiv:2312.02741), so that of ten of them a tenth is not certain."""
+"""A cell shorter than this has no energy: the counter follows a power reading that is renewed every
+100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack of
+attention, SC24, arXiv:2312.02741), so of ten readings a tenth is uncertain."""
 
 
-def joules(devices: Sequence[Device], door: nvml.Nvml | None = None) -> float | None:
-    """Return joules of whole boards since the driver was loaded; None if one has no counter."""
-    if not all(d.kind == "cuda" and d.uuid and not d.virtual for d in devices):
-        return None
-    door = door or nvml.door()
-    question = {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
-    gpus = {gpu.uuid: gpu for gpu in door.gpus()}
-    known = [gpus[device.uuid] for device in devices if device.uuid in gpus]
-    counters = [door.ask(gpu, question, alive=True)["energy"] for gpu in known]
-    if None in counters or len(counters) < len(devices):
-        return None
-    return float(sum(counters)) * 1e-3  # from millijoules
+def joules(device: Device) -> float | None:
+    """Return the joules of the whole board since the driver was loaded; None without a counter."""
+    door, question = nvml.door(), {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
+    for gpu in door.gpus():
+        if gpu.uuid == device.uuid:
+            counter = door.ask(gpu, question, alive=True)["energy"]
+            return None if counter is None else counter * 1e-3  # from millijoules
+    return None

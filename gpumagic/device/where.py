@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import index as as_integer
+from operator import index
 from platform import machine
 
 from gpumagic.device.discover import CPU, Device, cards, here
@@ -18,7 +18,6 @@ _MPS = re.compile(r"mps(?::0)?", re.I)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+|PCI-[0-9a-f:.-]+", re.I)
 
 SPELLINGS = "1, gpu:1, cuda:1, cuda, xpu:1, cpu, mps, GPU-<uuid>, free, all, or 0,1"
-SPELLINGS_OF_ONE = "1, gpu:1, cuda:1, cuda, xpu:1, cpu, mps, GPU-<uuid>, or free"
 NO_GPU = "this machine has no GPU that this process can see"
 
 
@@ -36,17 +35,6 @@ def resolve(
 
     Raises GpuError: not a WHERE, not here, named twice, or ambiguous; without `cpu`, not a GPU.
     """
-    return _resolve(where, devices, current, SPELLINGS, cpu=cpu)
-
-
-def _resolve(
-    where: object,
-    devices: Sequence[Device] | None,
-    current: int,
-    spellings: str,
-    *,
-    cpu: bool = True,
-) -> list[Device]:
     found: list[Device] = []
     try:
         text = _spell(where)
@@ -59,7 +47,7 @@ def _resolve(
     except _NotADevice as error:
         numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in (d.kind, "gpu")]
         question = meant(str(where), ["cpu", "free", "all", "mps", *numbered])
-        raise GpuError(f"{error} is not a device; {question}type {spellings}") from None
+        raise GpuError(f"{error} is not a device; {question}type {SPELLINGS}") from None
     return found
 
 
@@ -74,7 +62,7 @@ def resolve_one(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> Device:
     """Return the device of a WHERE that must name exactly one; see :func:`resolve`."""
-    found = _resolve(where, devices, current, SPELLINGS_OF_ONE)
+    found = resolve(where, devices, current=current)
     if len(found) > 1:
         raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
     return found[0]
@@ -82,20 +70,15 @@ def resolve_one(
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     """Return completions of a WHERE, or its last part, the likeliest first."""
-    if devices is None:
-        devices = here(memory=False)
-    # Parts before a comma are not offered again.
+    devices = here(memory=False) if devices is None else devices
     head, comma, start = prefix.rpartition(",")
-    taken = {part.strip() for part in head.split(",")}
-    ordinals = [device.ordinal for device in devices]
-    offers = [f"{n}" for n in ordinals] + [str(device) for device in devices] + ["cpu"]
-    if devices:
-        offers += ["free"] if comma else ["free", "all"]
-    # Only if somebody has begun to type them.
-    for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:") if start else ():
-        offers += [f"{spelling}{n}" for n in ordinals]
-    if start.startswith(("G", "M", "P")):
-        offers += [device.uuid for device in devices if device.uuid]
+    numbers = [str(device.ordinal) for device in devices]
+    offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
+    if start:  # only if somebody has begun to type them
+        for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:"):
+            offers += [spelling + number for number in numbers]
+        offers += [device.uuid or "" for device in devices]
+    taken = {part.strip() for part in head.split(",")} | {""}
     return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
 
 
@@ -105,15 +88,11 @@ def _spell(where: object) -> str:
         return where
     if isinstance(where, Device):
         return where.uuid or str(where)
-    kind = getattr(where, "type", None)
-    if isinstance(kind, str):
-        ordinal = getattr(where, "index", None)
-        return kind if ordinal is None else f"{kind}:{ordinal}"
+    if isinstance(getattr(where, "type", None), str):
+        return str(where)
     try:
         # True is an int in Python, but no GPU's number.
-        if isinstance(where, bool):
-            raise TypeError
-        return str(as_integer(where))  # type: ignore[arg-type]
+        return str(index(None if isinstance(where, bool) else where))  # type: ignore[arg-type]
     except TypeError:
         raise _NotADevice(_quote(where)) from None
 
@@ -128,10 +107,9 @@ def _resolve_part(
         found = _find(asked, devices, current)
     except _NotHere as error:
         if not part.endswith("?") or not cpu:
-            cure = _cure(asked, devices, cpu)
-            raise GpuError(f"no {error.asked}: {error.there_is}; {cure}") from None
+            raise GpuError(f"no {error}; {_cure(asked, devices, cpu)}") from None
         return [replace(CPU, note=f"asked for {error.asked}, which is not here")]
-    if not cpu and any(device.kind == "cpu" for device in found):
+    if not cpu and CPU in found:
         raise GpuError(f"{asked} is not a GPU; {_cure(asked, devices, cpu)}")
     return found
 
@@ -144,16 +122,14 @@ class _NotHere(Exception):
     """A valid WHERE without a device; a ``?`` makes it the CPU."""
 
     def __init__(self, asked: str, there_is: str) -> None:
+        super().__init__(f"{asked}: {there_is}")
         self.asked = asked
-        self.there_is = there_is
 
 
 def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
     word = asked.lower()
     if match := _GPU.fullmatch(asked):
-        digits = match["number"] or match["after"]
-        kind = (match["kind"] or "gpu").lower()
-        return [_gpu(kind, current if digits is None else int(digits), asked, devices)]
+        return [_gpu(match, current, devices)]
     if match := _CPU.fullmatch(asked):
         if int(match["after"] or 0):
             raise GpuError(f"no {asked}: the CPU is one device; type cpu")
@@ -164,22 +140,23 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
         if sys.platform == "darwin" and machine() == "arm64":
             return [Device("mps")]
         raise _NotHere("mps", "it is the GPU of Macs with Apple silicon")
-    if word in ("all", "free"):
-        if not devices:
-            raise _NotHere("GPU", _no_gpu())
-        return list(devices) if word == "all" else [_freest(devices)]
-    raise _NotADevice(_quote(asked))
+    if word not in ("all", "free"):
+        raise _NotADevice(_quote(asked))
+    if not devices:
+        raise _NotHere("GPU", _there_is(devices))
+    return list(devices) if word == "all" else [_freest(devices)]
 
 
-def _gpu(kind: str, ordinal: int, asked: str, devices: Sequence[Device]) -> Device:
-    """Return the GPU with this number; `kind` is torch's name, or "gpu" for any."""
+def _gpu(match: re.Match[str], current: int, devices: Sequence[Device]) -> Device:
+    """Return the GPU with this number; "gpu" and no kind mean any kind."""
+    digits, kind = match["number"] or match["after"], (match["kind"] or "gpu").lower()
+    ordinal = current if digits is None else int(digits)
     for device in devices:
         if device.ordinal == ordinal and kind in ("gpu", device.kind):
             return device
     there = devices[0].kind if devices else "cuda"
     name = f"{there if kind == 'gpu' else kind}:{ordinal}"
-    name = f"GPU {ordinal}" if asked.isdecimal() else name
-    raise _NotHere(name, _there_is(devices))
+    raise _NotHere(f"GPU {ordinal}" if match["number"] else name, _there_is(devices))
 
 
 def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
@@ -190,7 +167,7 @@ def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
         uuids = " and ".join(str(device.uuid) for device in found[:2])
         raise GpuError(f"{asked} is the start of {len(found)} UUIDs: {uuids}; type more of it")
     uuids = ", ".join(f"{device.label} is {device.uuid}" for device in devices if device.uuid)
-    raise _NotHere(asked, uuids or _no_gpu())
+    raise _NotHere(asked, uuids or _there_is([]))
 
 
 def _freest(devices: Sequence[Device]) -> Device:
@@ -201,38 +178,29 @@ def _freest(devices: Sequence[Device]) -> Device:
 
 
 def _add(device: Device, found: list[Device], whole: str) -> None:
-    if device not in found:
-        found.append(device)
-        return
-    at = found.index(device)
-    # Two missing devices become one CPU, with two notes.
-    if device.note and found[at].note:
-        if device.note != found[at].note:
-            found[at] = replace(device, note=f"{found[at].note}; {device.note}")
-        return
-    raise GpuError(f"{device} stands twice in {_quote(whole)}; name each device once")
+    same = [other for other in found if other == device]
+    if same and not (device.note and same[0].note):
+        raise GpuError(f"{device} stands twice in {_quote(whole)}; name each device once")
+    if same:  # two missing devices become one CPU, with two notes
+        found.remove(device)
+        device = replace(device, note=f"{same[0].note}; {device.note}")
+    found.append(device)
 
 
 def _list(devices: Sequence[Device]) -> str:
     labels = [str(device) for device in devices]
     if len(labels) > 8:
         labels = [*labels[:3], "…", labels[-1]]
-    names = {"virtual" if device.virtual else device.name or "" for device in devices}
-    (one, *more) = names
-    if more and len(labels) == len(devices):
-        labels = [f"{d} ({d.name})" if d.name else str(d) for d in devices]
     text = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
-    return text if more or not one else f"{text} ({one})"
+    names = ["virtual" if device.virtual else device.name for device in devices]
+    told = ", ".join(dict.fromkeys(filter(None, names)))
+    return f"{text} ({told})" if told else text
 
 
 def _there_is(devices: Sequence[Device]) -> str:
-    if not devices:
-        return _no_gpu()
-    return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
-
-
-def _no_gpu() -> str:
-    """Return why there is no GPU; there may be a card that torch was not built for."""
+    if devices:
+        return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
+    # There may be a card that torch was not built for.
     names = dict.fromkeys(cards())
     return f"torch here cannot use the {' and the '.join(names)}" if names else NO_GPU
 
@@ -245,9 +213,8 @@ def _choices(devices: Sequence[Device], cpu: bool = True) -> str:
 
 
 def _cure(asked: str, devices: Sequence[Device], cpu: bool) -> str:
-    virtual = f"{as_typed('%gpus --virtual 2')} for virtual ones"
     if not devices:
-        return f"type {'cpu, or ' * cpu}{virtual}"
+        return f"type {'cpu, or ' * cpu}{as_typed('%gpus --virtual 2')} for virtual ones"
     if not cpu:
         return f"type {_choices(devices, cpu)}, or nothing for all of them"
     choices = _choices(devices).replace(" or cpu", ", cpu")

@@ -91,11 +91,6 @@ def tick(seconds: float) -> str:
     return f"{scaled:.{3 if prefix == 'n' else 4}g} {prefix}s"
 
 
-def energy(joules: float | None) -> str:
-    """Format joules, three digits: ``"12.4 mJ"``, ``"1.24 kJ"``, ``"N/A"``."""
-    return NOT_KNOWN if joules is None else f"{_digits(joules, (*_MANY[:-1], *_SECONDS[:-1]))}J"
-
-
 def rate(each_second: float | None) -> str:
     """Format a rate per second, three digits: ``"448 /s"``, ``"80.6 k/s"``, ``"N/A"``."""
     return NOT_KNOWN if each_second is None else f"{_digits(each_second, _MANY)}/s"

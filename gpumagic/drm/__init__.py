@@ -9,10 +9,8 @@ https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files 
 ``drm-client-id`` and are counted once, for the lowest pid. Only this user's processes can be read,
 unless this user is root.
 
-KFD: ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can read ``proc/PID/vram_GPU`` of
-every user's processes. Its pids are the host's, also in a container, which is recognized by the
-number of the first pid namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h). After
-drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
+KFD (drivers/gpu/drm/amd/amdkfd): ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can
+read ``proc/PID/vram_GPU`` of every user's processes. Its pids are the host's, also in a container.
 """
 
 from __future__ import annotations
@@ -20,16 +18,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 # No file that is read here is this long.
 _LONGEST = 65536
 
 
 class Folder:
-    """The files below a folder, by names relative to it."""
+    """The files below a folder, by names relative to it; an unreadable file has no text."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = str(path)
@@ -37,21 +37,20 @@ class Folder:
     def __truediv__(self, name: str) -> Folder:
         return Folder(os.path.join(self.path, name))
 
-    def text(self, name: str) -> str | None:
+    def text(self, name: str) -> str:
         """Return a file's text, stripped."""
-        try:
-            with open(os.path.join(self.path, name), "rb") as file:
-                return file.read(_LONGEST).decode(errors="replace").strip()
-        except OSError:
-            return None
+        with suppress(OSError), open(os.path.join(self.path, name), "rb") as file:
+            return file.read(_LONGEST).decode(errors="replace").strip()
+        return ""
 
-    def number(self, name: str) -> int | None:
-        """Return a file's whole number, not negative."""
-        return whole(self.text(name))
+    def number(self, *names: str) -> int | None:
+        """Return the whole number, not negative, in the first of these files that has one."""
+        numbers = (whole(self.text(name)) for name in names)
+        return next((number for number in numbers if number is not None), None)
 
-    def scaled(self, name: str, divisor: float) -> float | None:
+    def scaled(self, divisor: float, *names: str) -> float | None:
         """Return a number divided by a unit: microwatts to watts by 1e6."""
-        value = self.number(name)
+        value = self.number(*names)
         return None if value is None else value / divisor
 
     def percent(self, name: str) -> float | None:
@@ -61,76 +60,30 @@ class Folder:
 
     def link(self, name: str) -> str | None:
         """Return the last part of a link's target, which need not exist."""
-        try:
+        with suppress(OSError):
             return os.path.basename(os.readlink(os.path.join(self.path, name)))
-        except OSError:
-            return None
+        return None
 
     def names(self, name: str = "") -> list[str]:
         """Return the names in a folder, ordered by the numbers in them."""
-        try:
-            return sorted(os.listdir(os.path.join(self.path, name)), key=_in_order)
-        except OSError:
-            return []
-
-    def is_closed(self, name: str) -> bool:
-        """Whether a file exists but this user may not read it."""
-        path = os.path.join(self.path, name)
-        effective = os.access in os.supports_effective_ids
-        return os.path.exists(path) and not os.access(path, os.R_OK, effective_ids=effective)
+        with suppress(OSError):
+            found = os.listdir(os.path.join(self.path, name))
+            return sorted(found, key=lambda each: [*map(int, re.findall("[0-9]+", each))])
+        return []
 
 
 def whole(text: str | None) -> int | None:
     """Parse a whole number, not negative; None for any other or too long text."""
-    plain = text is not None and len(text) <= 20 and text.isascii() and text.isdigit()
-    return int(text) if plain and text else None
-
-
-def _in_order(name: str) -> list[tuple[int, str]]:
-    return [(int(part) if len(part) < 20 else 0, part) for part in re.findall(r"[0-9]+", name)]
-
-
-_AMDS = "usr/share/libdrm/amdgpu.ids"
-_LISTS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
-
-
-@lru_cache(64)
-def pci_name(root: Path, vendor: str, device: str) -> str | None:
-    """Return ``"Radeon RX 7900 XTX"`` for ``"1002"`` and ``"744c"``; None without a list.
-
-    The name is in brackets: "Navi 31 [Radeon RX 7900 XT/7900 XTX]".
-    """
-    for name in _LISTS:
-        try:
-            with (root / name).open(errors="replace") as lines:
-                its = False
-                for line in lines:
-                    if line[:1] not in "\t#\n":
-                        its = line.startswith(f"{vendor} ")
-                    elif its and line.startswith(f"\t{device} "):
-                        model = line[6:].strip()
-                        return model.rpartition("[")[2].rstrip("]") or model
-        except OSError:
-            continue
-    return None
-
-
-@lru_cache(64)
-def amd_name(root: Path, device: str, revision: str) -> str | None:
-    """Return ``"AMD Radeon RX 7900 XTX"`` for device ``"744c"``, revision ``"c8"``."""
-    text = Folder(root).text(_AMDS) or ""
-    found = re.search(
-        rf"^{device},\s*{re.escape(revision)},\s*(\S.*)$", text, re.MULTILINE | re.IGNORECASE
-    )
-    return found[1].strip() if found else None
+    return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
-_CALLED = {"amd": "AMD", "intel": "Intel"}
 # PCI classes of displays and accelerators.
 _SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
-_CARD = re.compile(r"card[0-9]{1,4}")
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# Lists of models: "744C, C8, AMD Radeon RX 7900 XTX", and below a line for the vendor
+# "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]".
+_AMDS = ("usr/share/libdrm/amdgpu.ids",)
+_MODELS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
 
 
 @dataclass(frozen=True)
@@ -150,23 +103,26 @@ class GraphicsCard:
         return Folder(self.path / "device")
 
     @cached_property
-    def pools(self) -> tuple[str, ...]:
-        """The memory pools of an amdgpu card. An APU has a few hundred megabytes, and ROCm uses the
-        host's through the GTT. Only APUs have a northbridge voltage."""
-        sensors = self.sensors
-        apu = sensors is not None and sensors.number("in1_input") is not None
-        return ("vram", "gtt") if apu else ("vram",)
+    def regions(self) -> tuple[str, ...]:
+        """The regions of memory that count as its own, by the beginning of their names.
+
+        AMD's APU has a few hundred megabytes, and ROCm uses the host's through the GTT. Only APUs
+        have a northbridge voltage.
+        """
+        if self.vendor == "intel":
+            return ("system", "gtt") if self.integrated else ("vram", "local")
+        return ("vram",) if self.sensors.number("in1_input") is None else ("vram", "gtt")
 
     @property
-    def sensors(self) -> Folder | None:
+    def sensors(self) -> Folder:
         """The folder of its hwmon; of several of i915, that of the whole device."""
         folders = [self.device / "hwmon" / name for name in self.device.names("hwmon")]
-        whole = (folder for folder in folders if "_gt" not in (folder.text("name") or ""))
-        return next(whole, None)
+        whole = (folder for folder in folders if "_gt" not in folder.text("name"))
+        return next(whole, self.device / "hwmon")
 
     def memory(self, what: str) -> int | None:
         """Return bytes from amdgpu; `what` is "total" or "used"."""
-        found = [self.device.number(f"mem_info_{pool}_{what}") for pool in self.pools]
+        found = [self.device.number(f"mem_info_{region}_{what}") for region in self.regions]
         return None if None in found else sum(count or 0 for count in found)
 
     @property
@@ -180,57 +136,50 @@ def is_integrated(vendor: str | None, address: str) -> bool:
     return vendor == "intel" and address.endswith(":00:02.0")
 
 
-def graphics_cards(
-    root: Path, vendor: str, known: dict[tuple[str, str], GraphicsCard] | None = None
-) -> list[GraphicsCard]:
-    """Return the cards of a vendor in the order of the PCI bus; cards in `known` with the same name
-    and address are not read again."""
-    known = {} if known is None else known
-    drm = Folder(root / "sys/class/drm")
-    found = []
-    for name in filter(_CARD.fullmatch, drm.names()):
-        address = (drm / name).link("device") or ""
-        card = known.get((name, address)) or _card(root, name, address)
-        if card is not None:
-            known[name, address] = card
-            found.append(card)
-    return sorted((c for c in found if c.vendor == vendor), key=lambda card: card.address)
-
-
-def _card(root: Path, name: str, address: str) -> GraphicsCard | None:
-    path = root / "sys/class/drm" / name
-    files = Folder(path / "device")
-    vendor = VENDORS.get(files.text("vendor") or "")
-    if vendor is None or not _ADDRESS.fullmatch(address):
-        return None
-    return GraphicsCard(
-        vendor=vendor,
-        address=address,
-        driver=files.link("driver"),
-        uuid=_uuid(root, files, address),
-        name=_name(root, files, vendor),
-        path=path,
-    )
+def graphics_cards(root: Path, vendor: str) -> list[GraphicsCard]:
+    """Return the cards of a vendor in the order of the PCI bus."""
+    folder, found = root / "sys/class/drm", []
+    for card in Folder(folder).names():
+        files, address = Folder(folder / card / "device"), Folder(folder / card).link("device")
+        # Connectors, as card0-DP-1, have no vendor; renderD128 is the same card again.
+        if card.startswith("card") and address and VENDORS.get(files.text("vendor")) == vendor:
+            uuid, name = _uuid(root, files, address), _name(root, files, vendor)
+            driver = files.link("driver")
+            found.append(GraphicsCard(vendor, address, driver, uuid, name, folder / card))
+    return sorted(found, key=lambda card: card.address)
 
 
 def _uuid(root: Path, files: Folder, address: str) -> str:
-    own = (files.text("unique_id") or "").lower()
+    own = files.text("unique_id").lower()
     if re.fullmatch(r"[0-9a-f]{8,32}", own) and own.strip("0"):
         return f"GPU-{own}"
-    boot = Folder(root).text("proc/sys/kernel/random/boot_id") or ""
+    boot = Folder(root).text("proc/sys/kernel/random/boot_id")
     return f"PCI-{address}" + (f"-{boot[:8]}" if re.match(r"[0-9a-f]{8}", boot) else "")
 
 
 def _name(root: Path, files: Folder, vendor: str) -> str | None:
-    model = files.text("product_name")
+    model: str | None = files.text("product_name")
     code, number, revision = (
-        (files.text(name) or "").removeprefix("0x") for name in ("vendor", "device", "revision")
+        files.text(name).removeprefix("0x") for name in ("vendor", "device", "revision")
     )
     if not model and re.fullmatch(r"[0-9a-f]{4}", number):
-        model = amd_name(root, number, revision) if vendor == "amd" else None
-        model = model or pci_name(root, code, number) or f"GPU {number}"
-    called = _CALLED.get(vendor, "")
-    return model if not model or model.startswith(called) else f"{called} {model}"
+        exact = rf"^{number},\s*{re.escape(revision)},\s*(\S.*)$"
+        model = _listed(root, _AMDS, exact) if vendor == "amd" else None
+        listed = _listed(root, _MODELS, rf"^{code} .*\n(?:[\t#].*\n)*?\t{number} +(\S.*)$") or ""
+        model = model or listed.rpartition("[")[2].rstrip("]") or f"GPU {number}"
+    called = {"amd": "AMD", "intel": "Intel"}.get(vendor, "")
+    return f"{called} {model}" if model and not model.startswith(called) else model or None
+
+
+@lru_cache(64)
+def _listed(root: Path, names: tuple[str, ...], pattern: str) -> str | None:
+    """Return the pattern's group in the first of these lists of models that has it."""
+    for name in names:
+        with suppress(OSError):
+            text = (root / name).read_text(errors="replace")
+            if found := re.search(pattern, text, re.MULTILINE | re.IGNORECASE):
+                return found[1].strip()
+    return None
 
 
 def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
@@ -239,123 +188,84 @@ def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
     found = []
     for address in sorted(bus.names()):
         files = bus / address
-        vendor = VENDORS.get(files.text("vendor") or "")
-        if vendor and (files.text("class") or "").startswith(_SHOWS_OR_COMPUTES):
+        vendor = VENDORS.get(files.text("vendor"))
+        if vendor and files.text("class").startswith(_SHOWS_OR_COMPUTES):
             found.append((vendor, address, files.link("driver")))
     return found
 
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# Newer names first; amdgpu used "memory" before Linux 6.14.
-_HELD = ("drm-resident-", "drm-memory-", "drm-total-")
-_ENGINE = re.compile(r"drm-(engine|cycles)-(?!capacity-)(.+)")
+# Newer names last; amdgpu used "memory" before Linux 6.14.
+_KINDS = ("total", "memory", "resident")
+_HELD = re.compile(
+    r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE
+)
+_RAN = re.compile(r"^drm-(?:engine|cycles)-(?!capacity-)(\S+):\s*([0-9]{1,20})\b", re.MULTILINE)
+_CLIENT = re.compile(r"^drm-client-id:\s*([0-9]{1,20})$", re.MULTILINE)
+_PDEV = re.compile(r"^drm-pdev:\s*(\S+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Client:
+class DrmClient(NamedTuple):
     """One open handle of a process to a GPU."""
 
     pid: int
-    id: int
     address: str  # of the GPU on the PCI bus
     memory: Mapping[str, int]  # bytes by region: "vram", "gtt", "system0"
     ran: frozenset[str]  # the types of engines that have worked for it
 
 
-def read_clients(root: Path) -> list[Client]:
+def read_clients(root: Path) -> list[DrmClient]:
     """Return each client of all readable processes, once."""
-    found: dict[tuple[str, int], Client] = {}
+    found: dict[tuple[str, str], DrmClient] = {}
     processes = Folder(root / "proc")
-    for name in processes.names():
-        pid = whole(name)
-        for text in _texts(processes / name) if pid is not None else ():
-            client = _client(pid or 0, text)
-            if client is not None:
-                found.setdefault((client.address, client.id), client)
+    for pid in filter(str.isdecimal, processes.names()):
+        for text in _texts(processes / pid):
+            number, address = _CLIENT.search(text), _PDEV.search(text)
+            if number and address:
+                held = sorted(_HELD.findall(text), key=lambda line: _KINDS.index(line[0]))
+                memory = {region: int(count) * _UNITS[unit] for _, region, count, unit in held}
+                ran = frozenset(engine for engine, used in _RAN.findall(text) if int(used))
+                client = DrmClient(int(pid), address[1], memory, ran)
+                found.setdefault((address[1], number[1]), client)
     return list(found.values())
 
 
 def _texts(process: Folder) -> Iterator[str]:
-    try:
-        files = list(os.scandir(os.path.join(process.path, "fd")))
-    except OSError:
-        return  # another user's, or ended
-    for file in files:
-        try:
-            on_gpu = os.readlink(file.path).startswith("/dev/dri/")
-        except OSError:
-            continue
-        text = process.text(os.path.join("fdinfo", file.name)) if on_gpu else None
-        if text is not None:
-            yield text
+    """Yield what the system tells of each of a process's files that is open on a GPU."""
+    with suppress(OSError):  # another user's process, or it has ended
+        for file in list(os.scandir(os.path.join(process.path, "fd"))):
+            with suppress(OSError):
+                if os.readlink(file.path).startswith("/dev/dri/"):
+                    yield process.text(os.path.join("fdinfo", file.name))
 
 
-def _client(pid: int, text: str) -> Client | None:
-    lines = (line.partition(":") for line in text.splitlines())
-    told = {key.strip(): value.strip() for key, colon, value in lines if colon}
-    number, address = whole(told.get("drm-client-id")), told.get("drm-pdev")
-    if number is None or not address:
-        return None
-    return Client(pid, number, address, _memory(told), _ran(told))
-
-
-def _memory(told: Mapping[str, str]) -> dict[str, int]:
-    memory: dict[str, int] = {}
-    for prefix in _HELD:
-        for key, value in told.items():
-            count, _, unit = value.partition(" ")
-            held, region = whole(count), key.removeprefix(prefix)
-            if region != key and held is not None and unit in _UNITS:
-                memory.setdefault(region, held * _UNITS[unit])
-    return memory
-
-
-def _ran(told: Mapping[str, str]) -> frozenset[str]:
-    engines = ((_ENGINE.fullmatch(key), value) for key, value in told.items())
-    return frozenset(
-        found[2] for found, value in engines if found and whole(value.removesuffix(" ns"))
-    )
-
-
+# The host's pid namespace: PROC_PID_INIT_INO in include/linux/proc_ns.h.
 _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
-@dataclass(frozen=True)
-class KfdNode:
-    """A GPU that ROCm can use."""
-
-    gpu_id: int  # KFD's own number
-    address: str  # on the PCI bus, "0000:03:00.0"
-
-
-def kfd_nodes(root: Path) -> list[KfdNode]:
-    """Return ROCm's GPUs in ROCm's order; empty if the driver has no KFD."""
+def kfd_gpus(root: Path) -> dict[str, int]:
+    """Return KFD's numbers of the GPUs that ROCm can use, by PCI address, in ROCm's order."""
     nodes = Folder(root / "sys/class/kfd/kfd/topology/nodes")
-    found = []
+    found = {}
     for name in nodes.names():
         gpu_id = (nodes / name).number("gpu_id")
+        told = dict(re.findall(r"^(\S+) ([0-9]{1,9})$", (nodes / name).text("properties"), re.M))
         # A CPU is a node too, with the id 0.
-        if gpu_id:
-            lines = ((nodes / name).text("properties") or "").splitlines()
-            told = dict(pair for line in lines if len(pair := line.split()) == 2)
-            at, domain = whole(told.get("location_id")), whole(told.get("domain", "0"))
-            if at is not None and domain is not None:
-                address = f"{domain:04x}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}"
-                found.append(KfdNode(gpu_id, address))
+        if gpu_id and "location_id" in told:
+            at, domain = int(told["location_id"]), int(told.get("domain", 0))
+            found[f"{domain:04x}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}"] = gpu_id
     return found
 
 
-def kfd_memory(root: Path) -> dict[tuple[int, int], int]:
-    """Return bytes by pid and KFD's number of the GPU."""
+def kfd_memory(root: Path) -> dict[tuple[int, str], int]:
+    """Return the bytes that KFD knows of, by pid and PCI address of the GPU."""
     namespace = Folder(root / "proc/self/ns").link("pid")
     if namespace not in (None, _FIRST_NAMESPACE):
         return {}
-    processes = Folder(root / "sys/class/kfd/kfd/proc")
-    found = {}
-    for pid in processes.names():
-        for file in processes.names(pid):
-            name, gpu = file.partition("vram_")[::2]
-            held = None if name else (processes / pid).number(file)
-            if held and pid.isdecimal() and gpu.isdecimal():
-                found[int(pid), int(gpu)] = held
-    return found
+    processes, gpus = Folder(root / "sys/class/kfd/kfd/proc"), kfd_gpus(root)
+    return {
+        (int(pid), address): held
+        for pid in filter(str.isdecimal, processes.names())
+        for address, gpu_id in gpus.items()
+        if (held := (processes / pid).number(f"vram_{gpu_id}"))
+    }

@@ -28,8 +28,8 @@ from gpumagic.display.units import many
 from gpumagic.dryrun.result import Assigned
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.placement.scope import placement
-from gpumagic.usercode.lines import UserLine, innermost
+from gpumagic.placement import placement
+from gpumagic.usercode.files import UserLine, innermost
 
 raised: list["Stopped"] = []
 """Of the dry run that is under way: a bare `except:` must not hide them."""
@@ -191,7 +191,8 @@ class Fakes(FakeTensorMode):
         finder.variables(variables)
         scripted = [
             (module._c, name, tensor)
-            for module in finder.scripted
+            for module in finder.modules
+            if isinstance(module, torch.jit.ScriptModule)
             for named in (module.named_parameters, module.named_buffers)
             for name, tensor in named(recurse=False)
         ]

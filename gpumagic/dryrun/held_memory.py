@@ -24,7 +24,7 @@ from gpumagic.device.cards import Card, card, cards
 from gpumagic.dryrun.result import OnCard, Peak
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
-from gpumagic.usercode.lines import UserLine, innermost
+from gpumagic.usercode.files import UserLine, innermost
 from gpumagic.virtual import gate
 
 

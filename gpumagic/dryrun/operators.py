@@ -33,7 +33,7 @@ from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
-from gpumagic.usercode.lines import in_cell
+from gpumagic.usercode.files import in_cell
 from gpumagic.virtual.networks import added
 from gpumagic.virtual.scratch import IN_PARTS, rule_of, temporary_bytes
 
@@ -74,7 +74,8 @@ class Crossings:
         at = (None, 0) if user is None else in_cell(user)
         key = (copy, operator, source, destination, how, at)
         if key not in self._counts:
-            self._counts[key] = count_for(copy, operator, source, destination, how, user, inner)
+            kind = "copy" if copy else "wait"
+            self._counts[key] = count_for(kind, operator, source, destination, how, user, inner)
         count = self._counts[key]
         count.count += 1
         count.calls += 1
@@ -83,7 +84,7 @@ class Crossings:
     def ledger(self, virtual: bool) -> Ledger:
         """What was counted."""
         entries = (replace(count.entry(), seconds=None) for count in self._counts.values())
-        return Ledger(merged(entries), virtual)
+        return Ledger(merged(entries), virtual, predicted=True)
 
 
 class Operators(TorchDispatchMode):

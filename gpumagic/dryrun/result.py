@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from textwrap import indent
 from typing import Any
 
-from gpumagic.device.cards import Card
+from gpumagic.device.cards import CONTEXT, Card
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, many, size
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.moved import Moved
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 LIMIT_S = 60.0
 """After so long a dry run stops, with the result up to there."""
@@ -198,7 +198,7 @@ def _on_cards(run: DryRun) -> Iterator[str]:
     for known in (each.card for each in run.cards):
         total = f"{size(known.total)}{' by torch' if known.reported else ' by its name'}"
         yield (
-            f"{known.name}: {total}, less estimates of {size(known.context)} for CUDA's context "
+            f"{known.name}: {total}, less estimates of {size(CONTEXT)} for CUDA's context "
             f"and {size(known.workspace)} for cuBLAS"
         )
 

@@ -1,27 +1,35 @@
-"""Move arrays that cannot move in place: copy them, and replace them wherever variables hold them.
+"""Move arrays that cannot move in place, and name the operands of a failed expression.
 
-Guarantees: names and containers that shared an array share the copy; lists, dicts and objects stay
-the same objects; nothing changes before all copies are made.
+An array is copied, and replaced wherever variables hold it. Guarantees: names and containers that
+shared an array share the copy; lists, dicts and objects stay the same objects; nothing changes
+before all copies are made.
 """
 
+import ast
+import re
 import time
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from gpumagic.device import CPU, Device
+from gpumagic.device import CPU, Device, devices_changed
 from gpumagic.device import here as devices_here
 from gpumagic.faults import first_line
-from gpumagic.frameworks.framework import Framework
-from gpumagic.moving.moved import Left, Moved, Moves, Origin, keep_origins
-from gpumagic.usercode.values import defined_in, own
+from gpumagic.frameworks.framework import Counting, Framework, Split
+from gpumagic.frameworks.watching import CopyCounting
+from gpumagic.ledger.entry import Tally
+from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, keep_origins
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.values import MISSING, PLAIN, defined_in, own
 
-_DICTS = (dict, defaultdict, OrderedDict)
+_IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
 _CAPTURED = "a function has captured it: give it as an argument, or make it in this cell"
+_LITERALS = (ast.List, ast.Tuple, ast.Dict)
+_OWN_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 _origins: dict[tuple[str, str], Origin] = {}
 """Origins of variables that cells moved for good, by the framework's and the variable's name."""
@@ -35,6 +43,30 @@ def forget_origins() -> None:
 class ArrayFramework(Framework):
     """Move variables of a framework by replacing their arrays with copies."""
 
+    copies: CopyCounting | None = None
+    """Counts the copies that the code does not name; None if the framework makes none."""
+    virtual = 0
+    """The number of virtual GPUs."""
+
+    def __init__(self) -> None:
+        self._patches = ExitStack()
+        devices_changed.append(self._changed)
+        self._changed()
+
+    def _changed(self) -> None:
+        before, self.virtual = self.virtual, sum(gpu.virtual for gpu in devices_here(memory=False))
+        if not self.virtual:
+            self._patches.close()
+        elif not before:
+            self.patch(self._patches)
+
+    def patch(self, stack: ExitStack) -> None:
+        """Have the framework's functions answer for virtual GPUs, until `stack` is closed."""
+
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
+        """Count its copies between devices and its waits, within the context."""
+        return nullcontext() if self.copies is None else self.copies.count(tally, strict)
+
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return a copy on another device, the array itself if it is there, or GpuError.
 
@@ -47,142 +79,119 @@ class ArrayFramework(Framework):
         variables: Iterable[tuple[str, Any]],
         device: Device,
         namespace: dict[str, Any],
-        origins: list[tuple[Any, Origin]],
-        *,
-        back: bool = False,
-        line: Callable[[], Any] | None = None,
+        origins: Origins,
+        line: Any = None,
     ) -> Moves:
         """Copy the arrays of these variables to `device`, and rebind their names in `namespace`.
 
         An array that cannot be copied stays, with the others of its variable.
         """
-        moving = _Moving(self)
+        moving, there = _Moving(self, namespace), str(device)
         for name, value in variables:
-            found = _look(name, value, self, str(device))
-            if found.arrays and name not in namespace:
-                moving.left.append(Left(name, _CAPTURED))
-            elif found.arrays and moving.copy(found, lambda array: self.bring(array, device)):
-                committed = any(getattr(array, "committed", True) for array in found.arrays)
-                originals = moving.originals(found, kept=back)
-                source = next(iter(found.sources))
-                origin = Origin(name, source, str(device), "", type(value), committed, originals)
+            arrays = moving.copy(name, value, there, lambda array: self.bring(array, device))
+            if arrays:
+                committed = any(getattr(array, "committed", True) for array in arrays)
+                originals, home = moving.originals(arrays), self.where(arrays[0])
+                origin = Origin(name, home, there, "", type(value), committed, originals)
                 origins.append(((self.name, name), origin))
-                moving.found.append((name, value))
-        return moving.finish(moving.found, namespace)
+        return moving.finish()
 
-    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+    def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origin of each variable from before the first cell that moved it."""
         keep_origins(_origins, origins, cell)
 
-    def home(
-        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
-    ) -> Moves:
+    def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move the present values of the moved variables, also new ones, back to where they were.
 
-        So are the copies of a moved variable that others hold. An unchanged copy is replaced by
-        its original, if its origin has that.
+        An unchanged copy is replaced by its original, if its origin has that.
         """
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
-        wanted = [(k, o) for k, o in _origins.items() if k[0] == self.name]
-        wanted = [(k, o) for k, o in origins or wanted if o.device in devices]
-        known: dict[int, tuple[Any, Any, Any]]
-        known = {key: (*pair, o) for _, o in wanted for key, pair in o.originals.items()}
-        moving = _Moving(self)
+        moving = _Moving(self, namespace)
 
         def bring(array: Any, origin: Origin) -> Any:
-            copy, original, _ = known.get(id(array), (None, None, origin))
-            if original is not None and copy() is array:
+            copy, original = origin.originals.get(id(array), (None, None))
+            if copy is not None and copy() is array:
                 return original
             return self.bring(array, devices[origin.device], committed=origin.committed)
 
-        for (_, name), origin in wanted:
-            value = namespace.get(name)
-            if type(value) is origin.kind:
-                found = _look(name, value, self, origin.device)
-                moving.copy(found, partial(bring, origin=origin))
-        variables = [(n, v) for n, v in namespace.items() if n[0] != "_"]
-        for name, value in variables:
-            for array in _look(name, value, self, "").arrays:
-                copy, _, came = known.get(id(array), (None, None, None))
-                if copy is not None and copy() is array:
-                    one = _Found(name, [array], {self.where(array): None})
-                    moving.copy(one, partial(bring, origin=came))
-        moves = moving.finish(variables, namespace)
-        for key, _ in wanted if origins is None else ():
-            del _origins[key]
-        return moves
+        wanted = [(k, o) for k, o in _origins.items() if k[0] == self.name]
+        for key, origin in wanted if origins is None else origins:
+            value = namespace.get(origin.name)
+            if type(value) is origin.kind and origin.device in devices:
+                moving.copy(origin.name, value, origin.device, partial(bring, origin=origin))
+            if origins is None:
+                del _origins[key]
+        return moving.finish()
 
     def away(self, namespace: Mapping[str, Any]) -> list[str]:
         """Return the variables that are, or hold, arrays on a GPU."""
         variables = [(name, value) for name, value in namespace.items() if name[0] != "_"]
-        return [name for name, value in variables if _look(name, value, self, "cpu").arrays]
-
-
-@dataclass
-class _Found:
-    """Keep the arrays of one variable that are on other devices, and these devices."""
-
-    name: str
-    arrays: list[Any] = field(default_factory=list)
-    sources: dict[str, None] = field(default_factory=dict)
+        return [name for name, value in variables if arrays_in(value, self, "cpu")]
 
 
 class _Moving:
     """Copy the arrays of several variables, each once; then replace them everywhere."""
 
-    def __init__(self, framework: Framework) -> None:
-        self.left: list[Left] = []
-        self.found: list[tuple[str, Any]] = []
-        self._framework = framework
+    def __init__(self, framework: Framework, namespace: dict[str, Any]) -> None:
+        self._framework, self._namespace = framework, namespace
         self._start = time.perf_counter()
+        self._left: list[Left] = []
         self._moved: list[Moved] = []
+        self._variables: list[tuple[str, Any]] = []
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
-    def copy(self, found: _Found, bring: Callable[[Any], Any]) -> bool:
-        """Copy the arrays of one variable; return whether all of them were."""
-        new = {id(array): array for array in found.arrays if id(array) not in self._copies}
+    def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
+        """Copy a variable's arrays that are not `there`; return them, or none if one stays."""
+        arrays = arrays_in(value, self._framework, there)
+        if not arrays:
+            return ()
+        if name not in self._namespace:
+            self._left.append(Left(name, _CAPTURED))
+            return ()
+        new = {id(array): array for array in arrays if id(array) not in self._copies}
         try:
             self._copies |= {key: (array, bring(array)) for key, array in new.items()}
         except Exception as error:  # noqa: BLE001  it is to stay, or the framework has no room
-            self.left.append(Left(found.name, first_line(error)))
-            return False
+            self._left.append(Left(name, first_line(error)))
+            return ()
         if new:  # bytes that two variables share count once, for the first
-            nbytes = sum(self._framework.nbytes(array) for array in new.values())
-            self._moved.append(Moved(found.name, nbytes, tuple(found.sources)))
-        return True
+            nbytes = sum(map(self._framework.nbytes, new.values()))
+            sources = dict.fromkeys(map(self._framework.where, arrays))
+            self._moved.append(Moved(name, nbytes, tuple(sources)))
+        self._variables.append((name, value))
+        return arrays
 
-    def originals(self, found: _Found, kept: bool) -> dict[int, tuple[Any, Any]]:
-        """Return each copy by its id, weakly because that may be reused; if `kept` its original."""
-        pairs = [self._copies[id(array)] for array in found.arrays]
-        return {id(copy): (weakref.ref(copy), array if kept else None) for array, copy in pairs}
+    def originals(self, arrays: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
+        """Return each copy's original by the copy's id, with the copy, weakly."""
+        pairs = [self._copies[id(array)] for array in arrays]
+        return {id(copy): (weakref.ref(copy), array) for array, copy in pairs}
 
-    def finish(self, variables: Iterable[tuple[str, Any]], namespace: dict[str, Any]) -> Moves:
+    def finish(self) -> Moves:
         """Replace the arrays in the variables by their copies, and wait for these."""
         if not self._copies:
-            return Moves(left=tuple(self.left))
+            return Moves(left=tuple(self._left))
         seen: dict[int, Any] = {}
-        for name, value in variables:
+        for name, value in self._variables:
             made = _replaced(value, self._framework, self._copied, seen)
             if made is not value:
-                namespace[name] = made
+                self._namespace[name] = made
         self._framework.wait()
-        return Moves(tuple(self._moved), tuple(self.left), time.perf_counter() - self._start)
+        return Moves(tuple(self._moved), tuple(self._left), time.perf_counter() - self._start)
 
     def _copied(self, array: Any) -> Any:
         return self._copies.get(id(array), (array, array))[1]
 
 
-def _look(name: str, value: Any, framework: Framework, there: str) -> _Found:
-    """Find the arrays of a variable that are on other devices; change nothing."""
-    found = _Found(name)
+def arrays_in(value: Any, framework: Framework, there: str = "") -> list[Any]:
+    """Return the arrays that a value is or holds, unless they are on device `there`."""
+    found: list[Any] = []
 
-    def note(array: Any) -> Any:
-        if (where := framework.where(array)) != there:
-            found.arrays.append(array)
-            found.sources.setdefault(where)
+    def look(array: Any) -> Any:
+        if framework.where(array) != there:
+            found.append(array)
         return array
 
-    _replaced(value, framework, note, {})
+    _replaced(value, framework, look, {})
     return found
 
 
@@ -193,56 +202,79 @@ def _replaced(
 
     `seen` has each object's replacement, so that shared objects stay shared and cycles end.
     """
+    if type(value) in PLAIN:
+        return value
     if id(value) in seen:
         return seen[id(value)][1]
-    kind = type(value)
     if framework.is_array(value):
         made = new(value)
-    elif kind in (list, deque) or kind in _DICTS:
-        seen[id(value)] = value, value
-        made = _in_place(value, framework, new, seen)
-    elif issubclass(kind, tuple):
-        parts = [_replaced(part, framework, new, seen) for part in value]
-        made = value if _same(parts, value) else _tuple_of(kind, parts)
-    elif (split := _of_partial(value) or framework.parts(value)) is not None:
-        seen[id(value)] = value, value  # what is changed in place may hold itself
-        parts = [_replaced(part, framework, new, seen) for part in split[0]]
-        made = value if _same(parts, split[0]) else split[1](parts)
-    elif kind is SimpleNamespace or (defined_in(kind) == "__main__" and not issubclass(kind, type)):
-        seen[id(value)] = value, value
-        _in_place(own(value), framework, new, seen)
-        made = value
     else:
-        return value
+        seen[id(value)] = value, value  # what it holds may hold it
+        if (split := _split(value) or framework.parts(value)) is not None:
+            held, rebuild = split
+            parts = [_replaced(part, framework, new, seen) for part in held]
+            same = all(a is b for a, b in zip(parts, held, strict=True))
+            made = value if same else rebuild(parts)
+        else:
+            made, held = value, _changeable(value)
+            for key, part in list(held.items() if isinstance(held, dict) else enumerate(held)):
+                if (put := _replaced(part, framework, new, seen)) is not part:
+                    held[key] = put
     seen[id(value)] = value, made  # the value too, so that its id stays its own
     return made
 
 
-def _of_partial(call: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-    """Split a `functools.partial` into its function and arguments, as `Framework.parts` does."""
-    if type(call) is not partial:
-        return None
-
-    def change(parts: Sequence[Any]) -> Any:
-        call.__setstate__((*parts, vars(call)))  # type: ignore[attr-defined]
-        return call
-
-    return (call.func, call.args, call.keywords), change
-
-
-def _in_place(
-    held: Any, framework: Framework, new: Callable[[Any], Any], seen: dict[int, Any]
-) -> Any:
-    for key, part in list(held.items() if isinstance(held, dict) else enumerate(held)):
-        made = _replaced(part, framework, new, seen)
-        if made is not part:
-            held[key] = made
-    return held
+def _split(value: Any) -> Split | None:
+    """Split what is rebuilt, a tuple or a `functools.partial`, as `Framework.parts` does."""
+    kind: Any = type(value)
+    if issubclass(kind, tuple):
+        return value, getattr(kind, "_make", kind)
+    if kind is partial:
+        parts = value.func, value.args, value.keywords
+        return parts, lambda new: partial(new[0], *new[1], **new[2])
+    return None
 
 
-def _same(parts: Iterable[Any], before: Iterable[Any]) -> bool:
-    return all(a is b for a, b in zip(parts, before, strict=True))
+def _changeable(value: Any) -> Any:
+    """Return the container whose items, or an own object's attributes, are replaced in place."""
+    kind = type(value)
+    if kind in _IN_PLACE:
+        return value
+    is_open = kind is SimpleNamespace or (
+        defined_in(kind) == "__main__" and not issubclass(kind, type)
+    )
+    return own(value) if is_open else ()
 
 
-def _tuple_of(kind: type, parts: list[Any]) -> Any:
-    return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
+def failures(
+    error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
+) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
+    """Yield what `pattern` finds in an error's message, the user's frame, and what failed there."""
+    for each in errors(error):
+        said = pattern.search(str(each))
+        frames = failed_frames(each.__traceback__) if said else []
+        if said is not None and frames and (node := frames[0].failed) is not None:
+            frames[0].scope.outer = {**namespace, **frames[0].scope.outer}
+            yield said, frames[0], node
+
+
+def operands(
+    node: ast.AST, frame: FailedFrame, held: Callable[[Any], Sequence[Any]]
+) -> Iterator[tuple[ast.expr, Sequence[Any]]]:
+    """Yield the largest expressions in a node whose values are or hold arrays, with these.
+
+    `held` returns a value's arrays. An item of an array has gone, and is where the array is.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _OWN_SCOPES):
+            continue
+        whole = isinstance(child, ast.expr) and not isinstance(child, _LITERALS)
+        value = frame.scope.value(child) if whole else MISSING
+        arrays = () if value is MISSING else held(value)
+        if isinstance(child, ast.expr) and arrays:
+            yield child, arrays
+            continue
+        inner = [*operands(child, frame, held)]
+        if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
+            inner = [(child, inner[0][1])]
+        yield from inner

@@ -4,7 +4,7 @@ CuPy never copies an operand silently, so its copies are not counted: the code n
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import cupy
@@ -13,7 +13,6 @@ from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework
 from gpumagic.frameworks.framework import Place, Pool, place_of
-from gpumagic.ledger.entry import Tally
 
 
 class CuPy(ArrayFramework):
@@ -22,6 +21,7 @@ class CuPy(ArrayFramework):
     name = "CuPy"
 
     def __init__(self) -> None:
+        super().__init__()
         # To ask a GPU that nobody has used would make a context there, of some 500 MiB.
         self._used: set[int] = set()
 
@@ -30,7 +30,6 @@ class CuPy(ArrayFramework):
         return bool(self._used)
 
     def devices(self) -> list[Device]:
-        """The GPUs that it can use here, by ordinal."""
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError:  # no driver, or no GPU
@@ -39,7 +38,6 @@ class CuPy(ArrayFramework):
         return [known.get(number, Device("cuda", number)) for number in range(count)]
 
     def own(self, device: Device) -> Any:
-        """CuPy's object for a device, or GpuError."""
         if device.kind != "cuda" or device.ordinal is None:
             raise GpuError(
                 f"CuPy's arrays are on GPUs alone, not on {device}; cupy.asnumpy(x)"
@@ -51,32 +49,25 @@ class CuPy(ArrayFramework):
         return cupy.cuda.Device(device.ordinal)
 
     def make_virtual(self, count: int) -> None:
-        """Raise GpuError: it has no virtual GPUs."""
         raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[None]:
-        """Make this thread's new arrays on `device`, within the context."""
         return _current(self.own(device))
 
     def is_array(self, value: object) -> bool:
-        """Whether it is an array of CuPy's."""
         return isinstance(value, cupy.ndarray)
 
     def where(self, array: Any) -> str:
-        """The device that an array is on, ``"cuda:1"``."""
         return f"cuda:{array.device.id}"
 
     def nbytes(self, array: Any) -> int:
-        """The bytes of its data."""
         return int(array.nbytes)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on another device; the array itself if it is there."""
         with self.own(device):
             return cupy.asarray(array)
 
     def copy(self, array: Any, device: Device) -> Any:
-        """Return a new copy on a device, even if the array is there."""
         with self.own(device):
             return cupy.array(array)
 
@@ -91,7 +82,6 @@ class CuPy(ArrayFramework):
             return int(cupy.get_default_memory_pool().used_bytes()), None
 
     def places(self, array: Any) -> list[Place]:
-        """The memory of an array."""
         place = place_of(array)
         return [place] if place is not None else []
 
@@ -102,12 +92,6 @@ class CuPy(ArrayFramework):
         with self.own(device):
             pool = cupy.get_default_memory_pool()
             return Pool(self.name, int(pool.used_bytes()), None, int(pool.total_bytes()), None)
-
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
-        """Count nothing: each of its copies is named in the code."""
-        return nullcontext()
 
 
 @contextmanager

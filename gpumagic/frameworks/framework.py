@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from gpumagic.device import Device
 from gpumagic.errors import as_typed
 from gpumagic.ledger.entry import Memory, Tally
-from gpumagic.moving.moved import Moves, Origin
+from gpumagic.moving.moved import Moves, Origins
 
 if TYPE_CHECKING:
     from gpumagic.mismatch.explanation import Explanation
@@ -41,6 +41,13 @@ _NAMES = {
 }
 
 
+Split = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
+"""The parts of a container, and a function that rebuilds it from others."""
+
+
+Counting = AbstractContextManager[object]
+
+
 class Place(NamedTuple):
     """Describe a piece of a device's memory."""
 
@@ -53,15 +60,11 @@ class Place(NamedTuple):
 class Pool:
     """Record the figures of a framework's allocator for one GPU, in bytes; None if unknown."""
 
-    framework: str
-    """As its people write it: ``"JAX"``."""
-    used: int | None
-    """Given out now: to arrays, and to what computes."""
+    framework: str  # as its people write it: "JAX"
+    used: int | None  # given out now: to arrays, and to what computes
     peak: int | None
-    taken: int | None
-    """From the driver, given out or not."""
-    limit: int | None
-    """It takes no more than so much."""
+    taken: int | None  # from the driver, given out or not
+    limit: int | None  # it takes no more than so much
 
 
 def device_of(value: Any) -> str | None:
@@ -75,40 +78,31 @@ def device_of(value: Any) -> str | None:
         name = _KINDS.get(number, f"DLPack's device type {number}")
         return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
     if hasattr(kind, "__cuda_array_interface__"):
-        return _by_itself(getattr(value, "device", None))
+        # Its own `device` may be a number, an object with one, or a name.
+        own = getattr(value, "device", None)
+        by_number = getattr(own, "id", own)
+        named = f"cuda:{by_number}" if isinstance(by_number, int) else str(own)
+        return named if named.startswith("cuda") else "cuda"
     if hasattr(kind, "__array_interface__"):
         return "cpu"
     return _TABLES.get(_root(kind))
 
 
-def _by_itself(device: Any) -> str:
-    """Return the device by an array's own `device`: a number, an object with one, or a name."""
-    ordinal = getattr(device, "id", device)
-    if isinstance(ordinal, int):
-        return f"cuda:{ordinal}"
-    return str(device) if str(device).startswith("cuda") else "cuda"
-
-
-def address_of(value: Any) -> int:
-    """Return the address of its data; if unknown, a number that no other array has."""
-    if hasattr(type(value), "__cuda_array_interface__"):
-        return int(value.__cuda_array_interface__["data"][0])
-    return id(value)
-
-
 def nbytes_of(value: Any) -> int:
-    """Return the bytes of its data; 0 if unknown."""
+    """Return the bytes of an array's data; 0 if unknown."""
     nbytes = getattr(value, "nbytes", 0)
     return nbytes if isinstance(nbytes, int) else 0
 
 
 def place_of(value: Any) -> Place | None:
     """Return an array's memory, by a protocol; None if its device or size is unknown."""
-    device = device_of(value)
+    device, address = device_of(value), id(value)  # if unknown, one that no other array has
     if device is None or not (nbytes := nbytes_of(value)):
         return None
+    if hasattr(type(value), "__cuda_array_interface__"):
+        address = int(value.__cuda_array_interface__["data"][0])
     # Where only the driver knows which GPU it is, it is most often the first one.
-    return Place("cuda:0" if device == "cuda" else device, address_of(value), nbytes)
+    return Place("cuda:0" if device == "cuda" else device, address, nbytes)
 
 
 def wholes(places: Iterable[Place]) -> dict[Place, Place]:
@@ -136,7 +130,10 @@ def _root(kind: type) -> str:
 
 
 class Framework(Protocol):
-    """Define the contract of an imported framework; method bodies here are the defaults."""
+    """Define the contract of an imported framework; method bodies here are the defaults.
+
+    The adapters' methods have a docstring only where they do more than is said here.
+    """
 
     name: str
     """As its people write it: ``"JAX"``."""
@@ -184,23 +181,18 @@ class Framework(Protocol):
         variables: Iterable[tuple[str, Any]],
         device: Device,
         namespace: dict[str, Any],
-        origins: list[tuple[Any, Origin]],
-        *,
-        back: bool = False,
-        line: Callable[[], Any] | None = None,
+        origins: Origins,
+        line: Any = None,
     ) -> Moves:
         """Move the arrays of these variables to `device`; GpuError if there is no room.
 
-        `origins` receives the origin of each, as it moves; with `back` also its original, if it
-        was copied. Names in `namespace` may be rebound. A long move has a `line`.
+        `origins` receives the origin of each, as it moves. Names in `namespace` may be rebound.
         """
 
-    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+    def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origins of arrays that a cell has moved for good."""
 
-    def home(
-        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
-    ) -> Moves:
+    def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move what cells have moved, or only that of `origins`, back to where it was."""
 
     def away(self, namespace: Mapping[str, Any]) -> list[str]:
@@ -209,11 +201,8 @@ class Framework(Protocol):
     def copy(self, array: Any, device: Device) -> Any:
         """Return a new copy on a device, even if the array is there: donating it is harmless."""
 
-    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-        """Return the parts of its own container, and a function that rebuilds it from others.
-
-        None for everything else: lists, dicts and the like are walked without this method.
-        """
+    def parts(self, value: object) -> Split | None:
+        """Split its own container; None for all others: lists are walked without this method."""
         return None
 
     def knows(self, kind: type) -> bool:
@@ -254,9 +243,7 @@ class Framework(Protocol):
     def pool(self, device: Device) -> Pool | None:
         """Return its allocator's figures for a GPU; None if unknown, or if it has not started."""
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Count its copies between devices and its waits by the user's line, within the context.
 
         With `strict`, an implicit one raises `ImplicitCopyError` at its line. With `warn`, a line
@@ -289,8 +276,8 @@ class FrameworksOn:
         """Whether one of them knows a class by its identity."""
         return any(framework.knows(kind) for framework in self.frameworks)
 
-    def parts(self, value: object) -> Any:
-        """Return the parts of their own containers, as `Framework.parts` does; None for others."""
+    def parts(self, value: object) -> Split | None:
+        """Split one of their own containers, as `Framework.parts` does; None for all others."""
         found = (framework.parts(value) for framework in self.frameworks)
         return next((split for split in found if split is not None), None)
 

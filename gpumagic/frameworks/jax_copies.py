@@ -4,30 +4,43 @@ An operand on another device is copied silently: NumPy's always, JAX's unless it
 device. Not counted: a single number as an operand, constants that a program closes over (they are
 compiled in), and what a program over several devices exchanges while it runs. On virtual GPUs an
 array counts as read once, as on a GPU, where JAX keeps the copy.
+
+A compiled program, and every function of `jax.numpy` is one, is called by C++ without Python. So
+while something counts, a call that moves something is not kept in C++'s tables, and passes through
+Python each time. Calls that move nothing go their usual way, and no program is compiled again.
+
+Private parts of JAX that are patched, as they are in 0.10; where one is missing, `count` raises
+`GpuError` and has patched nothing:
+
+* ``jax._src.lib.xla_client``: ``batched_block_until_ready``, and, by which all copies to devices
+  go, ``batched_device_put`` and ``batched_copy_array_to_devices_with_sharding``;
+* ``jax._src.array.ArrayImpl``: ``block_until_ready``; ``_value``, by which all copies to the host
+  go; and on virtual GPUs its C slot for buffers, by which NumPy reads memory of the CPU's alone;
+* ``jax._src.pjit``: ``_get_fastpath_data`` and the two tables of calls; ``PjitFunctionCache``;
+* ``jax._src.interpreters.pxla.MeshExecutableFastpathData``; ``jax._src.traceback_util``.
 """
 
+import ctypes
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from numbers import Number
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy
 
-from gpumagic.errors import ImplicitCopyError
-from gpumagic.frameworks import jax_doors
-from gpumagic.frameworks.jax_devices import JaxDevices
-from gpumagic.frameworks.jax_doors import Move
-from gpumagic.frameworks.watching import Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_but_one
-from gpumagic.ledger.entry import DISPLAY, LIBRARY, USER, Count, Entry, Tally, kinds
-from gpumagic.usercode.files import module_of
-from gpumagic.usercode.lines import called, in_cell, name_in
+from gpumagic.errors import GpuError
+from gpumagic.frameworks import watching
+from gpumagic.frameworks.framework import replace
+from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
+from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
+from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
+from gpumagic.usercode.files import called, in_cell, name_in
 
 
 def advise(entry: Entry) -> Advice | None:
@@ -35,38 +48,27 @@ def advise(entry: Entry) -> Advice | None:
     if entry.operator == "block_until_ready":
         text = "wait once, after the loop: jax.block_until_ready(results)"
         return all_but_one(entry, text) if entry.calls >= OFTEN else None
-    if entry.operator == "operand":
-        return _of_operand(entry)
+    put = put_call(entry.destination, entry.names)
     if entry.repeats and entry.kind == "copy" and entry.destination != "cpu":
-        return _the_same(entry)
-    return None
-
-
-def _of_operand(entry: Entry) -> Advice:
-    if entry.repeats:
-        return _the_same(entry)
+        text = f"the same array each time; once, before the loop: {put}"
+        return Advice(text, entry.repeats)
+    if entry.operator != "operand":
+        return None
     is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
     place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
     text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: put {it} there, and what is"
-    text += f" the same each time once: {put_call(entry.destination, entry.names)}"
-    return Advice(text, 0, 1.0, "at most: all of it, if the same array comes each time")
-
-
-def _the_same(entry: Entry) -> Advice:
-    put = put_call(entry.destination, entry.names)
-    text = f"the same array each time; once, before the loop: {put}"
-    share = entry.repeats / entry.count
-    return Advice(text, entry.repeats, share, "the time of all but the first")
+    text += f" the same each time once: {put}"
+    return Advice(text)
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:
     """Return the code that copies the variables of these names to a device."""
     every = ", ".join(names)
     what = f"({every})" if len(names) > 1 else every or "…"
-    return f"{every and f'{every} = '}jax.device_put({what}, {own(destination)})"
+    return f"{every and f'{every} = '}jax.device_put({what}, {as_code(destination)})"
 
 
-def own(device: str) -> str:
+def as_code(device: str) -> str:
     """Return a device as code: ``jax.devices("gpu")[1]``."""
     kind, _, number = device.partition(":")
     return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'
@@ -77,230 +79,300 @@ _MOST = 4096  # leaves of a variable that are looked at
 
 def name_of(array: Any, user: FrameType) -> str:
     """Return the variable in a user's expression that is or holds an array; empty if none does."""
-    return name_in(user, partial(_is, array)) or name_in(user, partial(_holds, array))
+    return name_in(user, partial(_holds, array))
+
+
+def _holds(array: Any, value: Any) -> bool:
+    """Whether a variable is an array, or a pytree with it, which a copy may replace."""
+    leaves = _leaves(value)
+    return any(_is(array, leaf) for leaf in leaves[:_MOST]) and can_be_put(value)
 
 
 def _is(array: Any, value: Any) -> bool:
-    """Whether a variable's value is an array; NumPy's come here as other objects of their bytes."""
+    """Whether a value is an array; NumPy's come here as other objects of their bytes."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
         return array is not None and value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
     return bool(ours["data"] == theirs["data"] and ours["shape"] == theirs["shape"])
 
 
-def _holds(array: Any, value: Any) -> bool:
-    """Whether a variable is a pytree with an array in it, which a copy may replace."""
-    try:
-        leaves = [] if changes(value) else jax.tree.leaves(value)
-    except Exception:  # noqa: BLE001  of a class of the user's
-        return False
-    return any(_is(array, leaf) for leaf in leaves[:_MOST]) and all(map(is_data, leaves))
-
-
-def is_data(leaf: Any) -> bool:
-    """Whether `device_put` takes a leaf of a pytree: a module of Equinox's may hold functions."""
-    return isinstance(leaf, (jax.Array, numpy.ndarray, Number))
-
-
-def changes(value: object) -> bool:
-    """Whether it is an object of Flax NNX, which changes in place."""
+def can_be_put(value: Any) -> bool:
+    """Whether `device_put` copies a value: objects of Flax NNX change in place, and a module of
+    Equinox may hold functions."""
     nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree))
+    if nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree)):
+        return False
+    return all(isinstance(leaf, (jax.Array, numpy.ndarray, Number)) for leaf in _leaves(value))
 
 
-_inside = Inside(jax, "jax_")
-# Frames of JAX's that stand around its functions.
-_AROUND = {"reraise_with_filtered_traceback", "wrapper"}
-# A program's constants: see above.
-_COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}
+def _leaves(value: Any) -> list[Any]:
+    try:
+        return jax.tree.leaves(value)  # type: ignore[no-any-return]
+    except Exception:  # noqa: BLE001  of a class of the user's
+        return []
+
+
 # Functions that are called to make an array of something else, or to read one.
 _MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}
 _MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
+_COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # a program's constants
+_PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+# From a type's beginning to its tp_as_buffer: the head of an object, its size, and 17 words.
+_BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
 _NAMED = 8  # calls of an instruction whose arrays' names are looked for
 
 ADVISERS["JAX"] = advise
 
 
-class JaxCopies:
-    """Count from `__enter__` to `__exit__`, on all threads that no other instance counts."""
+class _Copy(NamedTuple):
+    """Describe a copy from one device to another."""
 
-    def __init__(self, devices: JaxDevices, tally: Tally, strict: bool) -> None:
-        self._devices = devices
-        self.tally = tally
-        self.strict = strict
-        self.thread = 0
-
-    def __enter__(self) -> "JaxCopies":
-        self.thread = threading.get_ident()
-        _counting.add(self, self._devices)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        _counting.remove(self)
+    source: Any  # JAX's device; None for the host
+    destination: Any
+    nbytes: int
+    array: Any
 
 
-class _Counting:
-    """Pass JAX's copies and waits to all counters in force."""
+_After = Callable[[Any, float], None]
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._running: tuple[JaxCopies, ...] = ()
-        self._stack = ExitStack()
+
+class JaxCopies(CopyCounting):
+    """Count JAX's copies and waits."""
+
+    framework = "JAX"
+    inside = staticmethod(inside_of(jax, "jax_"))
+    around = ("reraise_with_filtered_traceback", "wrapper")
+    all_threads = True
+
+    def __init__(self, jax_framework: Any) -> None:
+        super().__init__()
+        self._jax = jax_framework
         self._read: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._devices: Any = None
-        self._scopes: Any = None
-        self._names: dict[Any, str] = {}
 
-    def add(self, one: JaxCopies, devices: JaxDevices) -> None:
-        """Begin to count; GpuError where this JAX cannot be counted."""
-        with self._lock:
-            if not self._running:
-                self._devices = devices
-                self._scopes = jax_doors.stand(self, self._stack, virtual=devices.virtual)
-                self._names = {None: "cpu"}
-            self._running = (*self._running, one)
+    def patch(self, stack: ExitStack) -> None:
+        """Patch JAX until `stack` is closed; GpuError if it differs inside."""
+        try:
+            self._patch(stack)
+        except (ImportError, AttributeError) as error:
+            raise GpuError(
+                f"copies are not counted with JAX {jax.__version__}: {error}; "
+                "JAX 0.10 is known to be counted"
+            ) from error
 
-    def remove(self, one: JaxCopies) -> None:
-        """Stop counting; the last counter to stop removes the patches of JAX."""
-        with self._lock:
-            if one not in self._running:
-                return
-            self._running = tuple(other for other in self._running if other is not one)
-            if not self._running:
-                self._stack.close()
-                self._read.clear()
+    def _patch(self, stack: ExitStack) -> None:
+        from jax._src import pjit, traceback_util
+        from jax._src.array import ArrayImpl
+        from jax._src.interpreters import pxla
+        from jax._src.lib import _jax, xla_client
 
-    def copying(self, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Count copies to devices; called before them."""
+        _leave_out(traceback_util.register_exclusion)
+        for owner, name, ask in (
+            (xla_client, "batched_device_put", self._put),
+            (xla_client, "batched_copy_array_to_devices_with_sharding", self._copied),
+            (xla_client, "batched_block_until_ready", self._blocked),
+            (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
+        ):
+            replace(stack, owner, name, self.door(getattr(owner, name), ask))
+        value = self.door(vars(ArrayImpl)["_value"].fget, self._value)
+        replace(stack, ArrayImpl, "_value", property(value))
+        if self._jax.virtual:
+            _read_as_on_gpus(ArrayImpl, stack)
+        gate = _Gate(pjit._get_fastpath_data, pxla.MeshExecutableFastpathData)
+        replace(stack, pxla, "MeshExecutableFastpathData", gate.data)
+        replace(stack, pjit, "_get_fastpath_data", gate.ask)
+        tables = pjit._cpp_pjit_cache_fun_only, pjit._cpp_pjit_cache_explicit_attributes
+
+        def clear() -> None:
+            for table in tables:
+                table.clear()
+            _jax.PjitFunctionCache.clear_all()
+
+        clear()  # a call that is kept there from before would not come by
+        # What was not kept would come by Python for ever.
+        stack.callback(lambda: clear() if gate.refused else None)
+        stack.callback(self._read.clear)
+
+    def _put(self, aval: Any, sharding: Any, xs: Any, devices: Any, *a: Any, **kw: Any) -> Any:
+        """Count copies of values, or of whole arrays, to devices."""
         __tracebackhide__ = True
-        return self._asked(self._copying(moves, sys._getframe(1)))
+        copies = [copy for x, there in zip(xs, devices, strict=False) for copy in _one(x, there)]
+        return self._copying(copies, sys._getframe()) if copies else None
 
-    def reading(self, array: Any, moves: Sequence[Move]) -> Callable[[float], None] | None:
-        """Count a read by the host; called before it."""
+    def _copied(self, xs: Any, device_lists: Any, *args: Any) -> Any:
+        """Count copies of the parts of arrays to devices."""
         __tracebackhide__ = True
-        return self._asked(self._reading(array, moves, sys._getframe(1)))
+        copies = [
+            _Copy(source, device, nbytes, x)
+            for x, devices in zip(xs, device_lists, strict=False)
+            for (source, nbytes), device in zip(_shards(x), devices, strict=False)
+            if source != device
+        ]
+        return self._copying(copies, sys._getframe()) if copies else None
 
-    def waiting(self, arrays: Sequence[Any]) -> Callable[[float], None] | None:
-        """Count a wait of the host for arrays; called before it."""
-        call = self._called_from(sys._getframe(1))
+    def _copying(self, copies: list[_Copy], frame: FrameType) -> _After | None:
+        __tracebackhide__ = True
+        call = self.called_from(frame, _COMPILING)
+        if call is None:
+            return None
+        # What a library makes an array of is an operand of the user's all the same.
+        users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
+        making, putting = users and call.function in _MAKING, call.function in _PUTTING
+        if not (putting or making):
+            copies = [copy for copy in copies if copy.array.size != 1]
+        operator = call.function if making else "device_put" if putting else "operand"
+        return self._counted("copy", operator, call, copies, making or putting)
+
+    def _value(self, array: Any) -> _After | None:
+        """Count the first read of an array by the host."""
+        __tracebackhide__ = True
+        known = array._npy_value is not None or self._read.get(id(array)) is array
+        if known or array.is_deleted():
+            return None
+        self._read[id(array)] = array
+        call = self.called_from(sys._getframe(), _COMPILING)
+        shards = _shards(array)[: 1 if array.is_fully_replicated else None]
+        if call is None or not shards:
+            return None
+        copies = [_Copy(device, None, nbytes, array) for device, nbytes in shards]
+        getting = call.function in _PUTTING
+        if array.size == 1 and not getting:
+            return self._counted("wait", "item", call, copies, False)
+        user = call.user is not None and called(*in_cell(call.user)) in _READING
+        operator = "device_get" if getting else "asarray" if user else "value"
+        return self._counted("copy", operator, call, copies, getting or user)
+
+    def _blocked(self, arrays: Sequence[Any]) -> _After | None:
+        """Count a wait for each device of the arrays."""
+        call = self.called_from(sys._getframe())
         if call is None:
             return None
         held = [array.sharding.device_set for array in arrays if isinstance(array, jax.Array)]
-        moves = [Move(own, None, 0, None, True) for own in set().union(*held)]
-        call = call._replace(explicit=True)
-        return self._asked(self._found(False, "block_until_ready", call, moves))
+        waits = [_Copy(device, None, 0, None) for device in set().union(*held)]
+        return self._counted("wait", "block_until_ready", call, waits, True)
 
-    def _asked(self, found: Sequence[tuple[Count, Move]]) -> Callable[[float], None] | None:
-        """Return a function to count moves once made; under strict, raise if one is implicit."""
+    def _counted(
+        self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
+    ) -> _After | None:
+        """Return a function to count copies once made; raise strict's error before."""
         __tracebackhide__ = True
-        if any(one.strict for one in self._watching()):
-            for count, _ in found:
-                if count.implicit and count.how != DISPLAY:
-                    refused = ImplicitCopyError(_refusal(count))
-                    refused.raised_in = count.code
-                    raise refused
-        return _adding(found) if found else None
-
-    def _copying(self, moves: Sequence[Move], frame: FrameType) -> list[tuple[Count, Move]]:
-        call = self._called_from(frame)
-        if call is None:
-            return []
-        # What a library makes an array of is an operand of the user's all the same.
-        users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
-        making = users and call.function in _MAKING
-        if not (call.explicit or making):
-            moves = [move for move in moves if not move.single]
-        operator = call.function if making else "device_put" if call.explicit else "operand"
-        call = call._replace(explicit=call.explicit or making)
-        return self._found(True, operator, call, moves)
-
-    def _reading(
-        self, array: Any, moves: Sequence[Move], frame: FrameType
-    ) -> list[tuple[Count, Move]]:
-        if self._read.get(id(array)) is array:
-            return []
-        self._read[id(array)] = array
-        call = self._called_from(frame)
-        if call is None or not moves:
-            return []
-        if moves[0].single and not call.explicit:
-            return self._found(False, "item", call, moves)
-        user = call.user is not None and called(*in_cell(call.user)) in _READING
-        operator = "device_get" if call.explicit else "asarray" if user else "value"
-        call = call._replace(explicit=call.explicit or user)
-        return self._found(True, operator, call, moves)
-
-    def _found(
-        self, copy: bool, operator: str, call: Call, moves: Sequence[Move]
-    ) -> list[tuple[Count, Move]]:
-        """Return the counts for each move: one in every tally that counts this thread."""
-        found = []
-        for move in moves:
-            ends = (self._name(move.source), self._name(move.destination))
-            if ends[0] == ends[1] or (copy and not move.nbytes):
+        # An operand is elsewhere because of who gave it; what a library reads, it reads by itself.
+        asked = operator == "operand" or (explicit and kind == "copy")
+        about = {"implicit": not explicit, "within": "" if asked else call.library}
+        found: list[tuple[Count, _Copy]] = []
+        for copy in copies:
+            ends = self._end(copy.source), self._end(copy.destination)
+            if ends[0] == ends[1] or (kind == "copy" and not copy.nbytes):
                 continue
-            key = ((copy, operator, *ends), *call.at(), call.how, threading.get_ident())
-            for one in self._watching():
-                count = one.tally.counts.get(key)
-                if count is None:
-                    count = one.tally.add(key, _new(copy, operator, ends, call))
-                if count.calls < _NAMED and call.user is not None:
-                    name = name_of(move.array, call.user)
-                    count.names += (name,) if name and name not in count.names else ()
-                found.append((count, move))
-        return found
+            for count in self.counts(call, kind, operator, ends, **about):
+                _name(count, copy.array, call.user)
+                found.append((count, copy))
+        self.refuse(count for count, _ in found)
+        return partial(_add, found) if found else None
 
-    def _watching(self) -> Sequence[JaxCopies]:
-        me = threading.get_ident()
-        return [one for one in self._running if one.thread == me] or self._running
+    def _end(self, device: Any) -> str:
+        return "cpu" if device is None else str(self._jax.name_of(device))
 
-    def _called_from(self, frame: FrameType) -> Call | None:
-        threads = [one.thread for one in self._running]
-        call = called_from(frame, _inside, _AROUND, _COMPILING, threads)
-        scopes = self._scopes()
-        if call is None or not (scopes.explicit_device_put or scopes.explicit_device_get):
-            return call
-        return call._replace(explicit=True)
-
-    def _name(self, device: Any) -> str:
-        name = self._names.get(device)
-        if name is None:
-            name = self._names[device] = self._devices.name(device)
-        return name
+    def instead(self, count: Count) -> str:
+        """Return in words what to write, so that a copy or wait is explicit."""
+        if count.destination == "cpu":
+            return "name it first: jax.device_get(x)"
+        return f"bring it there first: {put_call(count.destination, count.names)}"
 
 
-_counting = _Counting()
+def _name(count: Count, array: Any, user: FrameType | None) -> None:
+    name = name_of(array, user) if count.calls < _NAMED and user is not None else ""
+    count.names += (name,) if name and name not in count.names else ()
 
 
-def _new(copy: bool, operator: str, ends: tuple[str, str], call: Call) -> Count:
-    inner = "" if call.inner is None else call.inner.f_code.co_filename
-    # An operand is elsewhere because of who gave it; what a library reads, it reads by itself.
-    asked = call.explicit and operator != "block_until_ready"
-    library = call.how == LIBRARY and not asked and operator != "operand"
-    within = module_of(inner) if library and kinds[inner] != USER else ""
-    return call.counting(copy, operator, ends, not call.explicit, within=within, framework="JAX")
+def _add(found: Sequence[tuple[Count, _Copy]], result: Any, seconds: float) -> None:
+    for count, copy in found:
+        count.add(copy.nbytes, seconds / len(found))
+        if count.kind == "copy" and isinstance(copy.array, jax.Array):
+            count.looks += 1
+            count.repeats += count.last is not None and count.last() is copy.array
+            count.last = weakref.ref(copy.array)
 
 
-def _adding(found: Sequence[tuple[Count, Move]]) -> Callable[[float], None]:
-    def add(seconds: float) -> None:
-        for count, move in found:
-            count.count += 1
-            count.nbytes += move.nbytes
-            count.seconds += seconds / len(found)
-            count.calls += 1
-            count.blocking += move.destination is None
-            if count.copy and isinstance(move.array, jax.Array):
-                count.looks += 1
-                count.repeats += count.last is not None and count.last() is move.array
-                count.last = weakref.ref(move.array)
-
-    return add
+@cache
+def _leave_out(register: Callable[[str], None]) -> None:
+    """Have JAX leave frames of ours out of tracebacks, as it does its own; for good."""
+    for file in (__file__, watching.__file__):
+        register(file)
 
 
-def _refusal(count: Count) -> str:
-    if count.destination == "cpu":
-        return refusal(count, "name it first: jax.device_get(x)")
-    put = put_call(count.destination, count.names)
-    return refusal(count, f"bring it there first: {put}")
+def _one(x: Any, device: Any) -> Iterator[_Copy]:
+    """Describe how a whole array, or a value that is none yet, gets to a device."""
+    source = None
+    if isinstance(x, jax.Array):
+        if device in x.sharding.device_set:
+            return
+        source = min(x.sharding.device_set, key=lambda own: own.id)
+    yield _Copy(source, device, x.nbytes, getattr(x, "val", x))
+
+
+def _shards(array: Any) -> list[tuple[Any, int]]:
+    """Return an array's devices, in its own order, each with the bytes of its part."""
+    sharding, part = array.sharding, array.dtype.itemsize
+    for size in sharding.shard_shape(array.shape):
+        part *= size
+    return [(device, part) for device in sharding._addressable_device_assignment]
+
+
+class _Gate:
+    """Keep a call in C++'s tables only if nothing moves in it."""
+
+    def __init__(self, real: Callable[..., Any], data: Callable[..., Any]) -> None:
+        self._real = real
+        self._data = data
+        self._here = threading.local()
+        self.refused = False  # whether any call was not kept
+
+    def ask(self, executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
+        """Replace ``pjit._get_fastpath_data``: return the entry for a table, or None."""
+        if executable is not None and _moves_any(executable, args):
+            self.refused = True
+            return None
+        self._here.still = True
+        try:
+            return self._real(executable, out_tree, args, *rest)
+        finally:
+            self._here.still = False
+
+    def data(self, *args: Any) -> Any:
+        """Replace the entry's class, which functions compiled ahead of time call themselves."""
+        if getattr(self._here, "still", False):
+            return self._data(*args)
+        self.refused = True
+        return None
+
+
+def _moves_any(executable: Any, args: Sequence[Any]) -> bool:
+    """Whether an operand is a NumPy array, or is on another device."""
+    first = len(executable.in_avals) - len(args)  # before them are constants, if any are
+    kept = executable._kept_var_idx
+    if first > 0 or len(kept) != len(executable._in_shardings):
+        return True
+    used = [arg for i, arg in enumerate(args) if i in kept]
+    return any(map(_moves, used, executable._in_shardings))
+
+
+def _moves(arg: Any, sharding: Any) -> bool:
+    if not isinstance(arg, jax.Array):
+        return getattr(arg, "ndim", 0) > 0
+    if arg.sharding.num_devices == sharding.num_devices == 1:
+        return bool(arg.sharding.device_set != sharding.device_set)
+    return not arg.sharding.is_equivalent_to(sharding, arg.ndim)
+
+
+def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
+    """Have NumPy ask an array for a copy, as it must ask a GPU's, until `stack` is closed."""
+    slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
+    # They lie within a class that was made at run time, as this one was; else it is another place.
+    if not 0 < slots - id(array) < type(array).__basicsize__:
+        return
+    get = ctypes.c_void_p.from_address(slots)
+    stack.callback(setattr, get, "value", get.value)
+    get.value = None

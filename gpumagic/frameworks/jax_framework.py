@@ -2,12 +2,19 @@
 
 JAX returns before its devices are done. A device works in order, so a small computation is done
 once everything before it is; that is how waiting works here. Reading memory never starts JAX.
+
+If GPUs are virtual, JAX has logical devices of the CPU: number 0 is the CPU, number k + 1 is
+virtual GPU k. `jax.devices("gpu")` then returns the virtual GPUs, as on a machine with GPUs.
 """
 
+import ast
+import functools
+import re
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -18,92 +25,112 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks import jax_devices
-from gpumagic.frameworks.array_framework import ArrayFramework
-from gpumagic.frameworks.framework import Place, Pool, wholes
-from gpumagic.ledger.entry import Tally
-from gpumagic.mismatch.explanation import Explanation
+from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
+from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
+from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
+from gpumagic.usercode.frames import FailedFrame, statement
+from gpumagic.usercode.values import MISSING
 
-marks: dict[Any, Any] = {}
-"""What barriers compute with, by device."""
-
-
-class JaxBarrier:
-    """Wait for devices by a small computation on each, compiled at the first use."""
-
-    def __init__(self) -> None:
-        self._bump = jax.jit(_bump)
-
-    def wait(self) -> None:
-        """Return when each device of this process has done what this thread gave it."""
-        given = []
-        # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
-        clients = xla_bridge.backends().values()
-        for device in chain.from_iterable(client.local_devices() for client in clients):
-            if device not in marks:
-                marks[device] = jax.device_put(numpy.float32(0), device)
-            given.append(self._bump(marks[device]))
-        for mark in given:
-            mark.block_until_ready()
-
-
-def _bump(mark: Any) -> Any:
-    return mark + 1
-
-
-def has_data(array: Any) -> bool:
-    """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
-
-    JAX ends the process if asked for the address of missing data.
-    """
-    if next(iter(array.sharding.device_set)).platform == "cpu":
-        try:
-            array.block_until_ready()
-        except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
-            return False
-    return True
-
-
-_Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
+_GPU = ("gpu", "cuda", "rocm")
+# Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
+_ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
 # What is looked into without asking here, and what is no container.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
+_INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
+_DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
+_REASON = (
+    "both are committed to their device, by jax.device_put or by a cell that brought them, and so "
+    "JAX moves neither by itself"
+)
 
 
 class Jax(ArrayFramework):
-    """Adapt JAX to the contract of a framework."""
+    """Adapt JAX to the contract of a framework; JAX starts when a device is asked for."""
 
     name = "JAX"
 
     def __init__(self) -> None:
-        self._devices = jax_devices.JaxDevices()
-        self._barrier = JaxBarrier()
+        super().__init__()
+        self._bump = jax.jit(_bump)
+        self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
         self._failed = weakref.WeakValueDictionary[int, Any]()
+        self.copies = JaxCopies(self)
 
     def started(self) -> bool:
         """Whether its backends are there; this starts nothing."""
-        return jax_devices.started()
+        # A private function, without which it counts as started.
+        return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
     def devices(self) -> list[Device]:
         """Return the GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
-        there = self._devices.gpus()
+        there = self._gpus()
         return [device for device in here(memory=False) if device.ordinal in there]
 
     def own(self, device: Device) -> Any:
-        """Return JAX's own object for a device, or raise GpuError."""
-        return self._devices.own(device)
+        if device.kind == "cpu":
+            return jax.local_devices(backend="cpu")[0]
+        if device.kind != "cuda":
+            raise GpuError(f"JAX has no device {device}; type cpu, or a GPU's number")
+        gpus = self._gpus()
+        if device.ordinal in gpus:
+            return gpus[device.ordinal]
+        if self.virtual:
+            raise GpuError(too_late("JAX", len(gpus) + 1, self.virtual))
+        raise GpuError(f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'")
+
+    def _gpus(self) -> dict[int, Any]:
+        """The GPUs that JAX has, virtual ones too, by ordinal."""
+        if self.virtual:
+            return dict(enumerate(jax.local_devices(backend="cpu")[1 : self.virtual + 1]))
+        try:
+            return {device.local_hardware_id: device for device in jax.local_devices(backend="gpu")}
+        except RuntimeError:  # a build for the CPU, or no GPU
+            return {}
+
+    def name_of(self, own: Any) -> str:
+        """Return gpumagic's name of a JAX device, ``"cuda:1"``."""
+        if own.platform in _GPU:
+            return f"cuda:{own.local_hardware_id}"
+        if own.platform != "cpu":
+            return f"{own.platform}:{own.id}"
+        return f"cuda:{own.id - 1}" if self.virtual and own.id else "cpu"
 
     def default(self) -> str:
         """Return the device of new arrays for which none is named."""
         own = jax.config.jax_default_device or jax.devices()[0]
-        return own if isinstance(own, str) else self._devices.name(own)
+        return own if isinstance(own, str) else self.name_of(own)
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
-        jax_devices.make_virtual(count)
+        try:
+            # This is an error where JAX has started, and starts nothing.
+            jax.config.update("jax_num_cpu_devices", count + 1)
+        except RuntimeError:
+            if (there := len(jax.local_devices(backend="cpu"))) <= count:
+                raise GpuError(too_late("JAX", there, count)) from None
+        except (AttributeError, KeyError):
+            raise GpuError(
+                f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
+            ) from None
+
+    def patch(self, stack: ExitStack) -> None:
+        for name, position in _ASKED.items():
+            ours = self._answering(getattr(jax, name), position, name.endswith("_count"))
+            replace(stack, jax, name, ours)
+
+    def _answering(self, real: Callable[..., Any], position: int, counts: bool) -> Any:
+        @functools.wraps(real)
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            asked = dict(enumerate(args)).get(position, kwargs.get("backend"))
+            if not self.virtual or asked not in _GPU:
+                return real(*args, **kwargs)
+            gpus = [*self._gpus().values()]
+            return len(gpus) if counts else gpus
+
+        return answer
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
-        """Make this thread's arrays on `device` unless the code names one, within the context."""
-        own = self._devices.own(device)
+        own = self.own(device)
         # Where that is so, JAX looks nothing up at each call.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
@@ -118,14 +145,13 @@ class Jax(ArrayFramework):
 
     def where(self, array: Any) -> str:
         """Return the device that an array is on; ``"cuda:0 + cuda:1"`` if sharded over two."""
-        return self._devices.names(array.sharding)
-
-    def name_of(self, device: Any) -> str:
-        """Return gpumagic's name of a JAX device."""
-        return self._devices.name(device)
+        on_host = (array.sharding.memory_kind or "").endswith("_host")
+        own = sorted(array.sharding.device_set, key=lambda device: device.id)
+        if on_host and own[0].platform != "cpu":
+            return "cpu"
+        return " + ".join(map(self.name_of, own))
 
     def nbytes(self, array: Any) -> int:
-        """Return the bytes of its data; copies on several devices count once."""
         size: int = array.size * array.dtype.itemsize
         return size
 
@@ -138,7 +164,7 @@ class Jax(ArrayFramework):
             )
         if self.where(array) == str(device):
             return array
-        own = self._devices.own(device)
+        own = self.own(device)
         if committed or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
             return jax.device_put(array, own)
         with jax.default_device(own):
@@ -146,17 +172,18 @@ class Jax(ArrayFramework):
 
     def copy(self, array: Any, device: Device) -> Any:
         """Return a new copy committed to a device: donating it does not affect the array."""
-        return jax.device_put(array, self._devices.own(device), may_alias=False)
+        return jax.device_put(array, self.own(device), may_alias=False)
 
-    def parts(self, value: object) -> _Parts | None:
+    def parts(self, value: object) -> Split | None:
         """Return the parts of a registered pytree or Flax NNX object, and its builder."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
             return None
-        nnx = sys.modules.get("flax.nnx")
+        nnx: Any = sys.modules.get("flax.nnx")
         if nnx is not None and isinstance(value, nnx.Variable):
-            return _of_variable(value)
+            return [value.get_raw_value()], functools.partial(_set_variable, value)
         if nnx is not None and isinstance(value, nnx.Pytree):
-            return _of_object(value)
+            held = {n: v for n, v in vars(value).items() if not n.startswith("_pytree__")}
+            return [*held.values()], functools.partial(_set_attributes, value, held)
         children, treedef = tree_flatten(value, is_leaf=lambda inner: inner is not value)
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
@@ -172,42 +199,47 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait until every requested array is there, also unreferenced ones.
+        """Wait until every requested array is there, also unreferenced ones of this thread.
 
         Raises a failed array's error once, although the array lives on.
         """
-        self._barrier.wait()
-        error: Exception | None = None
-        for array in self.live():
-            if self._failed.get(id(array)) is array:
-                continue
-            try:
-                array.block_until_ready()
-            except Exception as raised:  # noqa: BLE001  of the user's computation
-                self._failed[id(array)] = array
-                error = error or raised
-        if error is not None:
-            raise error
+        given = []
+        # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
+        clients = xla_bridge.backends().values()
+        for device in chain.from_iterable(client.local_devices() for client in clients):
+            if device not in self._marks:
+                self._marks[device] = jax.device_put(numpy.float32(0), device)
+            given.append(self._bump(self._marks[device]))
+        errors: list[Exception] = []
+        for array in [*given, *self.live()]:
+            if self._failed.get(id(array)) is not array:
+                try:
+                    array.block_until_ready()
+                except Exception as error:  # noqa: BLE001  of the user's computation
+                    self._failed[id(array)] = array
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).
 
         Memory that arrays share counts once.
         """
-        if stats := self._devices.own(device).memory_stats():
+        if stats := self.own(device).memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
         every = wholes(place for array in self.live() for place in self.places(array))
         return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def places(self, array: Any) -> list[Place]:
         """Return the pieces of memory of an array, one for each of its shards in this process."""
-        if array.is_deleted() or not has_data(array):
+        if array.is_deleted() or not _has_data(array):
             return []
         # JAX makes an array of each shard, which the array then keeps, and lists it as a live one.
         one = array.sharding.num_devices == 1
         pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
-            Place(self._devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
+            Place(self.where(data), data.unsafe_buffer_pointer(), data.nbytes)
             for data in pieces
             if data.nbytes
         ]
@@ -216,7 +248,7 @@ class Jax(ArrayFramework):
         """List all live arrays, also JAX's own, but none of gpumagic's."""
         if not self.started():
             return []
-        ours = {id(mark) for mark in marks.values()}
+        ours = {id(mark) for mark in self._marks.values()}
         return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
     def pool(self, device: Device) -> Pool | None:
@@ -224,46 +256,108 @@ class Jax(ArrayFramework):
         if device.virtual or not self.started():
             return None
         try:
-            told = self._devices.own(device).memory_stats() or {}
+            told = self.own(device).memory_stats() or {}
         except GpuError:  # JAX does not see it
             return None
         names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
         return Pool(self.name, *map(told.get, names)) if told else None
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
-        """While this holds, count its copies between devices and its waits, by the user's line."""
-        from gpumagic.frameworks.jax_copies import JaxCopies
-
-        return JaxCopies(self._devices, tally, strict)
-
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error between devices; None for any other."""
-        from gpumagic.frameworks.jax_mismatch import explain_jax
+        """Explain JAX's error between devices; None for any other.
 
-        return explain_jax(self, error, namespace)
+        So it is where what the frames show does not agree with what the error says.
+        """
+        for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
+            said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
+            parts = dict(operands(node, frame, self._committed))
+            where = {part: Counter[str]() for part in parts}
+            for part, arrays in parts.items():
+                for array in arrays:
+                    where[part][self.where(array)] += array.nbytes
+            there = {device for devices in where.values() for device in devices}
+            if len(there) > 1 and said <= there:
+                return _explained(frame, node, parts, where)
+        return None
+
+    def _committed(self, value: Any) -> list[Any]:
+        """Return the committed arrays that a value is or holds, or that a tracer stands for."""
+        while isinstance(value, jax.core.Tracer):  # of `jax.grad`, `jax.vmap`; `jax.jit` has none
+            value = getattr(value, "primal", getattr(value, "val", None))
+        return [array for array in arrays_in(value, self) if array.committed]
+
+    def _said(self, numbers: str, platform: str) -> str:
+        """Return gpumagic's name for the devices that an error names."""
+        devices = {device.id: device for device in jax.devices(platform.lower())}
+        return " + ".join(self.name_of(devices[int(n)]) for n in numbers.split(","))
 
 
-def _of_variable(variable: Any) -> _Parts:
-    held = variable.get_raw_value()
-
-    def change(parts: Sequence[Any]) -> Any:
-        if parts[0] is not held:
-            variable.set_raw_value(parts[0])
-        return variable
-
-    return [held], change
+def _bump(mark: Any) -> Any:
+    return mark + 1
 
 
-def _of_object(thing: Any) -> _Parts:
-    """Split an object of Flax NNX, which is changed in place, so that its sharers agree."""
-    held = {name: value for name, value in vars(thing).items() if not name.startswith("_pytree__")}
+def _has_data(array: Any) -> bool:
+    """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
 
-    def change(parts: Sequence[Any]) -> Any:
-        for (name, old), new in zip(held.items(), parts, strict=True):
-            if new is not old:
-                vars(thing)[name] = new  # its own __setattr__ would ask what the value is
-        return thing
+    JAX ends the process if asked for the address of missing data.
+    """
+    if next(iter(array.sharding.device_set)).platform == "cpu":
+        try:
+            array.block_until_ready()
+        except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
+            return False
+    return True
 
-    return [*held.values()], change
+
+def _set_variable(variable: Any, parts: Sequence[Any]) -> Any:
+    variable.set_raw_value(parts[0])
+    return variable
+
+
+def _set_attributes(thing: Any, held: Mapping[str, Any], parts: Sequence[Any]) -> Any:
+    """Change an object of Flax NNX in place, so that its sharers agree."""
+    for (name, old), new in zip(held.items(), parts, strict=True):
+        if new is not old:
+            vars(thing)[name] = new  # its own __setattr__ would ask what the value is
+    return thing
+
+
+def _explained(
+    frame: FailedFrame,
+    node: ast.AST,
+    parts: Mapping[ast.expr, Sequence[Any]],
+    where: Mapping[ast.expr, Counter[str]],
+) -> Explanation:
+    """Explain that operands are on several devices; write the fix, if all can move to one."""
+    # What no copy can replace decides; then the device with most bytes.
+    stays = [part for part in parts if _stays(part, node, frame, where[part])]
+    whole: Counter[str] = sum((where[part] for part in stays or parts), Counter())
+    target = whole.most_common(1)[0][0]
+    odd = [part for part, devices in where.items() if {*devices} != {target}]
+    rows = {
+        frame.text(p): _row(p, frame, arrays, where[p], p in odd) for p, arrays in parts.items()
+    }
+    fix, stmt = None, statement(node)
+    if stmt is not None and "+" not in target and not {*odd} & {*stays}:
+        edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
+        put = as_code(target)
+        edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
+        fix = edit.fix(total(rows[frame.text(part)].nbytes for part in odd))
+    return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
+
+
+def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
+    """Whether an operand is assigned to, is spread, or is no pytree of arrays."""
+    value = frame.scope.value(part)
+    fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
+    return fixed or (value is not MISSING and not can_be_put(value))
+
+
+def _row(
+    part: ast.expr, frame: FailedFrame, arrays: Sequence[Any], where: Counter[str], odd: bool
+) -> Operand:
+    devices = tuple(device for device, _ in where.most_common())
+    if frame.scope.value(part) is MISSING:
+        return Operand(frame.text(part), devices, None, "made here", odd)
+    shape = ", ".join(map(str, arrays[0].shape))
+    about = f"{len(arrays)} arrays" if len(arrays) > 1 else f"{arrays[0].dtype}[{shape}]"
+    return Operand(frame.text(part), devices, where.total(), about, odd)

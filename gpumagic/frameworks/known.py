@@ -9,7 +9,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -50,19 +50,13 @@ def forget() -> None:
 class _Finder:
     """Find awaited modules as Python would, and have their loaders call back."""
 
-    def __init__(self) -> None:
-        self._asking = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in _waiting or self._asking:
+    def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
+        if (then := _waiting.pop(name, None)) is None:
             return None
-        self._asking = True  # the others are asked by way of all, this one included
-        try:
+        try:  # all finders are asked, this one included, which does not know it meanwhile
             spec = importlib.util.find_spec(name)
         finally:
-            self._asking = False
+            _waiting[name] = then
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
@@ -91,9 +85,6 @@ _PACKAGES = {
     "cupy": {"cupy", "cupyx", "cudf"},
 }
 
-# The fields of a statement that hold statements.
-_BLOCKS = {"body", "orelse", "finalbody", "handlers", "cases"}
-
 
 def imported() -> list[Framework]:
     """Return the frameworks other than torch that this process has imported."""
@@ -119,8 +110,8 @@ def torch_itself() -> Framework:
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
     """Return the frameworks that a cell imports by these names (imported now), or that are in use.
 
-    A library may import one for reasons of its own (tensorboard imports TensorFlow). Placing an
-    unused framework would start it, and JAX then takes most of each GPU's memory.
+    One that a library has imported for itself, as tensorboard does TensorFlow, is not: placing
+    would start it, and JAX then takes most of each GPU's memory.
     """
     return [
         _made(module)
@@ -147,17 +138,13 @@ def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool =
 
 def imports_of(tree: ast.AST | None) -> set[str]:
     """Return the packages that code imports: ``{"jax"}`` for ``import jax.numpy as jnp``."""
-    found: set[str] = set()
-    waiting = [] if tree is None else [tree]
-    while waiting:  # an expression holds no statement: most of a tree is passed over
-        node = waiting.pop()
+    names: set[str] = set()
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add((node.module or "").partition(".")[0])
-        for block in _BLOCKS.intersection(node._fields):
-            waiting += getattr(node, block)
-    return found
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
 
 
 def _importable(module: str) -> bool:
@@ -244,7 +231,7 @@ class Needed:
     def check(self, what: str) -> None:
         """Raise GpuError if there is no framework for `what`."""
         if not self.torch and not self.others:
-            with torch_needed(f"{what} (of none of JAX, TensorFlow, CuPy)"):
+            with torch_needed(f"{what} without JAX, TensorFlow or CuPy"):
                 importlib.import_module("torch")
 
     def find(self, where: object) -> Device:

@@ -6,11 +6,11 @@ Devices are the framework's own objects: torch's, or those of the framework that
 import functools
 import inspect
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from gpumagic import faults
 from gpumagic.device import CPU, Device, cuda_state
@@ -21,8 +21,7 @@ from gpumagic.frameworks.known import Needed, holds, imported
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moves, all_of
 from gpumagic.usercode.files import unseen
-from gpumagic.usercode.values import class_name
-from gpumagic.usercode.walk import Step, parts_of, walk
+from gpumagic.usercode.values import Step, class_name, parts_of, walk
 
 
 def devices(*, memory: bool = True) -> list[Device]:
@@ -237,16 +236,13 @@ def explain(
     return None
 
 
+_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Entered(NamedTuple):
-    """Record one entry of a `with`: its thread, torch's placement, and what ends it."""
-
-    thread: int
-    place: Any
-    stack: ExitStack
+_entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
+"""The objects that this thread or task has entered, and what ends each entry."""
 
 
 class on:
@@ -286,69 +282,45 @@ class on:
         self._on = self._needed.find(where)
         self.device = native(self._needed, self._on)
         self.batches = batches
-        self._entered: list[_Entered] = []
+        self._running: list[ExitStack] = []
 
     def __enter__(self) -> Any:
-        with ExitStack() as stack:
-            place = self._enter(stack, sys._getframe(1).f_globals)
-            self._entered.append(_Entered(threading.get_ident(), place, stack.pop_all()))
+        stack = self._enter(sys._getframe(1).f_globals)
+        self._running.append(stack)
+        _entered.set((*_entered.get(), (self, stack)))
         return self.device
 
-    def _enter(self, stack: ExitStack, namespace: dict[str, Any] | None) -> Any:
-        """Place until a stack is closed; return torch's placement, if there is one."""
-        for framework in self._needed.frameworks:
-            held = framework.place(self._on, batches=self.batches, namespace=namespace)
-            stack.enter_context(held)
-        if not self._needed.torch:
-            return None
-        from gpumagic.placement.scope import in_force
-
-        place = in_force.get()
-        assert place is not None
-        place.owner = self
-        return place
-
-    def _calling(self, function: Callable[..., Any]) -> ExitStack:
+    def _enter(self, namespace: dict[str, Any] | None) -> ExitStack:
         with ExitStack() as stack:
-            self._enter(stack, getattr(inspect.unwrap(function), "__globals__", None))
+            for framework in self._needed.frameworks:
+                held = framework.place(self._on, batches=self.batches, namespace=namespace)
+                stack.enter_context(held)
             return stack.pop_all()
 
     def __exit__(self, *exc: object) -> None:
-        # One object may be entered again, by several threads and tasks: end this context's own.
-        if not self._entered:
+        if not self._running:
             raise RuntimeError("this placement was not entered")
-        mine = [each for each in self._entered if each.thread == threading.get_ident()]
-        if self._needed.torch:
-            from gpumagic.placement.scope import enclosing
-
-            place = next((p for p in enclosing() if p.owner is self), None)
-            mine = [each for each in self._entered if each.place is place] or mine
-        entered = (mine or self._entered)[-1]
-        self._entered.remove(entered)
-        entered.stack.close()
+        # One object may be entered again, by several threads and tasks: end this context's own.
+        mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
+        stack = (mine or self._running)[-1]
+        self._running.remove(stack)
+        _entered.set(tuple(each for each in _entered.get() if each[1] is not stack))
+        stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        if isinstance(function, (type, classmethod, staticmethod)):
-            kind = "a class" if isinstance(function, type) else type(function).__name__
-            raise TypeError(f"@gpumagic.on wraps functions and methods, not {kind}; put it below")
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def run_async(*args: Any, **kwargs: Any) -> Any:
-                with self._calling(function):
-                    return await function(*args, **kwargs)
-
-            return cast(Callable[P, R], run_async)
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        # The body of such a function runs after the call, when nothing is placed any more.
+        flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+        if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(
-                f"@gpumagic.on cannot wrap the generator {function.__name__}(): its caller would "
-                "be placed too; use `with gpumagic.on(...)` between its yields"
+                "@gpumagic.on wraps functions and methods, no generator, coroutine or class; use "
+                "`with gpumagic.on(...)` within"
             )
+        namespace = getattr(inspect.unwrap(function), "__globals__", None)
 
         @unseen
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._calling(function):
+            with self._enter(namespace):
                 return function(*args, **kwargs)
 
         return run

@@ -3,21 +3,19 @@
 TensorFlow silently copies an operand from another device, and keeps the copy while the tensor
 lives, so each tensor counts once per device. A copy is implicit where TensorFlow's own policy
 "explicit" would refuse it, except `tf.identity` and batches of `tf.data`, and where an operator
-converts an array of NumPy's. Functions are read by their parts (`tensorflow_graphs`); what NumPy
-reads by itself (`np.asarray(x)`) is not seen. Only reads have a time of their own.
+converts an array of NumPy's. Each call of a `tf.function` copies its operands and the variables
+that it has captured, if they are on another device. Not seen: other copies within a function, and
+what NumPy reads by itself (`np.asarray(x)`). Only reads have a time of their own.
 
 Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
 `convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
 """
 
 import sys
-import threading
-import time
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import lru_cache
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,15 +24,10 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.framework import constant_op, kernels, op_callbacks, op_def_registry
 
-from gpumagic import faults
-from gpumagic.errors import ImplicitCopyError
 from gpumagic.frameworks.framework import replace
-from gpumagic.frameworks.tensorflow_devices import TensorFlowDevices
-from gpumagic.frameworks.tensorflow_graphs import Graphs
-from gpumagic.frameworks.watching import PRINTING, Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_of_them
-from gpumagic.ledger.entry import DISPLAY, LIBRARY, USER, Count, Entry, Tally, kinds
-from gpumagic.usercode.files import module_of
+from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, inside_of
+from gpumagic.ledger.entry import OFTEN, Count, Entry, Tally
+from gpumagic.ledger.ledger_view import ADVISERS, Advice
 
 _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an error"
 
@@ -42,18 +35,18 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 def advise(entry: Entry) -> Advice | None:
     """Advise on what only TensorFlow does; None for any other entry."""
     if entry.kind == "placement":
-        return Advice(f"{fell(entry)}: {_SOFT}", 0, 0.0, "")
+        return Advice(f"{fell(entry)}: {_SOFT}")
     if entry.operator == "operand":
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "NumPy's, or on the CPU" if entry.source == "cpu" else f"on {entry.source}"
         text = f"an operand is {where}: make it there, or put it there once, {put}"
-        return all_of_them(entry, text)
+        return Advice(text, entry.count)
     if entry.operator == "tf.function":
         text = f"each call copies it: give the function what is on {entry.destination}"
-        return all_of_them(entry, f"{text}, and make its variables there")
+        return Advice(f"{text}, and make its variables there", entry.count)
     if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
-        return Advice(f"ds = ds.apply({there}) copies ahead", 0, 1.0, "at most: all of it")
+        return Advice(f"ds = ds.apply({there}) copies ahead")
     return None
 
 
@@ -74,159 +67,115 @@ def is_function(operation: str) -> bool:
     return op_def_registry.get(operation) is None
 
 
-def in_host_memory(operation: str, kind: str, attributes: Sequence[Any]) -> set[int]:
-    """Return the operands kept in host memory on a kind of device (``"GPU"``): shapes, axes, …"""
-    given = dict(zip(attributes[::2], attributes[1::2], strict=True))
-    kernel = next((k for k in _kernels(operation, kind) if _takes(k, given)), None)
-    if kernel is None or not kernel.host_memory_arg:
-        return set()
-    found: set[int] = set()
-    number = 0
-    for argument in op_def_registry.get(operation).input_arg:
-        many = int(given.get(argument.number_attr, 1)) if argument.number_attr else 1
-        if argument.type_list_attr:
-            many = len(given.get(argument.type_list_attr, ()))
-        if argument.name in kernel.host_memory_arg:
-            found.update(range(number, number + many))
-        number += many
-    return found
-
-
 @lru_cache(maxsize=512)
-def _kernels(operation: str, kind: str) -> list[Any]:
-    """Return the kernels for a kind of device, the one that TensorFlow prefers first."""
+def takes_shapes(operation: str) -> bool:
+    """Whether a GPU takes some operands of an operation in host memory: shapes, axes, indices."""
     every = kernels.get_registered_kernels_for_op(operation).kernel
-    usual = [k for k in every if k.device_type in (kind, "DEFAULT") and not k.label]
-    return sorted(usual, key=lambda k: (k.device_type == "DEFAULT", -k.priority))
+    return any(kernel.host_memory_arg for kernel in every if kernel.device_type != "CPU")
 
 
-def _takes(kernel: Any, given: dict[str, Any]) -> bool:
-    return all(
-        tf.dtypes.as_dtype(given[limit.name]).as_datatype_enum in limit.allowed_values.list.type
-        for limit in kernel.constraint
-        if limit.name in given and limit.allowed_values.list.type
-    )
+def size_of(tensor: Any) -> int | None:
+    """Return the bytes of a tensor's data, or of a variable's by its handle; None if unknown."""
+    shape, dtype = tensor.shape, tensor.dtype
+    if dtype == tf.resource:
+        (held,) = tensor._handle_data.shape_and_type
+        shape, dtype = tf.TensorShape(held.shape), tf.dtypes.as_dtype(held.dtype)
+    elements = shape.num_elements()
+    return None if elements is None else int(elements * dtype.size)
 
 
-_inside = Inside(tf, "tensorflow_")
-# Functions of TensorFlow's that stand around its others.
-_AROUND = {"error_handler", "op_dispatch_handler", "wrapper", "wrapped"}
+# Methods that read a single value, and all of TensorFlow's that read by themselves.
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
-# Functions that make a tensor of an array, as their name says.
-_ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
-_VARIABLES = {"_init_from_args"}  # a variable is made where the code says
 _OWN = PRINTING | _READING | {"numpy", "__array__"}
-# Operations of pipelines: what makes batches, and what a GPU's kernel too answers in host memory.
-_MAKING, _ASKING = {"IteratorGetNext"}, {"OptionalHasValue", "DatasetCardinality"}
-_NOTED = _MAKING | _ASKING
+# Functions that make a tensor of an array, as their name says, and a variable where the code says.
+_ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
+_VARIABLES = {"_init_from_args"}
 _NO_DATA = (tf.resource, tf.variant, tf.string)
 
 ADVISERS["TensorFlow"] = advise
-_graphs = Graphs()
-# Copies that TensorFlow keeps: of which tensor, and where.
-_copied: dict[tuple[int, str], "weakref.ref[Any]"] = {}
 
 
-class TensorFlowCopies:
-    """Count from `__enter__` to `__exit__`, on the thread that entered."""
+class TensorFlowCopies(CopyCounting):
+    """Count on the threads that began it; `name` is gpumagic's name for TensorFlow's device."""
 
-    def __init__(self, devices: TensorFlowDevices, tally: Tally, strict: bool) -> None:
-        self._devices = devices
-        self._tally = tally
-        self._strict = strict
-        self._thread = 0
-        self._stack = ExitStack()
+    framework = "TensorFlow"
+    inside = staticmethod(inside_of(tf, "tensorflow_"))
+    around = ("error_handler", "op_dispatch_handler", "wrapper", "wrapped")
+
+    def __init__(self, name: Callable[[str], str]) -> None:
+        super().__init__()
+        self._name = name
         self._batches: dict[int, weakref.ref[Any]] = {}
-        self._on_host: dict[int, weakref.ref[Any]] = {}
+        # Copies that TensorFlow keeps: of which tensor, and where.
+        self._copied: dict[tuple[int, str], weakref.ref[Any]] = {}
 
-    def __enter__(self) -> "TensorFlowCopies":
-        self._thread = threading.get_ident()
-        with ExitStack() as stack:
-            op_callbacks.add_op_callback(self._seen)
-            stack.callback(op_callbacks.remove_op_callback, self._seen)
-            _graphs.start()
-            stack.callback(_graphs.stop)
-            self._stand_before_reads(stack)
-            self._stack = stack.pop_all()
-        return self
+    @contextmanager
+    def count(self, tally: Tally, strict: bool) -> Iterator[None]:
+        """Count in `tally` what this thread does, within the context."""
+        with super().count(tally, strict), ExitStack() as stack:
+            if self._seen not in context.context().op_callbacks:  # they are the thread's
+                op_callbacks.add_op_callback(self._seen)
+                stack.callback(op_callbacks.remove_op_callback, self._seen)
+            yield
 
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+    def patch(self, stack: ExitStack) -> None:
+        """Patch TensorFlow's readers and converters until `stack` is closed."""
+        for owner, name, ask in (
+            (tf.__internal__.EagerTensor.__mro__[1], "_numpy", self._read),
+            (constant_op, "convert_to_eager_tensor", self._convert),
+            (pywrap_tfe, "TFE_Py_FastPathExecute", self._execute),
+        ):
+            replace(stack, owner, name, self.door(getattr(owner, name), ask))
 
-    def _stand_before_reads(self, stack: ExitStack) -> None:
-        owner: Any = tf.__internal__.EagerTensor.__mro__[1]
-        real = owner._numpy
-
-        def _numpy(tensor: Any) -> Any:
-            __tracebackhide__ = True
-            count = self._read_of(tensor)
-            start = time.perf_counter()
-            read = real(tensor)
-            if count is not None:
-                count.add(_size(tensor), time.perf_counter() - start)
-            return read
-
-        replace(stack, owner, "_numpy", _numpy)
-        convert = constant_op.convert_to_eager_tensor
-        execute = pywrap_tfe.TFE_Py_FastPathExecute
-
-        def convert_to_eager_tensor(value: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            made = convert(value, *args, **kwargs)
-            if isinstance(value, np.ndarray):
-                self._convert([value], made, sys._getframe(1))
-            return made
-
-        def fast_path_execute(ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
-            __tracebackhide__ = True
-            made = execute(ctx, operation, name, *operands)
-            # Integers are mostly shapes and indices, which stay with the host.
-            arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
-            if arrays:
-                self._convert(arrays, made, sys._getframe(1))
-            return made
-
-        replace(stack, constant_op, "convert_to_eager_tensor", convert_to_eager_tensor)
-        replace(stack, pywrap_tfe, "TFE_Py_FastPathExecute", fast_path_execute)
-
-    def _convert(self, arrays: list[Any], made: Any, frame: FrameType) -> None:
-        """Count arrays of NumPy's that an operator copies, unless the user asked for it."""
+    def _read(self, tensor: Any) -> Callable[[Any, float], None] | None:
+        """Count a read of a tensor that is not in the host's memory."""
         __tracebackhide__ = True
-        counts: list[Count | None] = []
-        if threading.get_ident() == self._thread:
-            with faults.kept("counting an array of NumPy's that TensorFlow copies"):
-                call = called_from(frame, _inside, _AROUND, _VARIABLES)
-                asked = call is None or call.function in _ASKED
-                first: Any = made if isinstance(made, tf.Tensor) else next(iter(made or ()), None)
-                for array in arrays if first is not None and not asked else ():
-                    if array.ndim and self._is_data(first.dtype):
-                        to = self._devices.name(first.backing_device)
-                        counts.append(self._copy("operand", "cpu", to, array.nbytes))
-        for count in filter(None, counts):
-            self._refuse(count)
-
-    def _read_of(self, tensor: Any) -> Count | None:
-        """Return how a tensor's read by the host counts; None for one in the host's memory."""
-        __tracebackhide__ = True
-        count = None
-        if threading.get_ident() == self._thread:
-            with faults.kept("counting a read of TensorFlow's"):
-                count = self._reading(tensor, sys._getframe(2))
-        if count is not None:
-            self._refuse(count)
-        return count
-
-    def _reading(self, tensor: Any, frame: FrameType) -> Count | None:
-        source = self._devices.name(tensor.backing_device)
-        call = called_from(frame, _inside, _AROUND)
+        source = self._name(tensor.backing_device)
+        call = self.called_from(sys._getframe())
         if source == "cpu" or call is None or not self._is_data(tensor.dtype):
-            return None
-        if (known := self._on_host.get(id(tensor))) is not None and known() is tensor:
             return None
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        return self._count(kind, name, source, "cpu", call, asked not in ("numpy", "__array__"))
+        # A library reads by itself; so does a function of TensorFlow's own that is no read.
+        within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
+        about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
+        about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
+        counts = self.counts(call, kind, name, (source, "cpu"), **about)
+        self.refuse(counts)
+
+        def after(result: Any, seconds: float) -> None:
+            for count in counts:
+                count.add(size_of(tensor) or 0, seconds)
+
+        return after
+
+    def _convert(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count an array of NumPy's that becomes a tensor, unless the code asks for it."""
+        return self._given([value]) if isinstance(value, np.ndarray) else None
+
+    def _execute(self, ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
+        """Count an operator's arrays of NumPy's."""
+        # Integers are mostly shapes and indices, which stay with the host.
+        arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
+        return self._given(arrays) if arrays else None
+
+    def _given(self, arrays: list[Any]) -> Any:
+        call = self.called_from(sys._getframe(), _VARIABLES)
+        arrays = [array for array in arrays if array.ndim]
+        if call is None or not arrays or call.function in _ASKED:
+            return None
+        return partial(self._converted, call, arrays)
+
+    def _converted(self, call: Call, arrays: list[Any], made: Any, seconds: float) -> None:
+        __tracebackhide__ = True
+        first: Any = made if isinstance(made, tf.Tensor) else next(iter(made or ()), None)
+        if first is not None and self._is_data(first.dtype):
+            there = self._name(first.backing_device)
+            counts: list[Count] = []
+            for array in arrays:
+                counts += self._copy(call, "operand", "cpu", there, array.nbytes)
+            self.refuse(counts)
 
     def _seen(
         self,
@@ -239,128 +188,97 @@ class TensorFlowCopies:
     ) -> None:
         """Count an operation; TensorFlow calls this after each, also within functions."""
         __tracebackhide__ = True
-        if graph is not None:
-            return
-        refused: list[Count] = []
-        with faults.kept("counting a copy of TensorFlow's"):
+        if graph is None:
             name = operation.decode() if isinstance(operation, bytes) else operation
-            refused = self._look(name, operands, attributes, results)
-        for count in refused:
-            self._refuse(count)
+            self.guarded(self._look, name, operands, results, sys._getframe())
 
-    def _look(
-        self, operation: str, operands: Sequence[Any], attributes: Sequence[Any], results: Any
-    ) -> list[Count]:
-        ran_on = _ran_on(operands, results)
-        found = []
-        if is_function(operation):
-            for sent in _graphs.copies(operation, ran_on, operands) if ran_on else ():
-                if self._is_data(sent.dtype):
-                    ends = self._devices.name(sent.source), self._devices.name(sent.destination)
-                    kind = "batch" if sent.batch else "tf.function"
-                    found.append(self._copy(kind, *ends, sent.nbytes))
-            return [count for count in found if count is not None]
-        if operation in _NOTED:
+    def _look(self, operation: str, operands: Sequence[Any], results: Any, frame: Any) -> None:
+        __tracebackhide__ = True
+        if operation == "IteratorGetNext":
             for result in results:
-                _note(self._batches if operation in _MAKING else self._on_host, id(result), result)
-        for number, operand in enumerate(operands):
-            if operand.backing_device != ran_on and self._is_data(operand.dtype):
-                to = _expected(operation, ran_on, attributes, number)
-                found.append(self._operand(operation, operand, to))
-        if results and results[0].dtype not in _NO_DATA:
-            found.append(self._soft(ran_on, results, operands))
-        return [count for count in found if count is not None]
+                _note(self._batches, id(result), result)
+        ran_on = _ran_on(operands, results)
+        away = [each for each in operands if ran_on and _held_on(each) != ran_on]
+        fallen = results and results[0].dtype not in _NO_DATA and self._asked(ran_on, operands)
+        call = self.called_from(frame) if away or fallen else None
+        if call is None:
+            return
+        counts: list[Count] = []
+        there = self._name(ran_on)
+        for operand in away:
+            counts += self._operand(call, operation, operand, there)
+        if fallen:
+            ends, nbytes = (self._name(f"/device:{fallen}"), there), map(size_of, results)
+            counts += self._added(call, "placement", "soft placement", ends, [*nbytes])
+        self.refuse(counts)
 
-    def _is_data(self, dtype: Any) -> bool:
-        """Whether it is data that devices hold; virtual GPUs leave small integers on the CPU."""
-        return dtype not in _NO_DATA and not (self._devices.virtual and dtype == tf.int32)
-
-    def _operand(self, operation: str, operand: Any, to: str) -> Count | None:
+    def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
         """Count an operand if it was copied now, not kept from an earlier copy."""
-        source, destination = self._devices.name(operand.backing_device), self._devices.name(to)
-        key = id(operand), destination
-        known = _copied.get(key)
-        if source == destination or (known is not None and known() is operand):
-            return None
-        _note(_copied, key, operand)
+        source, function = self._name(_held_on(operand)), is_function(operation)
+        if function and operand.dtype == tf.resource:
+            held = getattr(operand, "_handle_data", None)
+            if held is None or not held.shape_and_type:  # of no variable
+                return []
+            return self._copy(call, "tf.function", source, there, size_of(operand))
+        if not self._is_data(operand.dtype):
+            return []
+        if function:
+            return self._copy(call, "tf.function", source, there, size_of(operand))
+        if operand.dtype.is_integer and takes_shapes(operation):
+            return []
+        key = id(operand), there
+        if (known := self._copied.get(key)) is not None and known() is operand:
+            return []
+        _note(self._copied, key, operand)
         batch = self._batches.get(id(operand))
         kind = "batch" if batch is not None and batch() is operand else "operand"
         kind = "identity" if operation == "Identity" else kind
-        return self._copy(kind, source, destination, _size(operand))
+        return self._copy(call, kind, source, there, size_of(operand))
 
-    def _copy(self, kind: str, source: str, destination: str, nbytes: int | None) -> Count | None:
-        call = called_from(sys._getframe(1), _inside, _AROUND)
-        if call is None or source == destination:
-            return None
-        implicit = kind in ("operand", "tf.function")
-        count = self._count("copy", kind, source, destination, call, implicit)
-        count.unsized |= nbytes is None
-        count.add(nbytes or 0, 0.0)
-        return count
+    def _copy(
+        self, call: Call, kind: str, source: str, destination: str, nbytes: int | None
+    ) -> list[Count]:
+        if source == destination:
+            return []
+        return self._added(call, "copy", kind, (source, destination), [nbytes])
 
-    def _soft(self, ran_on: str, results: Sequence[Any], operands: Sequence[Any]) -> Count | None:
-        """Count results that are on another device than requested."""
+    def _added(
+        self, call: Call, kind: str, operator: str, ends: tuple[str, str], sizes: list[int | None]
+    ) -> list[Count]:
+        about = {"implicit": operator not in ("batch", "identity"), "seconds": None}
+        found = self.counts(call, kind, operator, ends, **about)
+        for count in found:
+            count.unsized |= None in sizes
+            count.add(sum(filter(None, sizes)), None)
+        return found
+
+    def _is_data(self, dtype: Any) -> bool:
+        """Whether it is data that devices hold; a GPU has small integers in host memory."""
+        return dtype not in (*_NO_DATA, tf.int32)
+
+    def _asked(self, ran_on: str, operands: Sequence[Any]) -> str:
+        """Return the device that the code asked for, if results are not there; else empty."""
         asked = context.context().device_spec
         if asked is None or asked.device_type is None or asked.device_index is None:
-            return None
+            return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
         # What works on a variable, or on a pipeline, is where that is.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
-        call = (
-            None
-            if bound or ran_on.endswith(wanted)
-            else called_from(sys._getframe(1), _inside, _AROUND)
-        )
-        if call is None:
-            return None
-        ends = self._devices.name(f"/device:{wanted}"), self._devices.name(ran_on)
-        count = self._count("placement", "soft placement", *ends, call, True)
-        count.add(sum(map(_size, results)), 0.0)
-        return count
+        return "" if bound or ran_on.endswith(wanted) else wanted
 
-    def _count(
-        self, kind: str, operator: str, source: str, destination: str, call: Call, implicit: bool
-    ) -> Count:
-        key = (kind, operator, source, destination, call.how, *call.at())
-        count = self._tally.counts.get(key)
-        if count is not None:
-            return count
-        about = {
-            # An operand is elsewhere because of who gave it; a library reads by itself.
-            "within": _library(call) if operator in _BY_ITSELF else "",
-            "framework": "TensorFlow",
-            "kind": kind,
-            "untimed": kind != "wait" and operator != "numpy",
-        }
-        ends = source, destination
-        return self._tally.add(
-            key, call.counting(kind == "copy", operator, ends, implicit, **about)
-        )
-
-    def _refuse(self, count: Count) -> None:
-        """Raise for an implicit copy or wait, under strict."""
-        __tracebackhide__ = True
-        if self._strict and count.implicit and count.how != DISPLAY and not count.within:
-            raise ImplicitCopyError(_refusal(count))
+    def instead(self, count: Count) -> str:
+        """Return in words what to write, so that a copy or wait is explicit."""
+        if count.kind == "placement":
+            return "ask for a device that is there"
+        if count.destination == "cpu":
+            return "name it first, by .numpy()"
+        put = f"with tf.device('{own(count.destination)}'): … = tf.identity(…)"
+        return f"bring it there first: {put}"
 
 
-_BY_ITSELF = {"numpy", *(name.strip("_") for name in _READING)}
-
-
-def _library(call: Call) -> str:
-    """Return the library's module that read by itself; empty for one of TensorFlow's own reads."""
-    file = "" if call.inner is None else call.inner.f_code.co_filename
-    if call.how == LIBRARY and kinds[file] != USER:
-        return module_of(file)
-    return "" if call.function in _OWN else f"tensorflow.{call.function}"
-
-
-def _expected(operation: str, ran_on: str, attributes: Sequence[Any], number: int) -> str:
-    """The device on which the kernel of an operation takes an operand."""
-    task, _, device = ran_on.partition("/device:")
-    kind = device.partition(":")[0]
-    host = number in in_host_memory(operation, kind, attributes)
-    return f"{task}/device:CPU:0" if host else ran_on
+def _held_on(operand: Any) -> str:
+    """Return TensorFlow's name of a tensor's device, or of a variable's by its handle."""
+    return str(operand.device if operand.dtype == tf.resource else operand.backing_device)
 
 
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
@@ -374,18 +292,3 @@ def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
 def _note(table: dict[Any, "weakref.ref[Any]"], key: Any, tensor: Any) -> None:
     """Put a tensor into a table as long as it lives."""
     table[key] = weakref.ref(tensor, lambda _: table.pop(key, None))
-
-
-def _size(tensor: Any) -> int:
-    return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
-
-
-def _refusal(count: Count) -> str:
-    if count.kind == "placement":
-        said = f"`{count.entry().code}` {fell(count.entry())} by soft placement"
-        return refusal(count, "ask for a device that is there", said)
-    if count.destination == "cpu":
-        return refusal(count, "name it first, by .numpy()")
-    there = own(count.destination)
-    put = f"with tf.device('{there}'): … = tf.identity(…)"
-    return refusal(count, f"bring it there first: {put}")

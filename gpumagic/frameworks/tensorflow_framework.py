@@ -1,17 +1,21 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
+If GPUs are virtual, TensorFlow has logical devices of the CPU: number 0 is the CPU, number k + 1 is
+virtual GPU k. `tf.device("/GPU:1")` and the lists of `tf.config` then return these, and are put
+back when virtual GPUs go. The name of a missing GPU is left to TensorFlow.
+
 Of TensorFlow's private parts, `context.context()` is touched for the device scope that holds
 between two hooks, where no `with` can stand.
 """
 
 from __future__ import annotations
 
-import ast
+import functools
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -19,12 +23,10 @@ from tensorflow.python.eager import context
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks import tensorflow_devices
-from gpumagic.frameworks.array_framework import ArrayFramework
-from gpumagic.frameworks.framework import Place, Pool
-from gpumagic.ledger.entry import Tally
+from gpumagic.frameworks.array_framework import ArrayFramework, failures, operands
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
+from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, Operand, expression
-from gpumagic.usercode.frames import errors, failed_frames
 
 _STAYS = (
     "a tf.Variable stays where it was made; make it in this cell, or give the cell a copy: "
@@ -38,38 +40,125 @@ _WHY = (
 )
 # Bits, so that what counts as two pieces of memory never overlaps.
 _APART = 48
+# TensorFlow's own, before anything stands in front of it.
+_physical_devices = tf.config.list_physical_devices
+_GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
+_DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
+# Parts of Keras that would choose cuDNN's kernels, and layouts that only GPUs have.
+_CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
 class TensorFlow(ArrayFramework):
-    """Adapt TensorFlow, and Keras if imported, to the contract of a framework."""
+    """Adapt TensorFlow, and Keras if imported, to the contract; it starts when placed on."""
 
     name = "TensorFlow"
 
     def __init__(self) -> None:
-        self._devices = tensorflow_devices.TensorFlowDevices()
+        super().__init__()
         self._tensor: type = tf.__internal__.EagerTensor
+        self.copies = TensorFlowCopies(self.name_of)
 
     def started(self) -> bool:
-        """Whether it has found its devices; before that, other methods may start it."""
         return bool(getattr(context.context(), "_initialized", True))
 
     def devices(self) -> list[Device]:
-        """The GPUs that it can use here, virtual ones too, by ordinal."""
-        count = self._devices.count()
+        count = self._count()
         return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
 
     def own(self, device: Device) -> Any:
         """Return TensorFlow's scope of a device, for `with`; or raise GpuError."""
-        return tf.device(self._devices.own(device))
+        return tf.device(self._own(device))
+
+    def _count(self) -> int:
+        """The number of TensorFlow's GPUs, virtual ones if there are any; starts nothing."""
+        if self.virtual:
+            return min(self.virtual, _logical_cpus() - 1)
+        return len(_physical_devices("GPU"))
+
+    def _own(self, device: Device) -> str:
+        """TensorFlow's name of a device, such as ``"/GPU:1"``; or GpuError."""
+        if device.kind == "cpu":
+            return "/CPU:0"
+        if device.kind != "cuda" or device.ordinal is None:
+            raise GpuError(f"TensorFlow has no device {device}; type cpu, or a GPU's number")
+        if device.ordinal < self._count():
+            return f"/CPU:{device.ordinal + 1}" if self.virtual else f"/GPU:{device.ordinal}"
+        if self.virtual:
+            raise GpuError(too_late("TensorFlow", _logical_cpus(), self.virtual))
+        raise GpuError(
+            f"TensorFlow sees no {device} here; a build for GPUs is "
+            "pip install 'tensorflow[and-cuda]'"
+        )
+
+    def name_of(self, own: str) -> str:
+        """Return gpumagic's name, ``"cuda:1"``, for TensorFlow's full name of a device."""
+        found = _DEVICE.search(own)
+        if found is None:
+            return own
+        kind, number = found[1].upper(), int(found[2])
+        if kind == "GPU":
+            return f"cuda:{number}"
+        return f"cuda:{number - 1}" if self.virtual and number else "cpu"
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
-        tensorflow_devices.make_virtual(count)
+        cpu = _physical_devices("CPU")[0]
+        each = tf.config.LogicalDeviceConfiguration()
+        try:
+            # Each is an error where TensorFlow has started, and starts nothing.
+            tf.config.set_logical_device_configuration(cpu, [each] * (count + 1))
+            tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
+        except RuntimeError:
+            if (there := _logical_cpus()) <= count:
+                raise GpuError(too_late("TensorFlow", there, count)) from None
+
+    def patch(self, stack: ExitStack) -> None:
+        config = tf.config
+        listings = (
+            ("list_physical_devices", config.PhysicalDevice, "physical_"),
+            ("get_visible_devices", config.PhysicalDevice, "physical_"),
+            ("list_logical_devices", config.LogicalDevice, ""),
+        )
+        for owner in (config, config.experimental):
+            for name, kind, word in listings:
+                replace(stack, owner, name, self._listing(getattr(owner, name), kind, word))
+        growing = _growing(config.experimental.set_memory_growth)
+        replace(stack, config.experimental, "set_memory_growth", growing)
+        replace(stack, tf, "device", self._on(tf.device))
+
+    def _on(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def device(device_name: Any) -> Any:
+            return real(self._translated(device_name))
+
+        return device
+
+    def _translated(self, given: Any) -> Any:
+        """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""
+        name = getattr(given, "name", given)  # of a logical device
+        found = _GPU.search(name) if isinstance(name, str) else None
+        number = int(found[1] or 0) if found else 0
+        if found is None or number >= self._count():
+            return given
+        return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
+
+    def _listing(self, real: Callable[..., Any], kind: Any, word: str) -> Callable[..., Any]:
+        """Return a function that lists TensorFlow's own devices and the virtual GPUs."""
+
+        @functools.wraps(real)
+        def devices(device_type: str | None = None) -> list[Any]:
+            asks = sys._getframe(1).f_globals.get("__name__")
+            count = 0 if asks in _CHOOSE_KERNELS else self._count()
+            gpus = [kind(f"/{word}device:GPU:{number}", "GPU") for number in range(count)]
+            own = [] if device_type == "GPU" else real(device_type)
+            own = [each for each in own if each.name == f"/{word}device:CPU:0"]
+            return own + (gpus if device_type in (None, "GPU") else [])
+
+        return devices
 
     @contextmanager
     def place(self, device: Device, **options: Any) -> Iterator[None]:
         """Make this thread's tensors on `device` unless the code names one, within the context."""
-        name = self._devices.own(device)
+        name = self._own(device)
         now = context.context()
         before = now.device_name, now.device_spec
         tf.device(name).__enter__()
@@ -90,16 +179,12 @@ class TensorFlow(ArrayFramework):
 
         Small integers count as a GPU's, as TensorFlow says, although it keeps them in host memory.
         """
-        names = {self._devices.name(each.device) for each in _variables(array) or [array]}
+        names = {self.name_of(each.device) for each in _variables(array) or [array]}
         return " + ".join(sorted(names))
-
-    def name_of(self, device: str) -> str:
-        """Return gpumagic's name for TensorFlow's full name of a device."""
-        return self._devices.name(device)
 
     def nbytes(self, array: Any) -> int:
         """Return the bytes of its data; 0 for strings and for values on no device."""
-        return sum(bytes_of(each) for each in _variables(array) or [array])
+        return sum(size_of(each) or 0 for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return a copy of a tensor on another device; GpuError for a variable: it cannot move."""
@@ -119,20 +204,18 @@ class TensorFlow(ArrayFramework):
                 return tf.Variable(array, trainable=array.trainable, dtype=array.dtype)
             return _model_like(array)
 
-    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-        """Return the tensors that a ragged or sparse one consists of."""
+    def parts(self, value: object) -> Split | None:
+        """Return the tensors that a ragged or sparse one consists of, and its builder."""
         if not isinstance(value, tf.__internal__.CompositeTensor) or self.is_array(value):
             return None
         made = tf.nest.flatten(value, expand_composites=True)
         return made, lambda new: tf.nest.pack_sequence_as(value, new, expand_composites=True)
 
     def wait(self, *devices: str) -> None:
-        """Wait until all its devices have finished what they were given."""
         tf.test.experimental.sync_devices()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of its arrays on a device now, and their peak if known."""
-        own = self._devices.own(device)
+        own = self._own(device)
         if own.startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
             return info["current"], info["peak"]
@@ -144,11 +227,10 @@ class TensorFlow(ArrayFramework):
 
         TensorFlow tells no address: each tensor counts as memory of its own.
         """
-        pieces = _variables(array) or [array]
         return [
-            Place(self._devices.name(_memory_of(each)), id(each) << _APART, bytes_of(each))
-            for each in pieces
-            if bytes_of(each)
+            Place(self.name_of(_memory_of(each)), id(each) << _APART, nbytes)
+            for each in _variables(array) or [array]
+            if (nbytes := size_of(each))
         ]
 
     def live(self) -> list[Any]:
@@ -165,17 +247,37 @@ class TensorFlow(ArrayFramework):
         used, peak = self.allocated(device)
         return Pool(self.name, used, peak, None, None)
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
-        """While this holds, count its copies between devices and its waits, by the user's line."""
-        from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies
-
-        return TensorFlowCopies(self._devices, tally, strict)
-
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         """Explain that XLA reaches no variable on another device; None for any other error."""
-        return _explain(self, error, namespace)
+        for said, frame, node in failures(error, namespace, _SAID):
+            there, ran = map(self.name_of, said.groups())
+
+            def held(value: Any, there: str = there) -> list[Any]:
+                return [value] if self.is_array(value) and self.where(value) == there else []
+
+            rows: dict[str, Operand] = {}
+            for part, (value,) in operands(node, frame, held):
+                name, about = frame.text(part), type(value).__name__
+                rows[name] = Operand(name, (there,), self.nbytes(value), about, odd=True)
+            if rows:
+                why = _WHY.format(ran=ran, there=there)
+                return Explanation(*expression(frame, node), tuple(rows.values()), None, why)
+        return None
+
+
+def _logical_cpus() -> int:
+    """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
+    cpu = _physical_devices("CPU")[0]
+    return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
+
+
+def _growing(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def set_memory_growth(device: Any, enable: bool) -> Any:
+        # A virtual GPU takes what its tensors take.
+        return None if device.device_type == "GPU" else real(device, enable)
+
+    return set_memory_growth
 
 
 def _subclasses(kind: type) -> Iterator[type]:
@@ -189,14 +291,8 @@ def _memory_of(array: Any) -> str:
     return str(getattr(array, "backing_device", None) or array.device)
 
 
-def bytes_of(tensor: Any) -> int:
-    """Return the bytes of a tensor's data; 0 for a string or resource, which no device holds."""
-    size: int = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-    return size
-
-
 def _variables(value: object) -> list[tf.Variable]:
-    """Return the variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
+    """The variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(value, keras.Variable):
         return [value.value]
@@ -208,15 +304,12 @@ def _variables(value: object) -> list[tf.Variable]:
 
 
 def _stays(value: object) -> str:
-    """Say how to have a module on this device: Keras's layers and optimizers are made there."""
+    """Say how to have a module or a model on this device."""
     keras = sys.modules.get("keras")
-    if keras is not None and isinstance(value, keras.Model):
-        how = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
-        return f"{_VARIABLES_STAY}, or copy it here: {how}"
-    if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
+    if keras is None or not isinstance(value, keras.Model):
         return _VARIABLES_STAY
-    how = "for to, old in zip(new.variables, old.variables): to.assign(old)"
-    return f"{_VARIABLES_STAY}, as new, and give it the values: {how}"
+    how = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
+    return f"{_VARIABLES_STAY}, or copy it here: {how}"
 
 
 def _model_like(value: Any) -> Any:
@@ -228,30 +321,3 @@ def _model_like(value: Any) -> Any:
     if value.compiled:
         made.compile_from_config(value.get_compile_config())
     return made
-
-
-def _explain(
-    framework: TensorFlow, error: BaseException, namespace: Mapping[str, Any]
-) -> Explanation | None:
-    """Explain which variables are on another device; None for any other error, or if none is."""
-    for each in errors(error):
-        said = _SAID.search(str(each))
-        frames = failed_frames(each.__traceback__) if said else []
-        if said is None or not frames or (node := frames[0].failed) is None:
-            continue
-        there, ran = map(framework.name_of, said.groups())
-        frame = frames[0]
-        frame.scope.outer = {**namespace, **frame.scope.outer}
-        rows: dict[str, Operand] = {}
-        for part in ast.walk(node):
-            if not isinstance(part, (ast.Name, ast.Attribute, ast.Subscript)):
-                continue
-            value, name = frame.scope.value(part), frame.text(part)
-            if framework.is_array(value) and framework.where(value) == there:
-                about = type(value).__name__
-                nbytes = framework.nbytes(value)
-                rows[name] = Operand(name, (there,), nbytes, about, odd=True)
-        if rows:
-            why = _WHY.format(ran=ran, there=there)
-            return Explanation(*expression(frame, node), tuple(rows.values()), None, why)
-    return None

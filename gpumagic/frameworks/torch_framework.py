@@ -4,23 +4,20 @@ The only file of this room that imports torch: it is imported once torch is in u
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpumagic.device import Device, cuda_state
-from gpumagic.frameworks.framework import Framework
-from gpumagic.ledger.dispatch import counting
+from gpumagic.frameworks.framework import Counting, Framework
+from gpumagic.ledger.dispatch import MemoryMeter, counting
 from gpumagic.ledger.entry import Memory, Tally
-from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
-from gpumagic.moving.moved import Moves, Origin
-from gpumagic.moving.plan import bytes_of
-from gpumagic.placement import torch_devices
-from gpumagic.placement.scope import Placement
+from gpumagic.moving.moved import Moves, Origins
+from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
 
 
@@ -35,11 +32,9 @@ class Torch(Framework):
         return bool(torch.cuda.is_initialized())
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that torch can use here, by ordinal."""
         return torch_devices.devices(memory=False)
 
     def own(self, device: Device) -> torch.device:
-        """Return torch's object for a device."""
         return torch_devices.as_torch(device)
 
     @contextmanager
@@ -66,22 +61,19 @@ class Torch(Framework):
         return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:
-        """Return the device that a tensor is on."""
         return str(array.device)
 
     def nbytes(self, array: Tensor) -> int:
         """Return the bytes of its data; 0 if it has no shape yet, or no strides."""
-        return bytes_of(array)
+        return move.bytes_of(array)
 
     def move(
         self,
         variables: Iterable[tuple[str, Any]],
         device: Device,
         namespace: dict[str, Any],
-        origins: list[tuple[Any, Origin]],
-        *,
-        back: bool = False,
-        line: Callable[[], Any] | None = None,
+        origins: Origins,
+        line: Any = None,
     ) -> Moves:
         """Move tensors, modules and optimizers in place, with the state of all optimizers."""
         followers = move.optimizers_in(namespace)
@@ -94,19 +86,14 @@ class Torch(Framework):
             line=line,
         )
 
-    def remember(self, origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
-        """Keep the device of each moved object from before the first cell that moved it."""
+    def remember(self, origins: Origins, cell: str) -> None:
         move.remember(origins, cell)
 
-    def home(
-        self, namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None
-    ) -> Moves:
-        """Move the moved objects, or only those of `origins`, back to where they were."""
+    def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         return move.bring_home(namespace, origins)
 
     def away(self, namespace: Mapping[str, Any]) -> list[str]:
-        """Return the variables that are tensors on a GPU."""
-        return [n for n, tensor in move.tensors_in(namespace) if tensor.device.type != "cpu"]
+        return [name for name, tensor in self.arrays(namespace) if tensor.device.type != "cpu"]
 
     def wait(self, *devices: str) -> None:
         """Wait until these devices have finished; without any, every GPU with a context."""
@@ -119,14 +106,10 @@ class Torch(Framework):
         meter.start()
         return meter.stop
 
-    def count(
-        self, tally: Tally, strict: bool, *, warn: bool = False
-    ) -> AbstractContextManager[object]:
-        """Count torch's copies between devices and its waits, within the context."""
+    def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         return counting(tally, strict=strict, warn=warn)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain an error between torch's devices; None for any other."""
         from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
 
         return explain(error, namespace=namespace)

@@ -1,20 +1,39 @@
-"""Watch a stretch of code with `gpumagic.watch()`; find the user's call of an array framework."""
+"""Watch a stretch of code with `gpumagic.watch()`; count the copies of an array framework.
+
+An array framework is patched while something counts. A patched function finds the user's line by
+the frames, and adds to the count of that line.
+"""
 
 import os
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic import faults
 from gpumagic.device import here
+from gpumagic.errors import CrossDeviceWarning
 from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import counted_here
 from gpumagic.ledger import ledger_view
-from gpumagic.ledger.advice import what
-from gpumagic.ledger.entry import LIBRARY, PRINT, Count, Entry, Ledger, Tally, locate, of_thread
-from gpumagic.usercode.files import is_ours
-from gpumagic.usercode.lines import in_cell, line_at
+from gpumagic.ledger.attribute import refusal
+from gpumagic.ledger.entry import (
+    DISPLAY,
+    PRINT,
+    USER,
+    Count,
+    Entry,
+    Ledger,
+    Tally,
+    kinds,
+    locate,
+    of_thread,
+)
+from gpumagic.usercode.files import in_cell, is_ours, module_of
 
 
 class watch:
@@ -116,19 +135,11 @@ class watch:
 PRINTING = {"__repr__", "__str__", "__format__"}
 
 
-class Inside(dict[str, bool]):
-    """Whether a file is a framework's, or one of ours in front of it, by its name."""
-
-    def __init__(self, framework: ModuleType, ours: str) -> None:
-        folders = os.path.dirname(str(framework.__file__)), os.path.dirname(__file__)
-        its, here = map(os.path.abspath, folders)
-        self._starts = os.path.join(its, ""), os.path.join(here, ours)
-
-    def __missing__(self, file: str) -> bool:
-        if len(self) > 4096:  # each cell is a file of its own
-            self.clear()
-        self[file] = file.startswith(self._starts)
-        return self[file]
+def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
+    """Return whether a file is a framework's, or one of ours in front of it, by its name."""
+    its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
+    starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
+    return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
 
 
 class Call(NamedTuple):
@@ -136,53 +147,149 @@ class Call(NamedTuple):
 
     user: FrameType | None
     inner: FrameType | None  # the first frame that is not the framework's
-    how: int
+    via: str  # see `Entry.via`
     function: str  # the framework's, that was called there
-    explicit: bool = False
 
-    def at(self) -> list[tuple[int, int] | None]:
-        """Return the position of both frames."""
-        return [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in self[:2]]
-
-    def counting(
-        self, copy: bool, operator: str, ends: tuple[str, str], implicit: bool, **about: Any
-    ) -> Count:
-        """Return a new count for this call."""
-        code, at = (None, 0) if self.user is None else in_cell(self.user)
-        # Without the code of both frames its address may come to be another's.
-        kept = [None if frame is None else frame.f_code for frame in self[:2]]
-        return Count(copy, operator, *ends, self.how, code, at, implicit, kept=kept, **about)
+    @property
+    def library(self) -> str:
+        """The module of a library that called by itself; empty if the user's code did."""
+        file = "" if self.inner is None else self.inner.f_code.co_filename
+        return module_of(file) if not self.via and kinds[file] != USER else ""
 
 
-def called_from(
-    frame: FrameType | None,
-    inside: Inside,
-    around: Collection[str],
-    never: Collection[str] = (),
-    threads: Collection[int] = (),
-) -> Call | None:
-    """Return the caller of a framework; None if it is gpumagic, or a function of `never` alone.
+@dataclass(eq=False)
+class Counter:
+    """Record one count in force, and the thread that began it."""
 
-    `around` are functions that wrap the framework's others. If no user's frame led here, one of
-    the waiting `threads` did.
+    tally: Tally
+    strict: bool
+    thread: int
+
+
+class CopyCounting:
+    """Count an array framework's copies and waits by the user's line, for all counts in force.
+
+    The first count patches the framework, and the end of the last one undoes it.
     """
-    function, printing = "", False
-    while frame is not None and inside[frame.f_code.co_filename]:
-        name = frame.f_code.co_name
-        if name in never:
+
+    framework: str
+    inside: Callable[[str], bool]
+    around: Collection[str] = ()
+    """Functions that wrap the framework's others."""
+    all_threads = False
+    """Whether a thread that began no count itself belongs to all of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._running: tuple[Counter, ...] = ()
+        self._patches = ExitStack()
+
+    def patch(self, stack: ExitStack) -> None:
+        """Patch the framework until `stack` is closed; GpuError if it cannot be counted."""
+        raise NotImplementedError
+
+    def instead(self, count: Count) -> str:
+        """Return in words what to write, so that a copy or wait is explicit."""
+        raise NotImplementedError
+
+    @contextmanager
+    def count(self, tally: Tally, strict: bool) -> Iterator[None]:
+        """Count in `tally`, within the context."""
+        one = Counter(tally, strict, threading.get_ident())
+        with self._lock:
+            if not self._running:
+                with ExitStack() as stack:
+                    self.patch(stack)
+                    self._patches = stack.pop_all()
+            self._running = (*self._running, one)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running = tuple(other for other in self._running if other is not one)
+                if not self._running:
+                    self._patches.close()
+
+    def door(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
+        """Return a function that calls `ask` and then `real`, with the same arguments.
+
+        `ask` may raise strict's error, and then `real` is not called. It returns None, or a
+        function that is called with the result of `real` and its seconds.
+        """
+
+        def door(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            after = self.guarded(ask, *args, **kwargs)
+            if after is None:
+                return real(*args, **kwargs)
+            start = time.perf_counter()
+            result = real(*args, **kwargs)
+            self.guarded(after, result, time.perf_counter() - start)
+            return result
+
+        return door
+
+    def guarded(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return call(*args, **kwargs)
+        except CrossDeviceWarning:  # strict's
+            raise
+        except Exception as error:  # noqa: BLE001  kept: the copy is the user's
+            faults.keep(f"counting a copy of {self.framework}'s", error)
+
+    def counters(self) -> Sequence[Counter]:
+        """Return the counts to which this thread belongs."""
+        me = threading.get_ident()
+        mine = [one for one in self._running if one.thread == me]
+        return mine or (self._running if self.all_threads else ())
+
+    def called_from(self, frame: FrameType | None, never: Collection[str] = ()) -> Call | None:
+        """Return the framework's caller; None if that is gpumagic, or if nothing counts.
+
+        So it is for what the framework's functions in `never` do. If no user's frame led here, one
+        of the counting threads' did.
+        """
+        if not self.counters():
             return None
-        printing = printing or name in PRINTING
-        function = function if name in around else name
-        frame = frame.f_back
-    if frame is not None and is_ours(frame.f_code.co_filename):
-        return None
-    user, how = locate(frame)
-    if user is None:
-        user = next(filter(None, map(of_thread, threads)), None)
-    return Call(user, frame, PRINT if printing and how == LIBRARY else how, function)
+        function, printing = "", False
+        while frame is not None and self.inside(frame.f_code.co_filename):
+            name = frame.f_code.co_name
+            if name in never:
+                return None
+            printing = printing or name in PRINTING
+            function = function if name in self.around else name
+            frame = frame.f_back
+        if frame is not None and is_ours(frame.f_code.co_filename):
+            return None
+        user, via = locate(frame)
+        if user is None:
+            user = next(filter(None, (of_thread(one.thread) for one in self._running)), None)
+        return Call(user, frame, via or (PRINT if printing else ""), function)
 
+    def counts(
+        self, call: Call, kind: str, operator: str, ends: tuple[str, str], **about: Any
+    ) -> list[Count]:
+        """Return the count of this call in each tally; `about` has more fields of a new one."""
+        frames = call.user, call.inner
+        at = [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in frames]
+        key = ((kind, operator, *ends), *at, call.via, threading.get_ident())
+        found = []
+        for one in self.counters():
+            count = one.tally.counts.get(key)
+            if count is None:
+                place = None if call.user is None else in_cell(call.user)
+                # Without the code of both frames its address may come to be another's.
+                kept = [None if frame is None else frame.f_code for frame in frames]
+                about |= {"framework": self.framework, "via": call.via, "at": place, "kept": kept}
+                count = one.tally.add(key, Count(kind, operator, *ends, **about))
+            found.append(count)
+        return found
 
-def refusal(count: Count, ask: str, said: str = "") -> str:
-    """Return strict's error for an implicit copy or wait, at its line."""
-    line = "" if count.code is None else f"{line_at(count.code, count.at).place}: "
-    return f"{line}{said or what(count)}, which strict does not allow; {ask}"
+    def refuse(self, counts: Iterable[Count]) -> None:
+        """Raise ImplicitCopyError for an implicit copy or wait, if a count in force is strict."""
+        __tracebackhide__ = True
+        if any(one.strict for one in self.counters()):
+            for count in counts:
+                if count.implicit and count.via != DISPLAY and not count.within:
+                    raise refusal(count, self.instead(count))

@@ -5,109 +5,63 @@ the text of the error, or a cause is not certain, nothing is said.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from gpumagic import faults
 from gpumagic.mismatch import operation
-from gpumagic.mismatch.choose import Choice, also_needed, choose, result_clashes
-from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
-from gpumagic.mismatch.moves import Site, climb, make_there, move_modules, move_tensors
-from gpumagic.mismatch.operand import Part, full, tensors_of
-from gpumagic.mismatch.operation import Conflict, conflict, inside, listed, named, row
-from gpumagic.mismatch.special_fixes import (
-    for_generator,
-    for_host,
-    for_load,
-    for_optimizer,
-    for_worker,
+from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
+from gpumagic.mismatch.fixes import (
+    Choice,
+    Site,
+    before_loops,
+    can_precede,
+    choose,
+    climb,
+    with_device,
+    write_fix,
 )
+from gpumagic.mismatch.operand import (
+    TRANSFERS,
+    Part,
+    Reader,
+    arguments,
+    bytes_of,
+    full,
+    is_torch,
+    tensors_of,
+)
+from gpumagic.mismatch.operation import Operation, also_needed, conflict, named_in, result_clashes
 from gpumagic.moving.move import origin_of
-from gpumagic.usercode.files import label, last_cell, shell
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
-from gpumagic.usercode.values import MISSING, own
+from gpumagic.usercode.files import label, last_cell, shell, source_of
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
+from gpumagic.usercode.values import MISSING, contents, own
 
-
-def reason(
-    leaves: tuple[Part, ...],
-    frames: list[tuple[FailedFrame, list[Part]]],
-    kind: str,
-) -> str | None:
-    """One sentence, or None; `frames` has what is odd, by its names in each that names it."""
-    if told := _brought(leaves):
-        return told
-    for frame, odd in frames:
-        for part in odd:
-            told = _no_buffer(part.node, frame) or _plain_list(part, frame) or _made_here(part)
-            if told:
-                return told
-    meets_module = any(part.kind == "module" for part in leaves)
-    if meets_module and any(part.text.endswith('"]') for _, odd in frames for part in odd):
-        return "a dict does not move with the model: each of its tensors does by itself"
-    if kind == "index":
-        return "an index must be on the CPU or on the same device as what it indexes"
-    return None
-
-
-def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """Say that an earlier cell moved one operand away from the device of the others."""
-    for part in leaves:
-        parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
-        origin = origin_of(next(iter(parameters), part.value))
-        others = {device for other in leaves if other is not part for device in other.devices}
-        if origin and others == {str(origin.device)} and part.device:
-            return (
-                f"{origin.cell or 'a cell'} brought {part.text} to {part.device} for good; "
-                "%ongpu home undoes that, and --back in that cell avoids it"
-            )
-    return None
-
-
-def _no_buffer(expression: ast.AST, frame: FailedFrame) -> str | None:
-    for node in ast.walk(expression):
-        owner = frame.scope.value(node.value) if isinstance(node, ast.Attribute) else None
-        if not isinstance(node, ast.Attribute) or not issubclass(type(owner), nn.Module):
-            continue
-        held = frame.scope.value(node)
-        registered = {**own(owner).get("_buffers", {}), **own(owner).get("_parameters", {})}
-        if issubclass(type(held), torch.Tensor) and node.attr not in registered:
-            name = ast.unparse(node.value)
-            kind = "plain" if node.attr in own(owner) else "class"
-            return (
-                f"{name}.{node.attr} is a {kind} attribute, and .to() moves parameters and "
-                f'buffers only; for good: {name}.register_buffer("{node.attr}", …) in __init__'
-            )
-    return None
-
-
-def _plain_list(part: Part, frame: FailedFrame) -> str | None:
-    owner = frame.scope.local.get("self", MISSING)
-    parameter = type(part.value) is nn.Parameter
-    if part.value is None or not (parameter or part.kind == "module"):
-        return None
-    for name, held in own(owner).items() if issubclass(type(owner), nn.Module) else ():
-        items: Any = list(held.values()) if type(held) is dict else held
-        plain = type(items) in (list, tuple) and not name.startswith("_")
-        if plain and any(item is part.value for item in items):
-            what = "Parameter" if parameter else "Module"
-            better = f"nn.{what}{'Dict' if type(held) is dict else 'List'}"
-            return (
-                f"self.{name} is a plain {type(held).__name__}, and .to() does not see the "
-                f"{what.lower()}s in it; for good: self.{name} = {better}(…)"
-            )
-    return None
-
-
-def _made_here(part: Part) -> str | None:
-    if part.factory and part.device == "cpu":
-        return "it is made without device=, and so on the CPU"
-    if part.kind == "module" and part.value is None:
-        return "a module is made on the CPU; make it once in __init__, and it moves with the rest"
-    return None
+_SHOWN = 3
+_NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
+_HOST = "it is read on the host, before the work starts"
+_INDEX = "an index must be on the CPU or on the same device as what it indexes"
+_DICT = "a dict does not move with the model: each of its tensors does by itself"
+_STATE = (
+    "the optimizer took its state on before the model moved; move the model first, then make "
+    "the optimizer or load its state"
+)
+_FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
+_WORKERS = (
+    "the workers of a DataLoader are processes that can read tensors on the CPU alone; run "
+    "%ongpu home, then run the cell again that makes {}, without %%ongpu or with num_workers=0"
+)
+_SHUFFLES = (
+    "the default device is {0}, where it shuffles by a generator of the CPU: make {1} with "
+    'generator=torch.Generator("{0}")'
+)
 
 
 def explain(
@@ -121,31 +75,24 @@ def explain(
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             message = operation.read(each)
-            if message is not None:
-                return _explain(each, message, namespace or {})
+            found = failed_frames(each.__traceback__) if message is not None else []
+            if message is not None and found:
+                found[0].scope.outer = {**(namespace or {}), **found[0].scope.outer}
+                return _explain(found, message)
     return None
 
 
-def _explain(
-    error: BaseException, message: operation.Message, namespace: Mapping[str, Any]
-) -> Explanation | None:
-    found = failed_frames(error.__traceback__)
-    if not found:
-        return None
+def _explain(found: list[FailedFrame], message: operation.Message) -> Explanation | None:
     frame, outer = found[0], found[1:]
-    if namespace:
-        frame.scope.outer = {**namespace, **frame.scope.outer}
-    if message.kind in ("numpy", "host"):
-        return for_host(frame, outer, message)
     if message.kind == "generator":
-        return for_generator(frame, outer)
+        return _for_generator(found)
     if message.kind == "worker":
-        return for_worker(found)
-    if special := for_load(frame) if message.kind == "load" else for_optimizer(frame, message):
+        return _for_worker(found)
+    if special := _for_load(frame) if message.kind == "load" else _for_optimizer(frame):
         return special
-    clash = conflict(frame, message)
+    clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
-        if call := _module_call(found[at], found[at - 1], message):
+        if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
     choice = choose(clash, message) if clash else None
@@ -157,19 +104,18 @@ def _explain(
 
 def _module_call(
     frame: FailedFrame, within: FailedFrame, message: operation.Message
-) -> Conflict | None:
+) -> Operation | None:
     """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
 
     None if `within`, the called code, has moved its data since.
     """
     call = conflict(frame, message, certain=True)
-    called = call and isinstance(call.operation.node, ast.Call) and call.operation.node.func
-    if call is None or not call.operation.calls_module or call.leaves[0].node is not called:
+    if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
     now = map(within.scope.name, within.parameters)
-    devices = {full(value.device) for value in now if issubclass(type(value), torch.Tensor)}
-    data = {part.device for part in call.leaves if part.kind != "module"}
-    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.leaves)
+    devices = {full(value.device) for value in now if issubclass(type(value), Tensor)}
+    data = {part.device for part in call.parts if part.kind != "module"}
+    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.parts)
     return call if known and data and data <= devices else None
 
 
@@ -195,44 +141,265 @@ def _placed(frame: FailedFrame, choice: Choice) -> str | None:
     return f"%%ongpu {number}" if spellings & places else None
 
 
-def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
-    frame, node, odd = clash.frame, clash.operation.node, list(choice.odd)
-    data = all(part.kind != "module" for part in odd)
-    extra = also_needed(frame, node, odd, choice.target) if data else []
-    site = Site(frame, node, odd, extra, list(clash.leaves), clash.operation.fixed)
+def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
+    frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
+    extra = also_needed(frame, node, odd, choice.target)
+    site = Site(clash, odd, extra)
     above, names = climb(site, outer)
-    if not data:
-        fix = move_modules(above, choice)
-    else:
-        fix = make_there(site, choice.target) or _fix(site, above, choice)
-    frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
-    if fix is not None and result_clashes(frames, odd, choice.target):
+    # An index is moved where it is used: the function's other uses of it stay as they are.
+    fix = write_fix(site, site if kind == "index" else above, choice)
+    # What moves in a function does not move in the code that called it.
+    same = [frame for frame in outer[:1] if fix and frame.filename == fix.filename]
+    if any(result_clashes(frame, odd, choice.target) for frame in same):
         fix = None
-    why = reason(clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
+    why = _reason(clash.parts, [(frame, odd), (above.frame, above.odd)], kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
-def _fix(site: Site, above: Site, choice: Choice) -> Fix | None:
-    """Return the edit in the outermost frame that has the operands; None if none is right."""
-    target, other, fix = choice.target, choice.other_nbytes, None
-    if above is not site:
-        more = also_needed(above.frame, above.node, [*above.odd, *above.extra], target)
-        fix = move_tensors(replace(above, extra=[*above.extra, *more]), target, other)
-    return fix or move_tensors(site, target, other)
-
-
+# -- the rows
 def _rows(
-    clash: Conflict, choice: Choice, site: Site, names: dict[str, str]
+    clash: Operation, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
     """Return the operands, and the tensors that later meet the result, with the caller's names."""
     rows: list[Operand] = []
-    for part, odd in listed([(part, part in choice.odd) for part in clash.leaves]):
-        spread = inside(part, choice.target)
-        for shown, is_odd in named(part, clash.reader, odd and not spread):
-            rows.append(replace(row(shown, is_odd), also=names.get(part.key)))
-        rows += spread
+    for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
+        parts = list(group)
+        if len(parts) > 2 * _SHOWN:  # of a long list the first few odd ones
+            odd = [part for part in parts if part in choice.odd]
+            parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
+        for part in parts:
+            for shown, is_odd in _named(part, clash.reader, part in choice.odd):
+                rows.append(replace(_row(shown, is_odd), also=names.get(part.key)))
     known = {operand.name for operand in rows}
     for part in site.extra:
         if part.text not in known:
-            rows.append(replace(row(part, False), also=names.get(part.key), along=True))
+            rows.append(replace(_row(part, False), also=names.get(part.key), along=True))
     return tuple(dict.fromkeys(rows))
+
+
+def _row(part: Part, odd: bool) -> Operand:
+    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
+
+
+def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
+    """Return a result that has gone by the names of the tensors that it was made from.
+
+    If only operators, indices and methods made it, those tensors replace it; a call's result is
+    shown itself, followed by the names in it.
+    """
+    found = named_in(part, reader)
+    if part.kind != "made":
+        return [(part, odd)]
+    calls = (node for node in ast.walk(part.node) if isinstance(node, ast.Call))
+    if found and all(_is_method(call, reader) for call in calls):
+        return [(leaf, odd) for leaf in found]
+    return [(part, odd), *((leaf, False) for leaf in found)]
+
+
+def _is_method(node: ast.Call, reader: Reader) -> bool:
+    """Whether it calls a tensor's method that leaves the tensor's data where it is."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr in TRANSFERS:
+        return False
+    owner = reader.part(node.func.value)
+    return owner is not None and owner.kind in ("tensor", "made")
+
+
+# -- the reason
+def _reason(
+    leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str
+) -> str | None:
+    """One sentence, or None; `frames` has what is odd, by its names in each that names it."""
+    if kind in ("numpy", "host"):
+        return _NUMPY if kind == "numpy" else _HOST
+    if told := _brought(leaves):
+        return told
+    for frame, odd in frames:
+        for part in odd:
+            if told := _left_behind(part, frame):
+                return told
+    if any(part.text.endswith('"]') for _, odd in frames for part in odd):
+        return _DICT
+    return _INDEX if kind == "index" else None
+
+
+def _brought(leaves: tuple[Part, ...]) -> str | None:
+    """Say that an earlier cell moved one operand away from the device of the others."""
+    for part in leaves:
+        parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
+        origin = origin_of(next(iter(parameters), part.value))
+        others = {device for other in leaves if other is not part for device in other.devices}
+        if origin and others == {str(origin.device)} and part.device:
+            return (
+                f"{origin.cell or 'a cell'} brought {part.text} to {part.device} for good; "
+                "%ongpu home undoes that, and --back in that cell avoids it"
+            )
+    return None
+
+
+def _left_behind(part: Part, frame: FailedFrame) -> str | None:
+    """Say that a module's plain attribute, list or dict holds it, which `.to()` does not move."""
+    nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
+    odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
+    owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
+    owners["self"] = frame.scope.local.get("self", MISSING)
+    for owner, name, held, which in _unregistered(owners):
+        kind = type(held)
+        if id(held) in odd and issubclass(kind, Tensor):
+            return (
+                f"{owner}.{name} is a {which} attribute, and .to() moves parameters and buffers "
+                f'only; for good: {owner}.register_buffer("{name}", …) in __init__'
+            )
+        found = next((type(item) for _, item in contents(held) if id(item) in odd), type(None))
+        if issubclass(found, (nn.Module, nn.Parameter)):
+            what = "Module" if issubclass(found, nn.Module) else "Parameter"
+            better = f"{owner}.{name} = nn.{what}{'Dict' if kind is dict else 'List'}(…)"
+            why = f"{owner}.{name} is a plain {kind.__name__}, and .to() does not see into it"
+            return f"{why}; for good: {better}"
+    return None
+
+
+def _unregistered(owners: dict[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the attributes of modules that are no parameter, buffer or module of theirs."""
+    for owner, value in owners.items():
+        held = own(value) if issubclass(type(value), nn.Module) else {}
+        for name, item in {**vars(type(value)), **held}.items() if held else ():
+            if not name.startswith("_"):
+                yield owner, name, item, "plain" if name in held else "class"
+
+
+# -- optimizers, files, loaders, generators
+def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
+    """Return the objects of a class in a frame's statement, with their names."""
+    stmt = next(filter(None, map(statement, frame.candidates)), None)
+    nodes = ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ()
+    values = {frame.text(node): frame.scope.value(node) for node in nodes}
+    return [(text, value) for text, value in values.items() if issubclass(type(value), kind)]
+
+
+def _for_optimizer(frame: FailedFrame) -> Explanation | None:
+    """Explain an optimizer whose state is not with its parameters."""
+    node, found = frame.failed, _in_statement(frame, Optimizer)
+    stmt = statement(node) if node is not None else None
+    if node is None or stmt is None or len(found) != 1:
+        return None
+    text, optimizer = found[0]
+    parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    away = _away(optimizer, parameters)
+    devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
+    if len(devices) != 1 or len(homes) != 1:
+        return None
+    # It brings each state to its parameter, whatever the optimizer.
+    line = f"{text}.load_state_dict({text}.state_dict())"
+    start, nbytes = before_loops(frame, stmt, [text]), total(map(bytes_of, away))
+    fix = Edit(frame, start, [line]).fix(nbytes) if can_precede(frame, start) else None
+    weights = total(map(bytes_of, parameters))
+    rows = (
+        Operand(f"{text}.param_groups", tuple(homes), weights, f"{len(parameters)} parameters"),
+        Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
+    )
+    return Explanation(*expression(frame, node), rows, fix, _STATE)
+
+
+def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
+    """Return the state that is not with its parameter; counters of steps may be on the CPU."""
+    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
+    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
+    return [t for p, t in tensors if t.device != p.device]
+
+
+def _for_load(frame: FailedFrame) -> Explanation | None:
+    """Explain a `torch.load` of a file from a machine with other GPUs."""
+    node = frame.failed
+    stmt = statement(node) if node is not None else None
+    if not isinstance(node, ast.Call) or stmt is None:
+        return None
+    placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
+    if placed or not is_torch(frame.scope.value(node.func)):
+        return None
+    text = frame.text(node)[:-1].rstrip().rstrip(",")
+    edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
+    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
+
+
+def _for_worker(frames: list[FailedFrame]) -> Explanation:
+    """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
+    file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
+    loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
+    for name, loader in loaders:
+        tensors = [t for _, t in tensors_of(loader) if t.device.type != "cpu"]
+        if tensors:
+            devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
+            about = f"DataLoader, {len(tensors)} tensor{'s' * (len(tensors) > 1)}"
+            rows.append(Operand(name, devices, total(map(bytes_of, tensors)), about, odd=True))
+            break
+    why, code = _WORKERS.format(name), source_of(file, line)
+    return Explanation(code, line, file, label(file), tuple(rows), None, why)
+
+
+def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
+    """Explain a generator on another device than the numbers that it is to draw."""
+    frame, reader = frames[0], Reader(frames[0])
+    node = frame.failed
+    for name, _ in _in_statement(frame, DataLoader):
+        why = _SHUFFLES.format(full(torch.get_default_device()), name)
+        loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
+        return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
+    parts = reader.given(node) if isinstance(node, ast.Call) else []
+    given = [part for part in parts if part.kind == "generator"]
+    if node is None or len(given) != 1:
+        return None
+    (part,), target = given, _drawn_on(node, reader, given[0])
+    if target is None or target == part.device:
+        return None
+    drawn = [p for p in parts if p.kind in ("tensor", "made")]
+    rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
+    fix = _made_above(part, frames, target) if part.value else _made_on(part.node, frame, target)
+    why = f"numbers for {target} are drawn by a generator on {target}"
+    why += "" if fix else f': give it one made by torch.Generator("{target}")'
+    return Explanation(*expression(frame, node), (*rows, _row(part, True)), fix, why)
+
+
+def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
+    """Return the device of the numbers that a call draws."""
+    for keyword in node.keywords:
+        if keyword.arg == "device":
+            return reader.device(keyword.value, "")
+    owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    for candidates in (owner, arguments(node)):
+        found = [p for n in candidates for p in reader.parts(n) if p.kind in ("tensor", "made")]
+        if len({p.device for p in found}) == 1:
+            return found[0].device
+    return "cpu" if part.device != "cpu" else None
+
+
+def _made_on(made: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
+    """Return the edit of the call that makes a generator."""
+    stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
+    return Edit(frame, stmt, replaced=calls).fix(0) if stmt is not None and calls else None
+
+
+def _made_above(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
+    """Return the edit of the one statement that made it, if all its draws are on `target`.
+
+    Not a line where it is used: made again in each turn, it would draw the same numbers.
+    """
+    for frame in frames:
+        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
+        found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
+        found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
+        if len(found) == 1 and (fix := _made_on(found[0].value, frame, target)):
+            text = ast.unparse(found[0].targets[0])
+            return None if _draws_elsewhere(text, frame, part, target) else fix
+    return None
+
+
+def _draws_elsewhere(text: str, frame: FailedFrame, part: Part, target: str) -> bool:
+    """Return whether torch draws from it, or may draw, on another device than `target`."""
+    reader, nodes = Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        by_name = any(keyword.arg == "generator" for keyword in call.keywords)
+        given = text in [ast.unparse(argument) for argument in arguments(call)]
+        draws = given and (by_name or is_torch(frame.scope.value(call.func)))
+        if draws and _drawn_on(call, reader, part) != target:
+            return True
+    return False

@@ -40,7 +40,6 @@ class Fix:
     label: str = ""  # the same as people know it: "In [3]", "train.py"
     nbytes: int | None = None  # that it moves; None where that is not known
     other_nbytes: int | None = None  # that the other way would move, where there is one
-    once: bool = False  # it moves modules for good, where the other way would move data each time
 
     def apply(self, source: str) -> str:
         """The source of `filename` with the fix in it."""
@@ -80,9 +79,8 @@ def text(explanation: Explanation) -> str:
     """Return the expression, a line for each operand, the reason and the fix."""
     lines = [f"{_head(explanation)}: {table.short(explanation.expression, table.WIDTH)}"]
     lines += table.lines(_columns(explanation.operands), "  ")
-    if explanation.reason:
-        lines += table.wrapped(f"why: {explanation.reason}", "  ", "       ")
-    lines += [f"  {word} {do}{cost}" for word, do, cost in _fixes(explanation)]
+    for word, do, cost in _advice(explanation):
+        lines += table.wrapped(f"{word} {do}{cost}", "  ", "       ")
     if explanation.fix:
         lines.append(indent(dedent(explanation.fix.code), "      "))
     return "\n".join(lines)
@@ -94,8 +92,7 @@ def html(explanation: Explanation) -> str:
     body = f"<div>{escape(_head(explanation))}: {code}</div>"
     if explanation.operands:
         body += table.html(_columns(explanation.operands))
-    said = [("why:", explanation.reason, "")] if explanation.reason else []
-    for word, do, cost in [*said, *_fixes(explanation)]:
+    for word, do, cost in _advice(explanation):
         more = tag("span", cost, "gm-dim") if cost else ""
         body += f"<div>{tag('span', word, 'gm-dim')} {escape(do)}{more}</div>"
     if explanation.fix:
@@ -103,8 +100,10 @@ def html(explanation: Explanation) -> str:
     return block(body, "explanation", css="gpumagic gm-why")
 
 
-def _fixes(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Yield what to do, after a word, and its cost: the line on top of the cell, then the edit."""
+def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
+    """Yield what to know or do, after a word, and its cost; the line on top before the edit."""
+    if explanation.reason:
+        yield "why:", explanation.reason, ""
     if explanation.first:
         yield "fix:", f"put {explanation.first} on top of this cell", ""
     if fix := explanation.fix:
@@ -149,11 +148,8 @@ def _cost(fix: Fix) -> str:
     if fix.nbytes is None:
         return ""
     moves = f"moves {size(fix.nbytes)}" if fix.nbytes else "moves nothing"
-    if fix.once and fix.nbytes:
-        moves += " once"
-    if fix.other_nbytes:
-        moves += f"; the other way, {size(fix.other_nbytes)}{' each time' * fix.once}"
-    return f" ({moves})"
+    other = f"; the other way, {size(fix.other_nbytes)}" if fix.other_nbytes else ""
+    return f" ({moves}{other})"
 
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
@@ -174,30 +170,20 @@ class Edit:
     before: list[str] = field(default_factory=list)
     replaced: list[tuple[ast.AST, str]] = field(default_factory=list)
 
-    def fix(
-        self, nbytes: int | None, other_nbytes: int | None = None, *, once: bool = False
-    ) -> Fix:
+    def fix(self, nbytes: int | None, other_nbytes: int | None = None) -> Fix:
         """The changes as a fix."""
         lines = self.frame.source.splitlines()
         start, end = self.stmt.lineno, self.stmt.end_lineno or self.stmt.lineno
         if not isinstance(self.stmt, _SIMPLE):
             end = start
         end = max([end, *(getattr(n, "end_lineno", end) for n, _ in self.replaced)])
-        indent = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
-        code = [f"{indent}{line}" for line in self.before]
+        first = lines[start - 1]
+        code = [first[: len(first) - len(first.lstrip())] + line for line in self.before]
+        where, end = ("replace", end) if self.replaced else ("before", start)
         if self.replaced:
             code += _edited(lines[start - 1 : end], start, self.replaced)
-        return Fix(
-            "\n".join(code),
-            "replace" if self.replaced else "before",
-            start,
-            end if self.replaced else start,
-            self.frame.filename,
-            label(self.frame.filename),
-            nbytes,
-            other_nbytes,
-            once,
-        )
+        file, name = self.frame.filename, label(self.frame.filename)
+        return Fix("\n".join(code), where, start, end, file, name, nbytes, other_nbytes)
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

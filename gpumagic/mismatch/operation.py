@@ -1,4 +1,4 @@
-"""Read the operation that failed: its message, its operands, and which one is written to.
+"""Read the operation that failed, its message and its operands; find those that would fail next.
 
 Messages are those of PyTorch 2.6 to 2.15. They tell the type of error and often the devices; who is
 to blame is never taken from them.
@@ -6,67 +6,51 @@ to blame is never taken from them.
 
 import ast
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Operand
-from gpumagic.mismatch.operand import (
-    NAMED,
-    Part,
-    Reader,
-    arguments,
-    describe,
-    flat,
-    held_by,
-    tensors_of,
-)
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import parents
+from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
+from gpumagic.usercode.frames import FailedFrame, function_of, parents, statement
+from gpumagic.usercode.values import of_function
 
 
 @dataclass(frozen=True)
 class Message:
     """The type of an error, and the devices that its text names."""
 
-    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), steps (an
-    # optimizer's counters) or worker (of a loader, whose dataset is on a GPU)
+    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), worker (of a
+    # loader whose dataset is on a GPU)
     kind: str
     # "cuda:0", "cpu", or "cuda" where it has no number
     devices: frozenset[str] = frozenset()
-    text: str = field(default="", repr=False)
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b|\bcpu(?::0)\b")
 _TYPES = re.compile(r"(?:Input|input) type \((\S+?)\) and (?:weight|bias) type \((\S+?)\)")
-_KINDS = (
-    ("numpy", r"can't convert \S+ device type tensor to numpy"),
-    ("index", r"indices should be either on .{1,20} or on the same device as the indexed tensor"),
-    ("generator", r"Expected an? '\S+' (?:device type for generator|generator device) but found"),
-    ("load", r"Attempting to deserialize object on (?:a )?CUDA device"),
-    ("host", r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"),
-    ("host", r"legacy constructor expects device type: cpu but device type: \w+ was passed"),
-    ("steps", r"state_steps should not be CUDA tensors"),
-    ("mixed", r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"),
-    ("mixed", r"\w+ must be a CUDA tensor"),  # torchvision's
-    ("mixed", r"found two different devices|\bon different devices\b|on a different device"),
-    ("mixed", r"must have its parameters and buffers on device"),
-    ("mixed", r"Expected object of (?:device type|backend) \w+ but got"),
-    (
-        "mixed",
-        r"to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)",
-    ),
-    ("mixed", r"^invalid gradient at index \d+ - expected device \S+ but got"),
-    ("mixed", r"Tensor on device \S+ is not on the expected device"),
-)
+_KINDS = {
+    "numpy": r"can't convert \S+ device type tensor to numpy",
+    "index": r"indices should be either on .{1,20} or on the same device as the indexed tensor",
+    "generator": r"Expected an? '\S+' (?:device type for generator|generator device) but found",
+    "load": r"Attempting to deserialize object on (?:a )?CUDA device",
+    "host": r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"
+    r"|legacy constructor expects device type: cpu but device type: \w+ was passed",
+    "mixed": r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"
+    r"|\w+ must be a CUDA tensor|must have its parameters and buffers on device"
+    r"|found two different devices|\bon different devices\b|on a different device"
+    r"|Expected object of (?:device type|backend) \w+ but got"
+    r"|to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)"
+    r"|^invalid gradient at index \d+ - expected device \S+ but got"
+    r"|Tensor on device \S+ is not on the expected device",
+}
 _WORKER = re.compile(
     r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
     r"|CUDA error: initialization error|Storage device not recognized: cuda)",
     re.DOTALL,
 )
-_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 
 def read(error: BaseException) -> Message | None:
@@ -85,11 +69,11 @@ def read(error: BaseException) -> Message | None:
     if found := _TYPES.search(text):
         kinds = {_device_of_type(name) for name in found.groups()}
         return Message("mixed", frozenset(kinds)) if len(kinds) > 1 else None
-    for kind, pattern in _COMPILED:
-        if found := pattern.search(text):
+    for kind, pattern in _KINDS.items():
+        if found := re.search(pattern, text):
             # "either on cpu or …" speaks of no tensor.
             told = text[found.end() :] if kind == "index" else text
-            return Message(kind, frozenset(_DEVICE.findall(told)), text)
+            return Message(kind, frozenset(_DEVICE.findall(told)))
     return None
 
 
@@ -103,115 +87,84 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
     return all(any(d == s or s.startswith(f"{d}:") for s in seen) for d in named)
 
 
-_WITH_METHODS = ("tensor", "made", "module", "optimizer")
-_WITH_DEVICE = ("tensor", "made", "module", "object")
+OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
+_STEPS = (*OPERATIONS, ast.Assign)
+# Functions that accept tensors of several devices.
+_ANYWHERE = words(
+    "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
+    "from_numpy load_state_dict set_default_device manual_seed get_device device index_put_ "
+    "index_put ctc_loss pack_padded_sequence split tensor_split"
+)
 
 
 @dataclass(frozen=True)
 class Operation:
     """One operator or call of the user's code."""
 
-    node: ast.AST
-    parts: tuple[Part, ...]  # its operands; groups not taken apart
+    reader: Reader
+    node: Any
+    parts: tuple[Part, ...]  # its operands
     fixed: Part | None = None  # what is written to, and so stays where it is
     calls_module: bool = False  # or a method of one
-    indices: tuple[Part, ...] = ()  # operands that index another, which may be on the CPU
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
     """Return a node as an operation, or None if it is none."""
-    if isinstance(node, ast.BinOp):
-        return _of(node, reader, [node.left, node.right])
-    if isinstance(node, ast.AugAssign):
-        return _of(node, reader, [node.target, node.value], writes=True)
-    if isinstance(node, ast.Compare):
-        return _of(node, reader, [node.left, *node.comparators])
     if isinstance(node, ast.Call):
         return _call(node, reader)
-    if isinstance(node, ast.Subscript):
-        return _subscript(node, reader)
-    if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        return _assignment(node, node.targets[0], reader)
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        parent = next(parents(node), None)
-        if isinstance(node.ctx, ast.Store) and isinstance(parent, ast.Assign):
-            return _assignment(parent, node, reader)
-        return _of(node, reader, [node])  # `for x in loader`: what is iterated
-    return None
+    if isinstance(node, ast.Assign):
+        node = node.targets[0]
+    writes = isinstance(node, ast.AugAssign) or isinstance(getattr(node, "ctx", None), ast.Store)
+    read = [reader.parts(operand) for operand in _operands(node, writes)]
+    parts = tuple(part for each in read for part in each)
+    fixed = next(iter(read[0]), None) if writes and parts else None
+    return Operation(reader, node, parts, fixed) if read else None
 
 
-def _of(
-    node: ast.AST, reader: Reader, operands: list[ast.expr], *, writes: bool = False
-) -> Operation | None:
-    parts = [reader.part(operand) for operand in operands]
-    found = tuple(part for part in parts if part is not None)
-    return Operation(node, found, parts[0] if writes else None) if found else None
-
-
-def _assignment(node: ast.Assign, target: ast.expr, reader: Reader) -> Operation | None:
-    if isinstance(target, ast.Subscript):
-        return _subscript(target, reader)
-    if isinstance(target, ast.Attribute):
-        return _of(node, reader, [target.value, node.value], writes=True)
-    return None
-
-
-def _subscript(node: ast.Subscript, reader: Reader) -> Operation | None:
-    index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    index = [element for element in index if not isinstance(element, ast.Slice)]
-    operands: list[ast.expr] = [node.value, *index]
+def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
+    """Return the expressions that a node combines, first what is written to; empty for others."""
     parent = next(parents(node), None)
-    writes = isinstance(node.ctx, ast.Store)
-    if writes and isinstance(parent, (ast.Assign, ast.AugAssign)):
-        operands.append(parent.value)
-    done = _of(node, reader, operands, writes=writes)
-    within = {id(element) for element in index}
-    found = tuple(p for p in done.parts if id(p.node) in within) if done else ()
-    return replace(done, indices=found) if done else None
+    values = [parent.value] if writes and isinstance(parent, (ast.Assign, ast.AugAssign)) else []
+    if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)):
+        return [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    if isinstance(node, ast.Subscript):
+        index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return [node.value, *(each for each in index if not isinstance(each, ast.Slice)), *values]
+    if isinstance(node, ast.Attribute) and writes:
+        return [node.value, *values]
+    # `for x in loader`: what is iterated.
+    return [node] if isinstance(node, (ast.Name, ast.Attribute)) and not writes else []
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
-    receiver: Part | None = None
+    out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
     if owner is not None and owner.kind == "module":
-        receiver = owner
-    elif isinstance(node.func, ast.Attribute):
-        receiver = reader.part(node.func.value)
-    given = [part for argument in arguments(node) if (part := reader.part(argument))]
-    parts = (*([receiver] if receiver is not None else []), *given)
-    out = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
-    fixed = next((part for part in given if part.node in out), None)
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-    if receiver is not owner and name.endswith("_") and not name.endswith("__"):
-        fixed = fixed or receiver
-    calls_module = receiver is not None and receiver.kind == "module"
-    return Operation(node, parts, fixed, calls_module) if parts else None
+        receiver = [owner]
+    else:
+        name = getattr(node.func, "attr", "")
+        receiver = reader.parts(node.func.value) if isinstance(node.func, ast.Attribute) else []
+        out += receiver if name.endswith("_") and not name.endswith("__") else []
+    parts = (*receiver, *reader.given(node))
+    fixed = next((part for part in parts if part in out), None)
+    calls_module = any(part.kind == "module" for part in receiver)
+    return Operation(reader, node, parts, fixed, calls_module) if parts else None
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Operands that are not on one device."""
-
-    frame: FailedFrame
-    reader: Reader
-    operation: Operation
-    leaves: tuple[Part, ...]  # every operand whose device is known, groups taken apart
-
-
-def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Conflict | None:
-    """Return the operands of a frame's failing expression, if they explain the message.
+def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
+    """Return a frame's failing operation with the operands that explain the message.
 
     None where that is not certain: fewer than two devices, other devices than the text names, or
     more than one operand that cannot be known; if it must be `certain`, one.
     """
     reader = Reader(frame)
-    within = {_storage(tensor) for _, tensor in held_by(dict(frame.library))}
+    within = {_storage(tensor) for _, tensor in tensors_of(dict(frame.library))}
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
-        leaves = _evidence(done, message, frame.direct and not certain, within) if done else ()
-        if done and leaves:
-            found.append(Conflict(frame, reader, done, leaves))
+        parts = _evidence(done, message, frame.direct and not certain, within) if done else ()
+        if done and parts:
+            found.append(replace(done, parts=parts))
     # Where only the line is known, it may hold several: only where one alone fits is it certain.
     return found[0] if len(found) == 1 else None
 
@@ -231,74 +184,47 @@ def _evidence(
     `within` has the storages that a library's failing function sees. Tensors that the library moved
     or made itself are not blamed.
     """
-    leaves = _leaves(done, message)
-    located = [part for part in leaves if part.kind in _WITH_DEVICE and part.devices]
+    leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, moves nowhere
+    located = [part for part in leaves if part.kind != "generator" and part.devices]
+    if message.kind in ("numpy", "host"):
+        certain = all(part.kind != "unknown" for part in leaves)
+        return _on_a_gpu(located, message.devices - {"cpu"}) if certain else ()
     if not direct and not done.calls_module:
-        seen = [{_storage(t) for _, t in held_by(p.value)} - {None} for p in located]
+        seen = [{_storage(t) for _, t in tensors_of(p.value)} - {None} for p in located]
         located = [part for part, storages in zip(located, seen, strict=True) if storages & within]
-    known = frozenset(d for part in located for d in part.devices)
+    known = _devices(located)
     if len(known) > 1 and agree(message.devices, known):
         return tuple(located)
+    return _with_gone(leaves, located, message.devices) if direct else ()
+
+
+def _devices(parts: Iterable[Part]) -> frozenset[str]:
+    return frozenset(device for part in parts for device in part.devices)
+
+
+def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
+    """Return the operands on a GPU, a container as one, if they are on the named devices."""
+    found: list[Part] = []
+    for node, group in groupby(parts, key=lambda part: part.node):
+        items, text = list(group), ast.unparse(node)
+        nbytes, devices = sum(part.nbytes or 0 for part in items), tuple(_devices(items))
+        if [part.key for part in items] != [text]:
+            items = [Part(node, text, "group", devices, nbytes, f"{len(items)} tensors")]
+        found += [part for part in items if part.device != "cpu"]
+    return tuple(found) if agree(named, _devices(found)) else ()
+
+
+def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
+    """Return the operands with the one that has gone, which is where the text says one must be."""
     unknown = [part for part in leaves if not part.devices and part.value is None]
-    unknown = [part for part in unknown if part.kind in ("unknown", "made", "module")]
     if any(part.factory for part in unknown):  # as with `nn.MSELoss()`, which has no tensors yet
         unknown = [part for part in unknown if part.kind != "module"]
-    if len(known) < 1 or len(unknown) != 1 or not direct:
+    rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
+    if not located or len(unknown) != 1 or len(rest) != 1:
         return ()
-    # The one that has gone is where the text says that one must be.
-    rest = [d for d in message.devices if not agree(frozenset([d]), known)]
-    if len(rest) != 1 or len(message.devices) < 2 or not (rest[0] == "cpu" or ":" in rest[0]):
-        return ()
-    (part,) = unknown
-    kind = part.kind if part.kind == "module" else "made"
-    there = replace(part, kind=kind, devices=(rest[0],))
-    return tuple(there if p is part else p for p in leaves if p is part or p in located)
-
-
-def _leaves(done: Operation, message: Message) -> list[Part]:
-    """Return the operands that must be on one device, groups taken apart."""
-    leaves = [p for p in flat(done.parts) if "meta" not in p.devices]  # has no data, moves nowhere
-    if message.kind == "mixed":
-        leaves = [p for p in leaves if p not in done.indices or p.device != "cpu"]
-    meeting = [part for part in leaves if not part.scalar or part is done.fixed]
-    # Scalars of the CPU may meet a GPU's tensors in arithmetic, but not in stack().
-    if len({d for part in meeting for d in part.devices}) > 1 or "found at" in message.text:
-        return meeting
-    return leaves
-
-
-_SHOWN = 3
-
-
-def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
-    """Return parts and whether each is odd; for a long list of tensors the first few odd ones."""
-    shown = []
-    for _, group in groupby(parts, key=lambda pair: id(pair[0].node)):
-        pairs = list(group)
-        if len(pairs) > 2 * _SHOWN:
-            pairs = [p for p in pairs if p[1]][:_SHOWN] + [p for p in pairs if not p[1]][:1]
-        shown += pairs
-    return shown
-
-
-def row(part: Part, odd: bool) -> Operand:
-    """Return a part as an operand of the explanation."""
-    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
-
-
-def named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Return a result that has gone by the names of the tensors that it was made from.
-
-    If only operators, indices and methods made it, those tensors replace it; a call's result is
-    shown itself, followed by the names in it.
-    """
-    found = named_in(part, reader)
-    if part.kind != "made":
-        return [(part, odd)]
-    calls = (node for node in ast.walk(part.node) if isinstance(node, ast.Call))
-    if found and all(_is_method(call, reader) for call in calls):
-        return [(leaf, odd) for leaf in found]
-    return [(part, odd), *((leaf, False) for leaf in found)]
+    (gone,) = unknown
+    there = replace(gone, kind=gone.kind if gone.kind == "module" else "made", devices=rest)
+    return tuple(there if p is gone else p for p in leaves if p is gone or p in located)
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
@@ -320,18 +246,68 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
     return list(found.values())
 
 
-def _is_method(node: ast.Call, reader: Reader) -> bool:
-    """Whether it calls a tensor's method that leaves the tensor's data where it is."""
-    if not isinstance(node.func, ast.Attribute) or node.func.attr in ("to", "cuda", "cpu"):
-        return False
-    owner = reader.part(node.func.value)
-    return owner is not None and owner.kind in ("tensor", "made")
+# -- the rest of the code
+def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
+    """Return the named tensors on the device of `odd` that later code combines with moved ones."""
+    odd = list(odd)
+    moved: dict[str, str | None] = {part.key: target for part in odd}
+    found: dict[str, Part] = {}
+    for reader, clashing in _clashes(frame, node, odd, moved, target):
+        for named in (named for part in clashing for named in named_in(part, reader)):
+            if named.kind == "tensor" and named.key not in moved:
+                found[named.key] = named
+                moved[named.key] = target
+    return list(found.values())
 
 
-def inside(part: Part, target: str) -> list[Operand]:
-    """Return the first tensors of a module on several devices that are not on `target`."""
-    if part.kind != "module" or part.value is None or len(part.devices) < 2:
-        return []
-    tensors = tensors_of(part.value)
-    parts = [describe(tensor, part.node, f"{part.text}.{path}") for path, tensor in tensors]
-    return [row(p, True) for p in parts if p is not None and p.device != target][:_SHOWN]
+def result_clashes(frame: FailedFrame, odd: list[Part], target: str) -> bool:
+    """Whether what a call returns, made on `target`, then meets what is where `odd` was."""
+    node = frame.failed
+    return node is not None and meets(frame, node, odd, {ast.unparse(node): target}, target)
+
+
+def meets(
+    frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
+) -> bool:
+    """Whether a value that is `moved` from a node on then meets what is where `odd` was."""
+    return any(clashing for _, clashing in _clashes(frame, node, odd, moved, target))
+
+
+def _clashes(
+    frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
+) -> Iterator[tuple[Reader, list[Part]]]:
+    """Yield a later operation's operands on the device of `odd`, if it has others on `target`."""
+    sources = {part.device for part in odd} - {target}
+    reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
+    for step in _steps(node):
+        if isinstance(step, ast.Assign):
+            part = reader.part(step.value)
+            names = [n for to in step.targets for n in ast.walk(to) if isinstance(n, NAMED)]
+            moved |= dict.fromkeys(map(ast.unparse, names), part.device if part else None)
+        elif step not in ran and wants_one_device(step, reader):
+            done = operation(step, reader)
+            leaves = [part for part in done.parts if not part.scalar] if done else []
+            if any(part.device == target for part in leaves):
+                yield reader, [part for part in leaves if part.device in sources]
+
+
+def _steps(node: ast.AST) -> list[Any]:
+    """Return the operations and assignments from a node's statement on, inner ones first."""
+    scope, stmt = function_of(node), statement(node)
+    found: list[Any] = [n for n in ast.walk(scope) if isinstance(n, _STEPS)] if scope else []
+    found = [n for n in found if stmt and n.lineno >= stmt.lineno and function_of(n) is scope]
+    return sorted(found, key=lambda n: (n.end_lineno, n.end_col_offset, -n.lineno, -n.col_offset))
+
+
+def wants_one_device(node: ast.AST, reader: Reader) -> bool:
+    """Whether an operation surely fails with tensors of several devices: torch's own."""
+    if not isinstance(node, ast.Call):
+        return True
+    function = reader.scope.value(node.func)
+    if is_torch(function):
+        return of_function(function, "__name__") not in _ANYWHERE
+    if issubclass(type(function), nn.Module):
+        return type(function).__module__.startswith("torch.nn.")
+    owner = reader.part(node.func.value) if isinstance(node.func, ast.Attribute) else None
+    of_tensor = owner is not None and owner.kind in ("tensor", "made")
+    return of_tensor and node.func.attr not in _ANYWHERE  # type: ignore[attr-defined]

@@ -16,8 +16,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.moving.moved import DATASET_STAYS, Left
-from gpumagic.usercode.values import defined_in, members_of
-from gpumagic.usercode.walk import CONTAINERS, PLAIN, Path, attributes, is_open, items, written
+from gpumagic.usercode.values import (
+    CONTAINERS,
+    PLAIN,
+    Path,
+    attributes,
+    defined_in,
+    is_open,
+    items,
+    members_of,
+    written,
+)
 
 # A module's own dictionaries, and what else every module has: of that, hooks may hold something.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
@@ -71,18 +80,17 @@ class TensorFinder:
     """Collect each tensor once, under the variable that it was first found through.
 
     Objects of classes of the module `module` are looked into as far as they go, those of libraries
-    within bounds; with `sample`, only so many items of each container.
+    within bounds.
     """
 
-    def __init__(self, module: str = "__main__", sample: int | None = None) -> None:
+    def __init__(self, module: str = "__main__") -> None:
         self.found: list[FoundTensor] = []
         self.left: list[Left] = []  # what stays as a whole, or could not be looked into
-        self.recurrent: list[nn.RNNBase] = []
-        self.scripted: list[torch.jit.ScriptModule] = []
+        self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # by a `to` of their own
         self.naming: list[tuple[Any, str]] = []  # what names a device, and its variable
-        self._module, self._sample = module, sample
+        self._module = module
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
 
@@ -117,7 +125,7 @@ class TensorFinder:
             look(self, value, steps)
 
     def _container(self, container: Any, steps: Path) -> None:
-        for step, item in items(container, self._sample):
+        for step, item in items(container):
             self.value(item, (*steps, step))
 
     def _packed(self, packed: PackedSequence, steps: Path) -> None:
@@ -139,8 +147,12 @@ class TensorFinder:
 
     def _library_object(self, value: Any, steps: Path) -> None:
         if _has_to(type(value)):
-            within = self._within(value, steps)
-            self.movable += [within] if within.tensors else []
+            finder = TensorFinder(self._module)
+            finder._depth, finder._objects = self._depth, self._objects
+            finder._first_time(value)
+            finder._attributes(value, steps)
+            self._objects = finder._objects
+            self.movable += [Held(value, steps, finder.tensors)] if finder.tensors else []
             return
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
@@ -152,18 +164,10 @@ class TensorFinder:
             self.naming.append((value, str(steps[0])))
 
     def _dataset(self, dataset: Any, steps: Path) -> None:
-        if self._sample:
-            self._attributes(dataset, steps)
-        else:
-            self.staying.append(self._within(dataset, steps, DATASET_STAYS, sample=1))
-
-    def _within(self, value: Any, steps: Path, reason: str = "", sample: int | None = None) -> Held:
-        finder = TensorFinder(self._module, sample or self._sample)
-        finder._depth, finder._objects = self._depth, self._objects
-        finder._first_time(value)
-        finder._attributes(value, steps)
-        self._objects = finder._objects
-        return Held(value, steps, finder.tensors, reason)
+        held = [*attributes(dataset).values()]
+        held += [first for value in held for _, first in items(value, 1)]
+        tensors = [FoundTensor(value, steps) for value in held if issubclass(type(value), Tensor)]
+        self.staying.append(Held(dataset, steps, tensors, DATASET_STAYS))
 
     def _attributes(self, value: Any, steps: Path, *, tensors: bool = True) -> dict[str, Any]:
         held = attributes(value)
@@ -183,10 +187,7 @@ class TensorFinder:
         if reason := _stays(module):
             self.left.append(Left(written(steps), reason))
             return
-        if isinstance(module, nn.RNNBase):
-            self.recurrent.append(module)
-        if isinstance(module, torch.jit.ScriptModule):
-            self.scripted.append(module)
+        self.modules.append(module)
         if "_device" in vars(module):  # as Lightning's modules and torchmetrics have it
             self.naming.append((module, str(steps[0])))
         for part in _MODULE_STATE:

@@ -2,14 +2,16 @@
 
 Guarantees: a tensor keeps its identity, so aliases, containers, modules and optimizers still
 agree; tensors that share memory still share it; a leaf that requires a gradient stays a leaf;
-tensors that are there already are not touched. Either everything moves or, when memory runs out or
-the user interrupts, nothing. A library's object that has its own `to` is moved by that, last, and
-replaced by the result.
+tensors that are there already are not touched. All new bytes are made before the first tensor
+changes: when memory runs out or the user interrupts, nothing moves. A library's object that has
+its own `to` is moved by that, last, and replaced by the result.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,97 +24,298 @@ from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
-from gpumagic.moving.moved import Left, Moved, Moves, Origin, all_of, keep_origins
-from gpumagic.moving.plan import MovePlan, bytes_of
-from gpumagic.usercode.values import defined_in, own
-from gpumagic.usercode.walk import written
+from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
+from gpumagic.usercode.values import Step, own, parts_of, walk, written
+
+# A multiple of every element size: offsets stay whole when a copy begins in the middle.
+_ALIGNMENT = 64
+# Bytes that may take seconds, over a bus or from a disk.
+_MANY = 2**28
+# Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
+_Family = tuple[int, int, list[FoundTensor]]
 
 
 def move_all(
-    variables: Iterable[tuple[str, object]],
+    variables: Iterable[tuple[str, Any]],
     device: torch.device,
     *,
     followers: Iterable[tuple[str, Optimizer]] = (),
     namespace: dict[str, Any] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    origins: list[tuple[Any, Origin]] | None = None,
+    origins: Origins | None = None,
     check_room: bool = True,
-    line: Callable[[], Any] | None = None,
+    line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of `followers` follows the parameters that move. `Moves.left` names the tensors and
-    arrays in `namespace` that shared memory with a moved one, and its names may be rebound.
+    The state of `followers` follows the parameters that move. Names in `namespace` may be rebound.
     `origins` receives each moved tensor and its former device. Without `check_room`, which is for
     tensors without data, more may move than the device can hold. A long move has a `line`.
     """
-    start = clock()
+    start = time.perf_counter()
     origins = [] if origins is None else origins
     finder = TensorFinder()
     finder.variables(variables)
-    by_to = [held for held in finder.movable if held.must_move(device)]
-    staying = [held for held in finder.staying if held.must_move(device)]
     moving = finder.elsewhere(device)
+    for name, optimizer in followers if moving else ():
+        finder.state(optimizer, (name,), only=moving)
+    staying = (held for held in finder.staying if held.must_move(device))
+    left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
+    moved: tuple[Moved, ...] = ()
     if moving:
-        for name, optimizer in followers:
-            finder.state(optimizer, (name,), only=moving)
-    left = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
-    moves = Moves(left=tuple(left))
-    if moving:
-        wanted = [found for found in finder.found if found.must_move(device)]
-        # Filled as things move: an interrupt after that loses no origin.
-        plan = MovePlan(device, wanted, origins)
-        if check_room:  # else there are no addresses to compare
-            plan.note_bystanders(tensors_in(namespace or {}))
-            plan.note_arrays(_arrays_in(namespace or {}))
-        # Before the first copy; and raised out here: a chained exception would keep copies alive.
-        if (check_room and not _has_room(device, plan, by_to)) or not plan.copy(line):
-            raise GpuError(_no_room(device, finder.tensors))
-        plan.carry_out()
-        for module in finder.recurrent:
-            # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
-            module.flatten_parameters()
-        for held in by_to:
-            _bring(held, device, plan, namespace or {})
-        wait_for(device)
+        # `origins` is filled as things move: an interrupt after that loses no origin.
+        plan = MovePlan(device, finder, origins)
+        plan.run({} if namespace is None else namespace, check_room, line)
+        left += plan.left
         moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
-        moves = Moves(moved, (*left, *plan.left), clock() - start if moved else 0.0)
     for value, name in finder.naming:
         if named := _name_device(value, device):
             former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
             origins.append((value, Origin(name, former, device, named=named)))
-    return moves
+    return Moves(moved, tuple(left), time.perf_counter() - start if moved else 0.0)
 
 
-def _has_room(device: torch.device, plan: MovePlan, by_to: list[Held]) -> bool:
-    if device.type != "cuda":
+@dataclass(frozen=True)
+class Copying:
+    """Track the progress of a long move's copies, in bytes."""
+
+    done: int
+    total: int
+    device: torch.device
+
+    @property
+    def share(self) -> float:
+        """The part that is done, from 0 to 1."""
+        return self.done / self.total
+
+    def __str__(self) -> str:
+        """``"moving to cuda:1: 3.0 GiB of 4.2 GiB"``."""
+        return f"moving to {self.device}: {size(self.done)} of {size(self.total)}"
+
+
+class MovePlan:
+    """New bytes for the found tensors that are elsewhere, made before the first tensor changes."""
+
+    def __init__(self, device: torch.device, finder: TensorFinder, origins: Origins) -> None:
+        self.nbytes: dict[str, int] = {}  # by variable
+        self.sources: dict[str, dict[str, None]] = {}
+        self.left: list[Left] = []
+        self._device, self._finder, self._origins = device, finder, origins
+        self._by_to = [held for held in finder.movable if held.must_move(device)]
+        self._new: list[tuple[FoundTensor, Tensor]] = []
+        self._alone: list[FoundTensor] = []
+        self._families: list[_Family] = []
+        shared: dict[int, list[FoundTensor]] = {}  # by storage
+        for found in finder.found:
+            if not found.must_move(device):
+                continue
+            if reason := immovable(found.tensor):
+                self.left.append(Left(found.path, reason))
+            elif has_plain_storage(found.tensor):
+                shared.setdefault(found.tensor.untyped_storage()._cdata, []).append(found)
+            else:
+                self._alone.append(found)
+        for group in shared.values():
+            self._families += _families(group)
+
+    def _note_sharing(self, namespace: Mapping[str, Any]) -> None:
+        """Note the notebook's tensors and NumPy arrays that lose the memory shared with a mover."""
+        moving = {id(found.tensor) for _, _, family in self._families for found in family}
+        for name, value in list(namespace.items()):
+            if name.startswith("_") or id(value) in moving or not (bytes_ := _addresses(value)):
+                continue
+            for start, stop, family in self._families:
+                base = family[0].tensor.untyped_storage().data_ptr()
+                if bytes_[0] < base + stop and base + start < bytes_[1]:
+                    self.left.append(
+                        Left(name, f"it no longer shares memory with {family[0].path}")
+                    )
+
+    def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
+        """Move all; or raise GpuError if there is no room, with nothing moved."""
+        check_room &= self._device.type == "cuda"
+        # Raised out here: a chained exception would keep copies alive.
+        if (check_room and self._needed > cuda_state.room(self._device)) or not self._copy(line):
+            raise GpuError(_no_room(self._device, self._finder.tensors))
+        self._note_sharing(namespace)
+        self._carry_out()
+        for module in self._finder.modules:
+            if isinstance(module, nn.RNNBase):
+                # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
+                module.flatten_parameters()
+        for held in self._by_to:
+            self._bring(held, namespace)
+        wait_for(self._device)
+
+    @property
+    def _needed(self) -> int:
+        """The bytes that the copies take on its device."""
+        each = (b - a for a, b, family in self._families if any(f.home is None for f in family))
+        others = [found for held in self._by_to for found in held.tensors]
+        others = [*self._alone, *(found for found in others if found.must_move(self._device))]
+        alone = {id(f.tensor): bytes_of(f.tensor) for f in others if f.home is None}
+        return sum(each) + sum(alone.values())
+
+    def _copy(self, line: Any) -> bool:
+        """Make the new bytes; False, and none are kept, where the device has no room for them.
+
+        Of many bytes, a `line` is made, and updated before each copy with how far it is.
+        """
+        done, total = 0, self._needed if line else 0
+        try:
+            with line() if line and total >= _MANY else nullcontext() as shown:
+                for start, end, family in self._families:
+                    if shown is not None:
+                        shown.update(Copying(done, total, self._device))
+                    done += end - start
+                    self._copy_family(start, end, family)
+            for found in self._alone:
+                self._copy_alone(found)
+        except torch.OutOfMemoryError:
+            self._new.clear()
+            return False
         return True
-    wanted = {id(f.tensor): f.tensor for held in by_to for f in held.tensors if f.must_move(device)}
-    return plan.needed + sum(map(bytes_of, wanted.values())) <= cuda_state.room(device)
 
-
-def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
-    """Move an object by its own `to`; if that returns a new object, rebind its name."""
-    name = str(held.steps[0])
-    moving = [found.tensor for found in held.tensors if found.must_move(device)]
-    sources = [str(tensor.device) for tensor in moving]
-    try:
-        brought = held.value.to(device)
-    except Exception as error:  # noqa: BLE001  a library's own, told in the report
-        reason = f".to({str(device)!r}) raised {first_line(error)}"
-        plan.left.append(Left(written(held.steps), reason))
-        return
-    if brought is not held.value:
-        if len(held.steps) > 1 or namespace.get(name) is not held.value:
-            reason = f"its .to({str(device)!r}) makes another object: bind that where it is used"
-            plan.left.append(Left(written(held.steps), reason))
+    def _copy_alone(self, found: FoundTensor) -> None:
+        """Copy a tensor by its own `to`: the way of subclasses and of layouts without strides."""
+        try:
+            data = found.tensor.data
+            with torch.inference_mode(data.is_inference()):
+                new = data.to(found.home or self._device)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            self.left.append(Left(found.path, first_line(error)))
             return
-        namespace[name] = brought
-    if not moving:  # all that it holds came along with another variable
-        return
-    plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(map(bytes_of, moving))
-    plan.sources.setdefault(name, {}).update(dict.fromkeys(sources))
-    plan.origins.append((brought, Origin(name, moving[0].device, device)))
+        if torch._has_compatible_shallow_copy_type(found.tensor, new):
+            self._add(found, new, bytes_of(found.tensor))
+        else:
+            self.left.append(Left(found.path, "it cannot be moved in place; use .to()"))
+
+    def _copy_family(self, start: int, end: int, family: list[FoundTensor]) -> None:
+        """Copy tensors that overlap in memory, so that they overlap there too."""
+        storage = family[0].tensor.untyped_storage()
+        copies: dict[torch.device, torch.UntypedStorage] = {}
+        for found in family:
+            old, home = found.tensor, found.home or self._device
+            copied = 0
+            if home not in copies:
+                flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+                flat.set_(storage, start, (end - start,), (1,))
+                copies[home] = flat.to(home).untyped_storage()
+                copied = end - start
+            offset = old.storage_offset() - start // old.element_size()
+            with torch.inference_mode(old.is_inference()):  # the moved tensor is one if `new` is
+                new = torch.empty(0, dtype=old.dtype, device=home)
+                new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
+            self._add(found, new, copied)
+
+    def _add(self, found: FoundTensor, new: Tensor, nbytes: int) -> None:
+        self._new.append((found, new))
+        self._count(found.root, nbytes, [str(found.tensor.device)])
+
+    def _count(self, name: str, nbytes: int, sources: list[str]) -> None:
+        self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
+        self.sources.setdefault(name, {}).update(dict.fromkeys(sources))
+
+    def _carry_out(self) -> None:
+        """Give each tensor its new bytes: all of them, or after an interrupt none."""
+        before = [(found, found.tensor.data) for found, _ in self._new]
+        noted = len(self._origins)
+        try:
+            self._origins += [
+                (found.tensor, Origin(found.root, found.tensor.device, new.device))
+                for found, new in self._new
+            ]
+            for found, new in self._new:
+                found.tensor.data = new
+        except BaseException:
+            for found, old in before:
+                found.tensor.data = old
+            del self._origins[noted:]
+            raise
+
+    def _bring(self, held: Held, namespace: dict[str, Any]) -> None:
+        """Move an object by its own `to`; if that returns a new object, rebind its name."""
+        name, device = str(held.steps[0]), self._device
+        moving = [found.tensor for found in held.tensors if found.must_move(device)]
+        sources = [str(tensor.device) for tensor in moving]
+        reason = ""
+        try:
+            brought = held.value.to(device)
+        except Exception as error:  # noqa: BLE001  a library's own, told in the report
+            brought, reason = held.value, f".to({str(device)!r}) raised {first_line(error)}"
+        if brought is not held.value:
+            if len(held.steps) == 1 and namespace.get(name) is held.value:
+                namespace[name] = brought
+            else:
+                reason = (
+                    f"its .to({str(device)!r}) makes another object: bind that where it is used"
+                )
+        if reason:
+            self.left.append(Left(written(held.steps), reason))
+        elif moving:  # else all that it holds came along with another variable
+            self._count(name, sum(map(bytes_of, moving)), sources)
+            self._origins.append((brought, Origin(name, moving[0].device, device)))
+
+
+def _families(group: list[FoundTensor]) -> list[_Family]:
+    """Tensors of one storage, by whether they overlap: two apart need not move together."""
+    families: list[_Family] = []
+    for found in sorted(group, key=lambda f: _span(f.tensor)):
+        start, stop = _span(found.tensor)
+        if not families or start >= families[-1][1]:
+            families.append((start // _ALIGNMENT * _ALIGNMENT, stop, []))
+        first, end, family = families[-1]
+        families[-1] = first, max(end, stop), family
+        family.append(found)
+    return families
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of its storage that a tensor uses, and the one after its last."""
+    size, first = tensor.element_size(), tensor.storage_offset()
+    if not tensor.numel():
+        return int(first * size), int(first * size)
+    last = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return int(first * size), int((first + last + 1) * size)
+
+
+def _addresses(value: Any) -> tuple[int, int] | None:
+    """The first address of a tensor's or NumPy array's bytes, and the one after the last."""
+    if type(value) is Tensor and has_plain_storage(value) and value.numel():
+        base, (first, stop) = value.untyped_storage().data_ptr(), _span(value)
+        return base + first, base + stop
+    if type(value) is getattr(sys.modules.get("numpy"), "ndarray", None) and value.size:
+        first = value.__array_interface__["data"][0]
+        return first, first + value.nbytes
+    return None
+
+
+def immovable(tensor: Tensor) -> str:
+    """Return why a tensor cannot be moved in place; empty if it can."""
+    if tensor.grad_fn is not None:
+        # Its graph expects a gradient on the device where it was computed.
+        return f"its graph is on {tensor.device}; compute it in this cell instead"
+    if tensor.device.type == "meta":
+        return "it is on the meta device and has no data"
+    return ""
+
+
+def has_plain_storage(tensor: Tensor) -> bool:
+    """Whether its bytes lie in one storage, at strides."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+        and tensor.layout is torch.strided
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
+    )
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return a tensor's bytes; 0 if it has no shape yet, or no strides."""
+    try:
+        return tensor.nbytes
+    except (RuntimeError, NotImplementedError, ValueError):
+        return 0
 
 
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
@@ -124,69 +327,45 @@ def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
     parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
-    devices = {
-        tensor.device
-        for part in parts
-        for tensor in (part.parameters() if isinstance(part, nn.Module) else [part])
-    }
-    former: dict[str, Any] = {}
-    for name, named in list(held.items()) if devices <= {device} else ():
-        is_device = issubclass(type(named), torch.device)
-        if is_device and named.type == "cuda" and named.index is not None:
-            here: Any = device
-        elif parts and name in DEVICE_NAMES and (is_device or type(named) is str):
-            here = device if is_device else str(device)
-        elif name == "_n_gpu" and type(named) is int and named > 1:
-            here = 1  # TrainingArguments counted the GPUs: a cell has one
-        else:
-            continue
-        if here != named:
-            held[name], former[name] = here, named
+    tensors = (list(p.parameters()) if isinstance(p, nn.Module) else [p] for p in parts)
+    if any(tensor.device != device for each in tensors for tensor in each):
+        return {}
+    new = {name: _renamed(name, item, device, bool(parts)) for name, item in held.items()}
+    former = {name: held[name] for name, item in new.items() if item not in (None, held[name])}
+    held.update((name, new[name]) for name in former)
     return former
 
 
-def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the variables that are tensors, by name; IPython's own names are left out."""
-    for name, value in list(namespace.items()):
-        if type(value) is Tensor and not name.startswith("_"):
-            yield name, value
-
-
-def _arrays_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield the variables that are NumPy arrays, with the addresses of their bytes."""
-    kind = getattr(sys.modules.get("numpy"), "ndarray", None)
-    for name, value in list(namespace.items()):
-        if kind is not None and type(value) is kind and value.size and not name.startswith("_"):
-            start = value.__array_interface__["data"][0]
-            yield name, start, start + value.nbytes
+def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:
+    """Return what an attribute that names a device is to be; None for any other."""
+    kind = type(value)
+    if kind is torch.device and value.type == "cuda" and value.index is not None:
+        return device
+    if has_tensors and name in DEVICE_NAMES and kind in (torch.device, str):
+        return kind(device)
+    # TrainingArguments counted the GPUs: a cell has one.
+    return 1 if name == "_n_gpu" and kind is int and value > 1 else None
 
 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
-    """Yield a notebook's optimizers by name: also in small containers and own objects."""
-    for name, value in list(namespace.items()):
-        for path, item in _near(name, value):
-            if issubclass(type(item), Optimizer):
-                yield path, item
+    """Yield a notebook's optimizers by name: also those that containers and objects hold."""
+    variables = [((name,), value) for name, value in namespace.items()]
+    for path, value in walk(variables, _parts_of, depth=1, most=10_000):
+        if issubclass(type(value), Optimizer):
+            yield written(path), value
 
 
-def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    yield name, value
-    if type(value) in (list, tuple, dict) and len(value) <= 100:
-        yield from ((name, item) for item in (value.values() if type(value) is dict else value))
-    elif defined_in(type(value)) == "__main__":
-        for attribute, item in own(value).items():
-            yield f"{name}.{attribute}", item
+def _parts_of(value: Any) -> list[tuple[Step, Any]]:
+    try:
+        return parts_of(value)
+    except Exception:  # noqa: BLE001  what the user's own class may raise
+        return []
 
 
 def wait_for(device: torch.device) -> None:
     """Wait until `device` has finished what it was given."""
-    kind = device.type
-    if kind == "cuda":
-        torch.cuda.synchronize(device)
-    elif kind == "xpu":
-        torch.xpu.synchronize(device)
-    elif kind == "mps":
-        torch.mps.synchronize()
+    given = () if device.type == "mps" else (device,)
+    getattr(torch, device.type).synchronize(*given)
 
 
 def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
@@ -208,7 +387,7 @@ _origins: Any = WeakIdKeyDictionary()
 """Origins of objects that cells moved for good, by identity."""
 
 
-def remember(origins: Iterable[tuple[Any, Origin]], cell: str) -> None:
+def remember(origins: Origins, cell: str) -> None:
     """Keep the device of each moved object from before the first cell that moved it."""
     keep_origins(_origins, origins, cell)
 
@@ -229,16 +408,15 @@ def forget_origins() -> None:
     _origins.clear()
 
 
-def brought_away() -> list[Origin]:
-    """Return the origins of all live objects that cells moved and that are still there."""
-    return [origin for value in list(_origins) if (origin := origin_of(value))]
+def brought_away() -> Origins:
+    """Return all live objects that cells moved and that are still there, with their origins."""
+    return [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
 
 
-def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None) -> Moves:
+def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
     """Move the objects that cells moved, or only those of `origins`, back to where they were."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
-    away = [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
-    for value, origin in away if origins is None else origins:
+    for value, origin in brought_away() if origins is None else origins:
         if origin.named:
             own(value).update(origin.named)
             _origins.pop(value, None)

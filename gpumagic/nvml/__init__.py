@@ -9,22 +9,23 @@ stall for seconds: never ask on an event loop.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from ctypes import addressof
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from typing import Any
 
-from gpumagic.nvml.library import (
-    GPU_IS_LOST,
-    NOT_FOUND,
-    UNSUPPORTED,
-    Call,
-    Gpu,
-    Library,
-    Xids,
-    code_of,
-)
-
-__all__ = ["Call", "DriverFault", "Gpu", "Nvml", "door"]
+# Names that only the maintained nvidia-ml-py has.
+_NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
+_ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
+# Codes of errors and events, fixed by NVML's binary interface.
+_NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
+_UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+_XID_CRITICAL_ERROR = 0x8
+# More errors than this at once are repetitions.
+_MOST_XIDS = 64
 
 
 @dataclass(frozen=True)
@@ -36,85 +37,170 @@ class DriverFault:
     cure: str
 
 
-# By NVML's return code.
-_UNREACHABLE = {
-    12: DriverFault(
-        "library-missing",
+# Cause and cure by code; `{who}` is a GPU, `{error}` NVML's text.
+_FAULTS = {
+    "library-missing": (
         "NVIDIA's driver is not installed",
         "install the driver, or in a container start it with --gpus all",
     ),
-    9: DriverFault(
-        "driver-not-loaded",
+    "driver-not-loaded": (
         "NVIDIA's driver is installed but not loaded",
         "sudo modprobe nvidia; if that fails, see dmesg, or reinstall the driver for this kernel",
     ),
-    18: DriverFault(
-        "version-mismatch",
+    "version-mismatch": (
         "the driver in the kernel and its libraries are of different versions "
         "(the driver was updated while it ran)",
         "restart the machine; or unload and load the nvidia modules, and then restart this program",
     ),
-    4: DriverFault(
-        "no-permission",
+    "no-permission": (
         "this user may not open the GPU's device files",
         "give this user access to /dev/nvidia* (often the group video or render)",
     ),
-    999: DriverFault(
-        "unknown-error",
+    "unknown-error": (
         "NVIDIA's driver answers 'Unknown Error', as it does when a container has lost its devices",
         "restart the container; on a host, see dmesg for Xid errors",
     ),
-    15: DriverFault(
-        "gpu-lost",
-        "a GPU has fallen off the bus",
-        "see dmesg for its Xid error; the machine must be restarted",
+    "nvml-error": ("NVML cannot be used: {error}", "see dmesg"),
+    "pynvml-missing": ("the package nvidia-ml-py is not installed", "pip install nvidia-ml-py"),
+    "pynvml-clash": (
+        "the module pynvml is not nvidia-ml-py's ({error})",
+        "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
     ),
+    "gpu-lost": (
+        "{who} has fallen off the bus; what ran on it has failed",
+        "see dmesg for its Xid error; restart the machine, or reset the GPU",
+    ),
+    "gpu-unreachable": ("{who} cannot be opened: {error}", "see dmesg"),
+    "gpu-silent": (
+        "{who} answers no question: {error}",
+        "see dmesg for Xid errors; it is asked again by itself",
+    ),
+}
+_BY_RETURN_CODE = {
+    4: "no-permission",
+    9: "driver-not-loaded",
+    12: "library-missing",
+    15: "gpu-lost",
+    18: "version-mismatch",
+    999: "unknown-error",
 }
 
 
-def unreachable(error: Exception, pynvml: Any) -> DriverFault:
+def _fault(code: str, error: object = "", name: str | None = None, index: int = 0) -> DriverFault:
+    cause, cure = _FAULTS[code]
+    who = f"{name or 'a GPU'} (NVML {index})"
+    return DriverFault(code, cause.format(who=who, error=error), cure)
+
+
+def _unreachable(error: Exception, pynvml: Any) -> DriverFault:
     """Return the fault of an NVML that cannot be started or asked for its GPUs."""
     if isinstance(error, ImportError) and pynvml is None:
-        return DriverFault(
-            "pynvml-missing",
-            "the Python package nvidia-ml-py is not installed",
-            "pip install nvidia-ml-py",
-        )
+        return _fault("pynvml-missing")
     if isinstance(error, ImportError):
-        path = getattr(pynvml, "__file__", None) or "unknown path"
-        return DriverFault(
-            "pynvml-clash",
-            f"the module pynvml is not nvidia-ml-py's ({path})",
-            "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
-        )
-    return _UNREACHABLE.get(code_of(error) or 0) or DriverFault(
-        "nvml-error", f"NVML cannot be used: {error}", "see dmesg"
-    )
+        return _fault("pynvml-clash", getattr(pynvml, "__file__", None) or "unknown path")
+    return _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
 
 
-def gpu_lost(name: str | None, index: int, error: str | None = None) -> DriverFault:
-    """Return the fault of a GPU that no longer answers; ``error`` is NVML's text, if any."""
-    who = f"{name or 'a GPU'} (NVML {index})"
-    if error:
-        return DriverFault("gpu-unreachable", f"{who} cannot be opened: {error}", "see dmesg")
-    return DriverFault(
-        "gpu-lost",
-        f"{who} has fallen off the bus; what ran on it has failed",
-        "see dmesg for its Xid error; restart the machine, or reset the GPU",
-    )
+Call = tuple[Any, ...]
+"""A function's name and its arguments after the handle."""
 
 
-def gpu_silent(name: str | None, index: int, error: str) -> DriverFault:
-    """Return the fault of a GPU that is there but does not answer."""
-    return DriverFault(
-        "gpu-silent",
-        f"{name or 'a GPU'} (NVML {index}) answers no question: {error}",
-        "see dmesg for Xid errors; it is asked again by itself",
-    )
+@dataclass(frozen=True)
+class Gpu:
+    """The constants of a GPU or a MIG device while its handle is valid."""
+
+    index: int  # NVML's index; a MIG device has its parent's
+    uuid: str
+    name: str | None
+    memory_total: int | None  # bytes; None if unknown, or if it shares the host's
+    parent: str | None  # the parent's UUID, of a MIG device
+    handle: Any
 
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 15.0
+class Library:
+    """NVML's functions, from pynvml or a replacement."""
+
+    def __init__(self, module: Any = None) -> None:
+        self.module = module
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The errors of a call: NVML's own; and with an older or newer pynvml, a missing name, a
+        wrong argument, or an unreadable answer."""
+        own = getattr(self.module, "NVMLError", None)
+        return _ERRORS if own is None else (*_ERRORS, own)
+
+    def load(self) -> None:
+        """Import pynvml; raise ImportError also for another module of that name."""
+        if self.module is None:
+            self.module = import_module("pynvml")
+        if not all(hasattr(self.module, name) for name in _NEEDED):
+            raise ImportError(name="pynvml")
+
+    def make(self, function: str, *arguments: Any) -> Any:
+        """Call a function; raises one of ``errors``."""
+        return getattr(self.module, function)(*arguments)
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call a function; return None if it fails."""
+        try:
+            return self.make(function, *arguments)
+        except self.errors:
+            return None
+
+
+def _code(error: Exception) -> int | None:
+    """Return NVML's code of an error; a name that pynvml lacks is a missing function."""
+    missing = isinstance(error, AttributeError)
+    return _FUNCTION_NOT_FOUND if missing else getattr(error, "value", None)
+
+
+class Xids:
+    """The Xid errors of GPUs, from an event set. Not thread-safe."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._set: Any = None
+        self._uuids: list[str] = []
+
+    def poll(self, gpus: Sequence[Gpu]) -> list[tuple[Gpu, int]]:
+        """Return GPU and number of each error since the last call, oldest first; never waits."""
+        if self._uuids != [gpu.uuid for gpu in gpus]:
+            self.close()
+            self._uuids = [gpu.uuid for gpu in gpus]
+            self._set = self._library.call("nvmlEventSetCreate")
+            for gpu in gpus if self._set is not None else ():
+                # Refused by a GPU without such events, or a lost one.
+                arguments = (gpu.handle, _XID_CRITICAL_ERROR, self._set)
+                self._library.call("nvmlDeviceRegisterEvents", *arguments)
+        found: list[tuple[Gpu, int]] = []
+        while self._set is not None and len(found) < _MOST_XIDS:
+            try:
+                event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
+            except self._library.errors as error:
+                if _code(error) != _TIMEOUT:
+                    # Mostly a GPU is lost: without it, the GPUs get a new set.
+                    self._free()
+                break
+            # By its handle, since a lost GPU has no UUID.
+            at = addressof(event.device.contents)
+            found += [
+                (gpu, int(event.eventData)) for gpu in gpus if addressof(gpu.handle.contents) == at
+            ]
+        return found
+
+    def close(self) -> None:
+        """Free the event set; call this before NVML is shut down."""
+        self._free()
+        self._uuids = []
+
+    def _free(self) -> None:
+        if self._set is not None:
+            self._library.call("nvmlEventSetFree", self._set)
+        self._set = None
+
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 # GPUs rarely change (hot plug, MIG instances).
 _KEEP_GPUS_S = 10.0
 
@@ -139,7 +225,7 @@ class Nvml:
         self._gpus_until = 0.0
         self._pause = _FIRST_PAUSE_S
         self._retry_at: float | None = None
-        # By UUID: unsupported questions.
+        # Unsupported questions by UUID.
         self._unsupported: dict[str, set[Call]] = {}
 
     @property
@@ -178,8 +264,8 @@ class Nvml:
         GPU or the driver has a problem. ``alive``: it has just answered another question.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
-        known = self._unsupported.get(gpu.uuid, ())
-        unsupported: list[Call] = []
+        known = self._unsupported.setdefault(gpu.uuid, set())
+        unsupported: set[Call] = set()
         failure: Exception | None = None
         for name, call in questions.items():
             if call in known:
@@ -187,20 +273,19 @@ class Nvml:
             try:
                 answers[name] = self._library.make(call[0], gpu.handle, *call[1:])
             except self._library.errors as error:
-                if code_of(error) in UNSUPPORTED:
-                    unsupported.append(call)
-                    continue
-                failure = error
-                if code_of(error) == GPU_IS_LOST:
-                    self.lost = {**self.lost, gpu.uuid: gpu_lost(gpu.name, gpu.index)}
-        answered = any(answer is not None for answer in answers.values())
-        if answered and not alive and gpu.uuid in self.silent:
-            self.silent = {uuid: f for uuid, f in self.silent.items() if uuid != gpu.uuid}
-        if answered or alive:
-            if unsupported:
-                self._unsupported.setdefault(gpu.uuid, set()).update(unsupported)
+                if _code(error) in _UNSUPPORTED:
+                    unsupported.add(call)
+                else:
+                    failure = error
+        if failure is not None and _code(failure) == _GPU_IS_LOST:
+            self.lost = {**self.lost, gpu.uuid: _fault("gpu-lost", "", gpu.name, gpu.index)}
+        if any(answer is not None for answer in answers.values()):
+            alive = True
+            self.silent = {uuid: fault for uuid, fault in self.silent.items() if uuid != gpu.uuid}
+        if alive:
+            known |= unsupported
         elif failure is not None:
-            fault = gpu_silent(gpu.name, gpu.index, str(failure))
+            fault = _fault("gpu-silent", failure, gpu.name, gpu.index)
             self.silent = {**self.silent, gpu.uuid: fault}
             # A reset of the driver, or the end of a MIG instance, invalidates handles.
             self._gpus_until = 0.0
@@ -213,7 +298,7 @@ class Nvml:
         try:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
         except self._library.errors as error:
-            return {} if code_of(error) == NOT_FOUND else None
+            return {} if _code(error) == _NOT_FOUND else None
         # Oldest first. Drivers may also return old samples, and values over 100.
         samples = sorted(samples, key=lambda sample: int(sample.timeStamp))
         recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
@@ -250,14 +335,10 @@ class Nvml:
         asked = {self.memory_call, ("nvmlDeviceGetMemoryInfo",)}
         return asked <= self._unsupported.get(gpu.uuid, set())
 
-    def memory_free(self, uuids: Iterable[str]) -> dict[str, int]:
-        """Return known free bytes by UUID."""
-        wanted = set(uuids)
-        free = {}
-        for gpu in self.gpus():
-            if gpu.uuid in wanted and (memory := self.memory(gpu)) is not None:
-                free[gpu.uuid] = int(memory.free)
-        return free
+    def memory_free(self) -> dict[str, int]:
+        """Return the known free bytes by UUID."""
+        asked = {gpu.uuid: self.memory(gpu) for gpu in self.gpus()}
+        return {uuid: int(memory.free) for uuid, memory in asked.items() if memory is not None}
 
     def _enumerate(self, now: float) -> None:
         """Start NVML if necessary, and get all handles again."""
@@ -270,31 +351,19 @@ class Nvml:
         except self._library.errors as error:
             self._stop(error, now)
             return
-        before, lost = self._gpus, set(self.lost)
-        self.lost = {}
-        gpus: list[Gpu] = []
-        for index in range(count):
-            gpus += self._with_mig(index)
-        self.fault = None
-        self._gpus = tuple(gpus)
-        self._gpus_until = now + _KEEP_GPUS_S
-        self._forget(before, lost)
+        self.fault, self.lost = None, {}
+        gpus = [gpu for index in range(count) for gpu in self._with_mig(index)]
+        if self._gpus and [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in self._gpus]:
+            # A GPU that is new, or has or had MIG devices, may answer other questions.
+            self._unsupported, self.silent = {}, {}
+        self._gpus, self._gpus_until = tuple(gpus), now + _KEEP_GPUS_S
         if self.lost:
             self._wait(now)
         else:
             self._retry_at, self._pause = None, _FIRST_PAUSE_S
 
-    def _forget(self, before: Iterable[Gpu], lost: set[str]) -> None:
-        """Forget facts of GPUs that are gone, were lost, or changed their MIG mode."""
-        cut = {gpu.parent for gpu in before} ^ {gpu.parent for gpu in self._gpus}
-        present = {gpu.uuid for gpu in self._gpus}
-        for uuid in [*self._unsupported]:
-            if uuid not in present or uuid in lost or uuid in cut:
-                del self._unsupported[uuid]
-        self.silent = {uuid: fault for uuid, fault in self.silent.items() if uuid in present}
-
     def _stop(self, error: Exception, now: float) -> None:
-        self.fault = unreachable(error, self._library.module)
+        self.fault = _unreachable(error, self._library.module)
         if self._started:
             self._xids.close()
             # So that the next attempt loads the driver's present state.
@@ -316,26 +385,19 @@ class Nvml:
         except library.errors as error:
             # The name and UUID from its last answer.
             before = self._seen.get(index)
-            lost = code_of(error) == GPU_IS_LOST
             name, uuid = (before.name, before.uuid) if before else (None, f"index {index}")
-            fault = gpu_lost(name, index, None if lost else str(error))
-            self.lost = {**self.lost, uuid: fault}
+            code = "gpu-lost" if _code(error) == _GPU_IS_LOST else "gpu-unreachable"
+            self.lost = {**self.lost, uuid: _fault(code, error, name, index)}
             return []
         self._seen[index] = gpu
         gpus = [gpu]
         mode = library.call("nvmlDeviceGetMigMode", handle)
-        if not mode or not mode[0]:
-            return gpus
-        for slot in range(library.call("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-            # An empty slot answers NOT_FOUND.
-            child = library.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
-            if child is None:
-                continue
-            try:
+        slots = library.call("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else 0
+        for slot in range(slots or 0):
+            # An empty slot answers NOT_FOUND, and an instance may end at any time.
+            with suppress(*library.errors):
+                child = library.make("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
                 gpus.append(self._facts(index, child, gpu.uuid))
-            except library.errors:
-                # It was destroyed since the last line.
-                continue
         return gpus
 
     def _facts(self, index: int, handle: Any, parent: str | None) -> Gpu:
@@ -344,22 +406,14 @@ class Nvml:
         name = self._library.call("nvmlDeviceGetName", handle)
         gpu = Gpu(index, uuid, name, None, parent, handle)
         memory = self.memory(gpu)
-        total = None if memory is None else int(memory.total)
-        return Gpu(index, uuid, name, total, parent, handle)
+        return gpu if memory is None else replace(gpu, memory_total=int(memory.total))
 
 
-_door = Nvml()
-
-
+@cache
 def door() -> Nvml:
     """Return this process's access to NVML; a forked child has its own handles and locks."""
-    return _door
-
-
-def _after_fork() -> None:
-    global _door
-    _door = Nvml()
+    return Nvml()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=door.cache_clear)

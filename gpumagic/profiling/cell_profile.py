@@ -1,10 +1,17 @@
-"""Hold the profile of a cell: its lines, their operators, and why the device was idle."""
+"""Hold the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from itertools import groupby
 from typing import Literal, NamedTuple
 
-from gpumagic.display.table import Shown
-from gpumagic.usercode.lines import UserLine
+from gpumagic.display import plot, table
+from gpumagic.display.plot import COLORS, LETTER
+from gpumagic.display.table import Column, Shown, block, coded, folded, tag
+from gpumagic.display.units import NOT_KNOWN, duration, tick
+from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
 """A `DataLoader`, a copy, a wait of the host, the start of operators, the user's plain Python."""
@@ -59,36 +66,196 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class CellProfile(Shown):
-    """Record where the time of one cell went.
-
-    Attributes
-    ----------
-    device : str
-        ``"cuda:1"``.
-    virtual : bool
-        Whether it is a virtual GPU, which has no time of its own.
-    seconds : float
-        From the cell's start until the device had finished, without what tracing of lines took.
-    busy : float or None
-        Seconds in which the device ran at least one kernel; None if the profiler does not see it.
-    lines : tuple of ProfiledLine
-        The dearest first; all operators have the sums of torch's own table.
-    causes : tuple of Cause
-        Why the device was idle, or what the host did if the device is not seen; the longest first.
-    moments : tuple of Moment
-        Samples at even distances, for the timeline.
-    added : float
-        Seconds that the recording took: what was measured of the lines, and 2 µs for each event.
-    saved : str
-        The file of the trace, for Perfetto.
-    """
+    """Record where the time of one cell went."""
 
     device: str
-    virtual: bool
-    seconds: float
-    busy: float | None
-    lines: tuple[ProfiledLine, ...]
-    causes: tuple[Cause, ...]
-    moments: tuple[Moment, ...]
-    added: float = 0.0
-    saved: str = ""
+    virtual: bool  # a virtual GPU has no time of its own
+    seconds: float  # until the device had finished, without what tracing of lines took
+    busy: float | None  # seconds with a kernel; None if the profiler does not see the device
+    lines: tuple[ProfiledLine, ...]  # the dearest first, with the sums of torch's own table
+    causes: tuple[Cause, ...]  # why the device was idle, or what the host did; the longest first
+    moments: tuple[Moment, ...]  # samples at even distances, for the timeline
+    added: float = 0.0  # seconds of the recording: measured for lines, 2 µs for each event
+    saved: str = ""  # the file of the trace
+
+
+_LINES, _OPERATORS, _CODE = 12, 5, 50
+_LEAST = 0.1  # a cause with a smaller share of the time is not in the sentence
+_SAID = 2
+_FULL = 0.8  # a share: from it on the device itself is what takes the time
+_WORDS = {
+    "loader": "the loader {takes} {time} at {at}",
+    "python": "Python {takes} {time}, most at {at}",
+    "copy": "copies {take} {time}, most at {at}",
+    "wait": "the host waits at {at}, which {takes} {time}",
+    "launch": "starting {count} {takes} {time}, most at {at}",
+}
+_COUNTED = {"copy": "there are {count} at {at}", "wait": "the host waits {count} at {at}"}
+_VERBS = {True: ("delays it by", "delay it by"), False: ("takes", "take")}
+
+
+def text(profile: CellProfile) -> str:
+    """Return the sentence, and a row for each line with its dearest operators below."""
+    rows = table.lines(_columns(profile), margin="  ", fold=table.Fold(_LINES))
+    notes = (f"  {note}" for note in _notes(profile))
+    return "\n".join([*table.wrapped(_sentence(profile)), *rows, *notes])
+
+
+def html(profile: CellProfile) -> str:
+    """Return the same with the timeline; the operators are folded under their line."""
+    rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
+    notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
+    head = f"<div>{coded(_sentence(profile))}</div>"
+    return block(head + _timeline(profile) + rows + notes, "table", "comparison")
+
+
+# -- the sentence
+def _sentence(profile: CellProfile) -> str:
+    whole = duration(profile.seconds)
+    part = NOT_KNOWN if profile.busy is None else _percent(profile.busy, profile.seconds)
+    start = whole if profile.device == "cpu" else f"GPU busy {part} of {whole}"
+    least = _LEAST * profile.seconds
+    causes = [c for c in profile.causes if c.seconds is None or c.seconds >= least][:_SAID]
+    if (profile.busy or 0) > _FULL * profile.seconds:
+        most = max(profile.lines, key=lambda line: line.device or 0.0)
+        whose = f"{_at(most.where)} takes {duration(most.device)} of the GPU"
+        return f"{start}: {'; '.join([whose, *(_said(profile, c) for c in causes[:1])])}"
+    return f"{start}: {', '.join(_said(profile, c) for c in causes)}" if causes else start
+
+
+def _said(profile: CellProfile, cause: Cause) -> str:
+    words = _WORDS if cause.seconds is not None else _COUNTED
+    takes, take = _VERBS[profile.busy is not None]
+    here = next((line for line in profile.lines if line.where == cause.where), None)
+    launches = [line.launches for line in profile.lines if line.launches is not None]
+    calls = sum(o.calls for line in profile.lines for o in line.operators)
+    count = f"{sum(launches):,} kernels" if launches else f"{calls:,} operators"
+    if here and cause.kind in ("copy", "wait"):
+        count = f"{here.copies:,} copies" if cause.kind == "copy" else f"{here.waits:,} times"
+    time, at = duration(cause.seconds), _at(cause.where)
+    return words[cause.kind].format(time=time, at=at, count=count, takes=takes, take=take)
+
+
+def _at(where: UserLine | None) -> str:
+    if where is None:
+        return "no line"
+    code = table.short(where.source, _CODE).replace("`", "'")
+    return f"{where.place} (`{code}`)" if code else where.place
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else NOT_KNOWN
+
+
+# -- the table
+def _columns(profile: CellProfile) -> list[Column]:
+    lines = profile.lines
+    whole = sum(line.host for line in lines)
+    sources = [line.where.source if line.where else "" for line in lines]
+    places = [line.where.place.removeprefix("line ") if line.where else "–" for line in lines]
+    dearest = [_dearest(line) for line in lines]
+    cells = [
+        folded(s, escape(d)) if d else escape(s) for s, d in zip(sources, dearest, strict=True)
+    ]
+    code = [table.short(source, _CODE) for source in sources]
+
+    def numbers(title: str, values: list[str]) -> Column:
+        return Column(title, values, number=True)
+
+    return [
+        numbers("line", places),
+        Column("source", code, fit="cut", notes=dearest, css="gm-code", html=cells),
+        numbers("host", [duration(line.host) for line in lines]),
+        numbers("device", [duration(line.device) for line in lines]),
+        numbers("launches", [_number(line.launches) for line in lines]),
+        numbers("copies", [_number(line.copies) for line in lines]),
+        numbers("waits", [_number(line.waits) for line in lines]),
+        numbers("share", [_percent(line.host, whole) for line in lines]),
+    ]
+
+
+def _number(count: int | None) -> str:
+    return NOT_KNOWN if count is None else f"{count:,}"
+
+
+def _dearest(line: ProfiledLine) -> str:
+    return ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
+
+
+def _notes(profile: CellProfile) -> Iterator[str]:
+    if profile.busy is None and profile.device != "cpu":
+        of = "virtual GPUs have no time of their own"
+        why = of if profile.virtual else f"torch's profiler reports no events of {profile.device}"
+        yield f"device time and launches are {NOT_KNOWN}: {why}"
+    yield f"recording took about {duration(profile.added)}, most of it not in these times"
+    if profile.saved:
+        yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
+
+
+# -- the timeline
+_WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
+_COLUMNS = 600
+_OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn)"
+_Block = tuple[str, str, str]  # the color, the words in it if there is room, the tooltip
+
+
+def _timeline(profile: CellProfile) -> str:
+    """Return the lanes of the host, the device and its copies, as SVG."""
+    colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
+    size = max(len(profile.moments) // _COLUMNS, 1)
+    columns = [profile.moments[n : n + size] for n in range(0, len(profile.moments), size)]
+    lanes: dict[str, list[_Block | None]] = {
+        "host": [_host(column, colors) for column in columns],
+        "device": [_device(column) for column in columns],
+        "copies": [
+            (_BUSY, "", "a copy runs") if any(m.copying for m in c) else None for c in columns
+        ],
+    }
+    parts = []
+    for row, (name, blocks) in enumerate(lanes.items()):
+        y = row * _STEP
+        parts.append(plot.text(_LEFT - 8, y + 12, name, "end"))
+        if row and profile.busy is None:
+            parts.append(plot.text(_LEFT, y + 12, NOT_KNOWN))
+        else:
+            parts += _lane(blocks, y)
+    scale = plot.Scale(0.0, profile.seconds, _LEFT, _WIDTH - 1, log=False)
+    for seconds in plot.even_ticks(0.0, profile.seconds):
+        x = scale(seconds)
+        parts.append(plot.line(x, _FOOT - 6, x, _FOOT - 2, "gm-axis"))
+        parts.append(plot.text(min(x, _WIDTH - 22), _FOOT + 10, tick(seconds), "middle"))
+    return (
+        f'<svg class="gm-plot" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" width="{_WIDTH:g}" role="img"'
+        f' aria-label="{escape(f"timeline: {_sentence(profile)}")}">{"".join(parts)}</svg>'
+    )
+
+
+def _lane(blocks: list[_Block | None], y: float) -> Iterator[str]:
+    """Yield equal neighbours as one rectangle, with its line's number where there is room."""
+    pixel, at = (_WIDTH - _LEFT) / len(blocks), 0
+    for drawn, run in groupby(blocks):
+        x, count = _LEFT + at * pixel, len([*run])
+        wide, at = count * pixel, at + count
+        if drawn is None:
+            continue
+        color, words, tip = drawn
+        faint = ' opacity=".45"' if color == _IDLE else ""
+        yield (
+            f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16" style="fill:{color}"'
+            f"{faint}><title>{escape(tip)}</title></rect>"
+        )
+        if len(words) * LETTER + 4 < wide:
+            yield plot.text(x + wide / 2, y + 12, words, "middle")
+
+
+def _host(column: Sequence[Moment], colors: Mapping[UserLine | None, str]) -> _Block:
+    line = Counter(moment.line for moment in column).most_common(1)[0][0]
+    return colors.get(line, _OTHERS), str(line.line) if line else "", _at(line)
+
+
+def _device(column: Sequence[Moment]) -> _Block:
+    cause = Counter(moment.cause for moment in column).most_common(1)[0][0]
+    if cause is None:
+        return _BUSY, "", "a kernel runs"
+    number = str(cause.where.line) if cause.where else ""
+    return _IDLE, number, f"idle: {cause.kind} at {_at(cause.where)}"

@@ -1,14 +1,24 @@
-"""Profile one cell with torch's profiler and the clock of its lines."""
+"""Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
+
+A range of torch's profiler for each line would cost more memory than the operators: a loop in plain
+Python changes its line ten million times a second. So only lines that run longer than any operator
+are logged, with 32 bytes each. Shorter ones are sampled: the line that runs when they have added up
+to `SAMPLE` gets all of their time.
+"""
 
 import gzip
 import json
 import os
+import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter_ns
+from threading import get_native_id
+from time import perf_counter_ns, time_ns
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -18,11 +28,13 @@ from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.ledger.entry import Ledger
 from gpumagic.profiling.cell_profile import CellProfile
-from gpumagic.profiling.line_clock import LineClock
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
+from gpumagic.usercode.files import UserLine, in_cell, is_users, source_of, user_frame
 
-_MARK = "gpumagic's mark"
-_MARKS = 16
+SHORT = 1_000
+"""Nanoseconds: while torch's profiler runs, an operator takes longer than that."""
+SAMPLE = 20_000
+_LOOP = 200
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -42,8 +54,7 @@ class CellProfiler:
         kinds = {kind.name.lower() for kind in torch.profiler.supported_activities()} - {"cpu"}
         self._kind = device.kind if device.kind in kinds and not device.virtual else None
         self._profile: Any = None
-        self._marks: list[int] = []
-        self._began = 0
+        self._thread = self._began = 0
         self.stopping = 0.0
         """Seconds that the profiler took to stop, which are none of the cell's."""
 
@@ -52,8 +63,7 @@ class CellProfiler:
         self._profile = profiler.profile(use_kineto=True, use_device=self._kind)
         with _silent():
             self._profile.__enter__()
-        self._mark()
-        self._began = perf_counter_ns()
+        self._thread, self._began = get_native_id(), perf_counter_ns()
         self._lines.start()
 
     def stop(self) -> None:
@@ -64,22 +74,12 @@ class CellProfiler:
         try:
             if self._kind:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
-            self._mark()
         finally:
             began = perf_counter_ns()
             self._profile.use_device = None  # it would wait once more, as if the user's code did
             with _silent():
                 self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
-
-    def _mark(self) -> None:
-        """Make events at known times: they give the difference of torch's clock and Python's."""
-        for _ in range(_MARKS):
-            mark = torch._C._profiler._RecordFunctionFast(_MARK)
-            before = perf_counter_ns()
-            mark.__enter__()
-            self._marks.append((before + perf_counter_ns()) // 2)
-            mark.__exit__(None, None, None)
 
     def result(self, ledger: Ledger | None) -> CellProfile | None:
         """Return what was recorded, with the copies and waits of a ledger; save the trace."""
@@ -99,24 +99,21 @@ class CellProfiler:
             self._profile.kineto_results.save(str(path))
             self._profile = None
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        events: list[dict[str, Any]] = trace["traceEvents"]
-        marks = sorted(event["ts"] for event in events if event["name"] == _MARK)
-        thread = next(event["tid"] for event in events if event["name"] == _MARK)
-        events[:] = [event for event in events if event["name"] != _MARK]
-        pairs = zip(marks, sorted(self._marks), strict=True)
-        ahead = median(theirs * 1e3 - ours for theirs, ours in pairs)
+        # torch's clock tells the time of day, and Python's the time since some start.
+        ahead = time_ns() - perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
         row = {"ph": "X", "pid": os.getpid(), "tid": "lines"}
 
         def at(start: int, duration: int) -> dict[str, float]:
             return {"ts": (start + ahead) / 1e3, "dur": duration / 1e3}
 
-        cell = {"device": str(self._device), "virtual": self._device.virtual, "thread": thread}
-        span = at(self._began, self._lines.ended - self._began)
-        events.append(row | {"cat": CELL, "name": "cell", "args": cell} | span)
+        device = {"device": str(self._device), "virtual": self._device.virtual}
+        cell = row | {"cat": CELL, "name": "cell", "args": device | {"thread": self._thread}}
+        events = [cell | at(self._began, self._lines.ended - self._began)]
         for start, duration, line in self._lines.segments():
             args = {"file": line.file, "line": line.line, "function": line.function}
             named = {"cat": LINE, "name": str(line), "args": args | {"source": line.source}}
             events.append(row | named | at(start, duration))
+        trace["traceEvents"] += events
         return trace
 
 
@@ -130,3 +127,110 @@ def _silent() -> Iterator[None]:
     finally:
         if ours:
             os.environ.pop(_LEVEL, None)
+
+
+class LineClock:
+    """Log the lines of the user's code in this thread: `start`, run the code, then always `stop`.
+
+    Raises GpuError if something else, such as a debugger, traces this thread.
+    """
+
+    def __init__(self) -> None:
+        if sys.gettrace() is not None:
+            raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
+        self._log = array("q")  # four each: start, duration, code, line
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # as it runs, and as it was typed
+        self._code = self._line = self._began = self._short = self._bias = 0
+        self.ended = 0
+        """When the cell's last statement ended: its error is shown later."""
+
+    def start(self) -> None:
+        """Trace the user's innermost frame and those that it calls."""
+        self._bias = self._calibrate()
+        if (frame := user_frame(sys._getframe(1))) is not None:
+            self._know(frame)
+            frame.f_trace = self._changed
+            self._code, self._line = id(frame.f_code), frame.f_lineno
+        self._began, self.ended = perf_counter_ns(), 0
+        sys.settrace(self._called)
+
+    def stop(self) -> None:
+        """Stop, unless the user's code has stopped it."""
+        if sys.gettrace() == self._called:
+            sys.settrace(None)
+        if not self.ended:
+            self.ended = perf_counter_ns()
+            self._add(self._began, self.ended - self._began)
+
+    def _know(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if id(code) not in self._codes:
+            self._codes[id(code)] = code, in_cell(frame)[0]
+
+    def _called(self, frame: FrameType, event: str, given: Any) -> Any:
+        if not is_users(frame.f_code.co_filename):
+            return None
+        self._know(frame)
+        return self._changed(frame, event, given)
+
+    def _changed(self, frame: FrameType, event: str, given: Any) -> Any:
+        now = perf_counter_ns()
+        spent = now - self._began - self._bias
+        if self.ended:  # between two statements of the cell
+            self.ended = 0
+        elif spent >= SHORT:
+            self._add(self._began, spent)
+        elif spent > 0:
+            self._short += spent
+            if self._short > SAMPLE:
+                self._add(now - self._short, self._short)
+                self._short = 0
+        at = frame if event != "return" else self._outer(frame)
+        if at is None:
+            self.ended = now
+        else:
+            self._code, self._line = id(at.f_code), at.f_lineno
+        self._began = perf_counter_ns()  # our own time belongs to no line
+        return self._changed
+
+    def _outer(self, frame: FrameType) -> FrameType | None:
+        """Return the traced frame that a frame returns to; None at the end of a statement."""
+        outer = user_frame(frame.f_back)
+        return outer if outer is not None and id(outer.f_code) in self._codes else None
+
+    def _calibrate(self) -> int:
+        """Return the nanoseconds that Python takes to call us, which a line seems to take."""
+
+        def loop() -> None:
+            for _ in range(_LOOP):
+                pass
+
+        rounds = []
+        for _ in range(9):
+            self._short = self._began = 0
+            sys.settrace(lambda *_: self._changed)
+            try:
+                loop()
+            finally:
+                sys.settrace(None)
+            rounds.append((sum(self._log[5::4]) + self._short) // (2 * _LOOP))
+            del self._log[:]
+        self._short = 0
+        return int(median(rounds))
+
+    def _add(self, start: int, duration: int) -> None:
+        self._log.extend((start, duration, self._code, self._line))
+
+    def segments(self) -> Iterator[tuple[int, int, UserLine]]:
+        """Yield when a line began, for how many nanoseconds it ran, and the line."""
+        known: dict[tuple[int, int], UserLine] = {}
+        for n in range(0, len(self._log), 4):
+            start, duration, *key = self._log[n : n + 4]
+            if key[0] not in self._codes:
+                continue
+            if (at := (key[0], key[1])) not in known:
+                code, typed = self._codes[at[0]]
+                line, file = at[1] - code.co_firstlineno + typed.co_firstlineno, typed.co_filename
+                function = "" if code.co_name.startswith("<") else code.co_name
+                known[at] = UserLine(line, source_of(file, line), function, file)
+            yield start, duration, known[at]

@@ -5,8 +5,8 @@ executed, freed, moved or killed, and no other user's notebook or process is nam
 asked on its control channel, so that a running cell goes on.
 """
 
-import asyncio
 from pathlib import PurePosixPath
+from queue import Empty
 from typing import Any
 
 from jupyter_client.session import Session
@@ -109,44 +109,30 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
     if len(found) != 1:
         there = ", ".join(names.values()) or "none"
         raise GpuError(f"{len(found)} notebooks are {notebook!r}; with a kernel here: {there}")
-    name, request = names[found[0]], KernelRequest(managers[found[0]])
+    name, manager = names[found[0]], managers[found[0]]
+    # A kernel without gpumagic would log an error for a request that it does not know.
+    loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})
+    if not loaded["comms"]:
+        raise GpuError(f"{name} has not loaded gpumagic; type there %load_ext gpumagic")
+    answer = await _reply(name, manager, "gpumagic_request", {"about": about})
+    return {"notebook": name, **answer}
+
+
+async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a kernel's reply on its control channel."""
+    # A session of its own, since a session refuses repeated messages.
+    session = Session(config=manager.session.config, key=manager.session.key)
+    client = manager.client(session=session)
+    client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
     try:
-        # A kernel without gpumagic would log an error for a request that it does not know.
-        loaded = await request.answer("comm_info_request", {"target_name": "gpumagic"})
-        if not loaded["comms"]:
-            raise GpuError(f"{name} has not loaded gpumagic; type there %load_ext gpumagic")
-        return {"notebook": name, **await request.answer("gpumagic_request", {"about": about})}
-    except asyncio.TimeoutError:
+        request = session.msg(kind, content)
+        client.control_channel.send(request)
+        while True:
+            reply = await client.get_control_msg(timeout=ANSWER_S)
+            if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+                told: dict[str, Any] = reply["content"]
+                return told
+    except Empty:
         raise GpuError(f"{name} did not answer within {ANSWER_S:.0f} s; ask again") from None
     finally:
-        request.close()
-
-
-class KernelRequest:
-    """A connection to a kernel's control channel, on the event loop."""
-
-    def __init__(self, manager: Any) -> None:
-        # A session of its own, since a session refuses repeated messages.
-        self._session = Session(config=manager.session.config, key=manager.session.key)
-        self._replies: asyncio.Queue[list[Any]] = asyncio.Queue()
-        self._stream = manager.connect_control()
-        self._stream.on_recv(self._replies.put_nowait)
-
-    async def answer(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the content of its reply; else asyncio.TimeoutError."""
-        message = self._session.msg(kind, content)
-        self._session.send(self._stream, message)
-        return await asyncio.wait_for(self._reply(message["header"]["msg_id"]), ANSWER_S)
-
-    async def _reply(self, asked: str) -> dict[str, Any]:
-        while True:
-            _, parts = self._session.feed_identities(await self._replies.get())
-            message = self._session.deserialize(parts)
-            if message["parent_header"].get("msg_id") == asked:
-                content: dict[str, Any] = message["content"]
-                return content
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._stream.on_recv(None)
-        self._stream.close(linger=0)
+        client.stop_channels()

@@ -17,8 +17,7 @@ from gpumagic import faults
 from gpumagic.display.units import size
 from gpumagic.server.kernels import KernelCells
 from gpumagic.telemetry.crash_file import frames_of_crash
-from gpumagic.telemetry.kernel_loads import KernelLoads, Trail
-from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20
@@ -31,8 +30,6 @@ _FULL = 0.95
 _TREND_S = 8.0
 _OLD_S = 30.0
 _XID_S = 60.0
-_LOST = "variables are lost; the kernel was restarted"
-_LOST_FOR_GOOD = "variables are lost; the restart failed: restart the kernel yourself"
 _KILL = 9
 _CRASHES = {
     getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
@@ -79,7 +76,6 @@ class Deaths:
         for kernel, manager in managers.items():
             if self._followed.get(kernel) is not manager:
                 manager.add_restart_callback(partial(self._died, kernel, manager), "restart")
-                manager.add_restart_callback(partial(self._gave_up, kernel), "dead")
         self._followed = dict(managers)
 
     def look(self, measure: bool = False) -> None:
@@ -106,13 +102,6 @@ class Deaths:
                 self.look()
                 self.events = (*self.events, self._explain(kernel, manager, code, now))[-_MOST:]
 
-    def _gave_up(self, kernel: str) -> None:
-        """Called when all restarts have failed."""
-        for one in self.events[-1:]:
-            if one.kernel == kernel:
-                failed = replace(one, details=(*one.details[:-1], _LOST_FOR_GOOD))
-                self.events = (*self.events[:-1], failed)
-
     def _explain(self, kernel: str, manager: Any, code: int, now: float) -> KernelDeath:
         pid, notebook = manager.provisioner.pid, self._cells.notebook_of(kernel)
         run, source = self._cells.running(kernel)
@@ -131,7 +120,7 @@ class Deaths:
             cause=cause,
             exit_code=code,
             title=f"{name}'s kernel {what}{during}",
-            details=(*self._ram(trail), *frames, *self._xids(kernel, now), _LOST),
+            details=(*self._ram(trail), *frames, *self._xids(kernel, now), "variables are lost"),
             advice=_ADVICE[cause],
         )
 

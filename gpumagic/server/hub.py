@@ -1,33 +1,31 @@
 """Serve all clients of the server from one sampler.
 
-A snapshot is encoded once, on the sampler's thread, and sent to the clients in small groups, so
-that other requests are served in between. Sending never raises. One message is in flight per
-client, and a newer message replaces a waiting one: a slow client gets fewer snapshots, not older
-ones.
+A snapshot is encoded once, on the sampler's thread. Each client has a task that sends the newest
+and waits until it has left: a slow client gets fewer snapshots, not older ones.
 """
+
+from __future__ import annotations
 
 import asyncio
 import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
+
+from tornado.websocket import WebSocketClosedError
 
 from gpumagic import faults
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.processes import Owner, Owners
-from gpumagic.telemetry.sampler import PERIODS_S, TOLERANCE, Sampler, Subscription
-from gpumagic.telemetry.snapshot import Problem, Snapshot
-
-LONGEST_MESSAGE = 4096
-"""Bytes; a client that sends more is disconnected."""
+from gpumagic.telemetry.sampler import PERIODS_S, TOLERANCE, Sampler, Subscription, stalled
+from gpumagic.telemetry.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -44,91 +42,68 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
     """Return the request of a message, None if malformed; missing fields stay unchanged."""
     try:
         message = json.loads(text)
-        if message["type"] != "want":
-            return None
         period_s = float(message.get("period", before.period_s))
-        since = message.get("since")
-        since = None if since is None else float(since)
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+        since = None if message.get("since") is None else float(message["since"])
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
-    if not math.isfinite(period_s) or not math.isfinite(since or 0.0):
+    if message.get("type") != "want" or not math.isfinite(period_s + (since or 0.0)):
         return None
     least, greatest = PERIODS_S
     processes = bool(message.get("processes", before.processes))
     return Want(min(max(period_s, least), greatest), processes, "since" in message, since)
 
 
-class Outbox:
-    """Sends to one client, on the event loop; ``write`` returns a future that is done when the
-    message has left this process."""
+class Client:
+    """Sends to one client of the hub, on the event loop; ``write`` is done when the message has
+    left this process."""
 
-    def __init__(self, write: Callable[[bytes], asyncio.Future[None]], cells: KernelCells) -> None:
+    def __init__(self, hub: Hub, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self._hub = hub
         self._write = write
-        self._cells = cells
-        self._waits: dict[str, bytes] = {}
-        self._told = cells.revision
+        self._woken = asyncio.Event()
         self._due = -math.inf
-        self._under_way = False
-        self._closed = False
         self.want = Want()
+        self.task = asyncio.create_task(self._run())
 
     def ask(self, want: Want) -> None:
         """Change the client's request."""
         # A shorter period takes effect at once.
         self._due = min(self._due, time.monotonic() + want.period_s)
         self.want = want
+        self.wake()
 
-    def snapshot(self, message: bytes) -> None:
-        """Offer a new snapshot, which may not be due for this client."""
-        now = time.monotonic()
-        period = self.want.period_s
+    def wake(self) -> None:
+        """Send what is new, as soon as the last message has left."""
+        self._woken.set()
+
+    async def _run(self) -> None:
+        sent, told = None, self._hub.cells.revision
+        with faults.kept("sending to a page"), suppress(WebSocketClosedError):
+            while True:
+                await self._woken.wait()
+                self._woken.clear()
+                newest = self._hub.newest
+                if newest is not None and newest is not sent and self._has_turn():
+                    sent = newest
+                    await self._write(newest)
+                if self.want.past:
+                    self.want = replace(self.want, past=False)
+                    await self._write(await self._hub.past(self.want.since))
+                if told < self._hub.cells.revision:
+                    news, told = self._hub.cells.news(told), self._hub.cells.revision
+                    await self._write(news)
+
+    def _has_turn(self) -> bool:
+        """Whether a snapshot is due; if so, the next one is not before a period."""
+        now, period = time.monotonic(), self.want.period_s
         if now < self._due - TOLERANCE * period:
-            return
+            return False
         # In step with the ticks, without a burst after a pause.
         self._due = max(self._due + period, now + period / 2)
-        self._waits["snapshot"] = message
-        self.flush()
-
-    def history(self, message: bytes) -> None:
-        """Send the requested history."""
-        self._waits["history"] = message
-        self.flush()
-
-    def flush(self) -> None:
-        """Send a waiting message, if none is in flight."""
-        if self._under_way or self._closed:
-            return
-        message = self._next()
-        if message is not None:
-            self._under_way = True
-            self._write(message).add_done_callback(self._written)
-
-    def close(self) -> None:
-        """Stop sending and drop everything, since the client is gone."""
-        self._closed = True
-        self._waits = {}
-
-    def _next(self) -> bytes | None:
-        for kind in ("snapshot", "history"):
-            if kind in self._waits:
-                return self._waits.pop(kind)
-        if self._told < self._cells.revision:
-            told, self._told = self._told, self._cells.revision
-            return self._cells.news(told)
-        return None
-
-    def _written(self, future: asyncio.Future[None]) -> None:
-        self._under_way = False
-        # Read the result even if unused: an unread error is logged with its traceback.
-        if future.cancelled() or future.exception() is not None:
-            self.close()
-        self.flush()
+        return True
 
 
-# Send to this many clients without a pause; each takes some 50 µs.
-_GROUP = 4
 _YOUNG_S = 2.0
-_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 T = TypeVar("T")
 
@@ -155,7 +130,6 @@ class Hub:
     answer_s = 5.0  # seconds that a request waits for the driver
     refresh_s = 1.0  # seconds between two looks at the kernels
     rest_s = 3.0  # the same without clients, for what must be known when a kernel dies
-    linger_s = 60.0  # seconds after the last client has gone, which may be reloading
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -165,44 +139,35 @@ class Hub:
         self.cells = cells
         self.deaths = deaths
         self.doctor: Callable[[], list[Check]] = lambda: Doctor().checks()
-        self.clients: dict[Outbox, None] = {}
+        self.clients: dict[Client, None] = {}
         self.subscription: Subscription | None = None
+        self.newest: bytes | None = None  # the message with the newest snapshot
         self._checks: asyncio.Future[list[Check]] | None = None
-        self._newest: tuple[Snapshot, bytes] | None = None
-        self._woken = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._ticked = False
-        self._left_at = -math.inf
-        self._pump: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._asides: set[asyncio.Task[None]] = set()
         self._closed = False
-        cells.on_change = self._woken.set
+        cells.on_change = self._wake
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """The running tasks; none some time after the last client has gone."""
-        return [task for task in (self._pump, self._watch, *self._asides) if task]
+        return [*(client.task for client in self.clients), *([self._watch] if self._watch else [])]
 
-    def join(self, write: Callable[[bytes], asyncio.Future[None]]) -> Outbox:
-        """Add a client and send it a snapshot as soon as possible."""
-        outbox = Outbox(write, self.cells)
+    def join(self, write: Callable[[bytes], Awaitable[None]]) -> Client | None:
+        """Add a client and send it a snapshot as soon as possible; None if the server stops."""
         if self._closed:
-            outbox.close()
-            return outbox
-        self.clients[outbox] = None
+            return None
+        client = Client(self, write)
+        self.clients[client] = None
         self._loop = asyncio.get_running_loop()
         self._follow()
-        if self._pump is None:
-            self._pump = asyncio.create_task(self._run())
         self.watch()
-        if self._newest is not None:
-            outbox.snapshot(self._newest[1])
-        else:
+        client.wake()
+        if self.newest is None:
             # Perhaps the page was reloaded: a recent snapshot is good enough.
             young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
             young.add_done_callback(lambda future: self._receive(future.result()))
-        return outbox
+        return client
 
     def watch(self) -> None:
         """Look at the kernels now and from now on, while there are kernels or clients."""
@@ -210,19 +175,15 @@ class Hub:
         if self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._look_after())
 
-    def ask(self, outbox: Outbox, want: Want) -> None:
+    def ask(self, client: Client, want: Want) -> None:
         """Handle a client's request."""
-        outbox.ask(want)
+        client.ask(want)
         self._follow()
-        if want.past:
-            task = asyncio.create_task(self._send_past(outbox, want.since))
-            self._asides.add(task)
-            task.add_done_callback(self._asides.discard)
 
-    def leave(self, outbox: Outbox) -> None:
+    def leave(self, client: Client) -> None:
         """Remove a client."""
-        outbox.close()
-        if self.clients.pop(outbox, self) is None:
+        client.task.cancel()
+        if self.clients.pop(client, self) is None:
             self._follow()
 
     async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
@@ -230,29 +191,19 @@ class Hub:
         await self.kernels.refresh()
         future = asyncio.wrap_future(self.sampler.fresh(processes=processes, max_age_s=max_age_s))
         done, _ = await asyncio.wait((future,), timeout=self.answer_s)
-        stalled = Snapshot(time.time(), problems=(self._silent(),))
-        snapshot = future.result() if done else self.sampler.latest() or stalled
+        silent = Snapshot(time.time(), problems=(stalled(self.answer_s),))
+        snapshot = future.result() if done else self.sampler.latest() or silent
         return await aside(lambda: self.deaths.add_to(snapshot))
-
-    async def owner(self, pid: int) -> Owner:
-        """Return the present owner of a process; snapshots have it some seconds late."""
-        await self.kernels.refresh()
-        # Without its GPUs' ordinals, which a stalled driver would delay.
-        owners = Owners(self.kernels.kernels, gpus=tuple)
-        return (await aside(lambda: owners.look_up({pid})))[pid]
 
     async def past(self, since: float | None) -> bytes:
         """Return the message with the history and cells after a moment."""
         cells = [run.to_dict() for run in self.cells.runs(since)]
+        events = [asdict(event) for event in self.deaths.events]
 
         def encoded() -> bytes:
-            past = self.sampler.history.since(since)
-            # GPU by GPU: one long `dumps` would block the event loop.
-            gpus = ",".join(f"{_json(uuid)}:{_json(held)}" for uuid, held in past["gpus"].items())
-            history = f'{{"time":{_json(past["time"])},"gpus":{{{gpus}}}}}'
-            events = _json([asdict(event) for event in self.deaths.events])
-            both = f'"cells":{_json(cells)},"events":{events}'
-            return f'{{"type":"history","history":{history},{both}}}'.encode()
+            history = self.sampler.history.since(since)
+            told = {"type": "history", "history": history, "cells": cells, "events": events}
+            return json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
 
         return await aside(encoded)
 
@@ -261,7 +212,7 @@ class Hub:
         if self._checks is None or self._checks.done():
             self._checks = aside(self.doctor)
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)
-        silent = self._silent()
+        silent = stalled(self.answer_s)
         found = self._checks.result() if done else [Check("NVML", False, silent.cause, silent.cure)]
         own = [
             Check("the server", False, str(f), "report it to gpumagic") for f in faults.all_kept()
@@ -271,9 +222,9 @@ class Hub:
     async def close(self) -> None:
         """Stop with the server."""
         self._closed = True
-        for outbox in list(self.clients):
-            self.leave(outbox)
         tasks = self.tasks
+        for client in list(self.clients):
+            self.leave(client)
         for future in (*tasks, self._checks):
             if future is not None:
                 future.cancel()
@@ -282,69 +233,41 @@ class Hub:
         # It waits for its thread, which may be in the driver.
         await aside(self.sampler.close)
 
-    def _silent(self) -> Problem:
-        cause = f"a GPU's driver has not answered for {self.answer_s:.0f} s"
-        return Problem("stalled", cause, "look at dmesg; if it stays so, restart the machine")
+    def _wake(self) -> None:
+        for client in self.clients:
+            client.wake()
 
     def _follow(self) -> None:
         """Subscribe to the sampler for all clients."""
-        if not self.clients:
-            self._left_at = time.monotonic()
-            self._newest = None
-            if self.subscription is not None:
-                self.subscription.close()
-                self.subscription = None
-            self._woken.set()
-            return
-        wants = [outbox.want for outbox in self.clients]
-        period = min(want.period_s for want in wants)
-        processes = any(want.processes for want in wants)
-        before = self.subscription
-        if before is None or (before.period_s, before.processes) != (period, processes):
+        wants, before = [client.want for client in self.clients], self.subscription
+        self.subscription = None
+        if wants:
+            period_s = min(want.period_s for want in wants)
+            processes = any(want.processes for want in wants)
             self.subscription = self.sampler.subscribe(
-                self._receive, period_s=period, processes=processes
+                self._receive, period_s=period_s, processes=processes
             )
-            if before is not None:
-                before.close()
+        else:
+            self.newest = None
+        if before is not None:
+            before.close()
 
     def _receive(self, snapshot: Snapshot) -> None:
         """Take a snapshot over, on the sampler's thread."""
         snapshot = self.deaths.add_to(snapshot)
         message = b'{"type":"snapshot","snapshot":' + snapshot.to_json().encode() + b"}"
-        try:
-            self._loop.call_soon_threadsafe(self._take, (snapshot, message))
-        except RuntimeError:
-            return  # the loop was closed: the server stops
+        with suppress(RuntimeError):  # the loop was closed: the server stops
+            self._loop.call_soon_threadsafe(self._take, snapshot, message)
 
-    def _take(self, newest: tuple[Snapshot, bytes]) -> None:
+    def _take(self, snapshot: Snapshot, message: bytes) -> None:
         if self.clients:
-            self._newest = newest
-            self._ticked = True
-            self._woken.set()
-
-    async def _run(self) -> None:
-        """Send news to the clients, until there are no clients."""
-        while self.clients:
-            await self._woken.wait()
-            self._woken.clear()
-            ticked, self._ticked = self._ticked, False
-            if ticked and self._newest is not None:
-                self.cells.see(self._newest[0])
-            for n, outbox in enumerate(list(self.clients), 1):
-                if ticked and self._newest is not None:
-                    outbox.snapshot(self._newest[1])
-                outbox.flush()
-                if n % _GROUP == 0:
-                    await asyncio.sleep(0)
-        self._pump = None
+            self.newest = message
+            self.cells.see(snapshot)
+            self._wake()
 
     async def _look_after(self) -> None:
-        """Follow the kernels while there are some or clients, and a while longer."""
-        while (
-            self.clients
-            or self.kernels.managers()
-            or time.monotonic() - self._left_at < self.linger_s
-        ):
+        """Follow the kernels while there are some, or clients."""
+        while self.clients or self.kernels.managers():
             # A kernel manager may be somebody else's class.
             with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()
@@ -362,6 +285,3 @@ class Hub:
     def _stop_following(self) -> None:
         self.cells.stop()
         self.deaths.follow({})
-
-    async def _send_past(self, outbox: Outbox, since: float | None) -> None:
-        outbox.history(await self.past(since))

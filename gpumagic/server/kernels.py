@@ -25,7 +25,7 @@ from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
 
 from gpumagic.telemetry.history import CellRun, CellRuns
-from gpumagic.telemetry.processes import Kernel, Owner, is_alive, started
+from gpumagic.telemetry.processes import Kernel, is_alive, started
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0
@@ -53,30 +53,25 @@ class Order:
     force: bool = False
 
 
-def parse_order(body: bytes) -> Order:
-    """Parse the order in a request; raise NotEnded if it is malformed."""
-    try:
-        order = json.loads(body)
-    except (ValueError, RecursionError):
-        order = None
-    given = order if isinstance(order, dict) else {}
-    pid, started, force = given.get("pid"), given.get("started"), given.get("force", False)
-    # True is an int in Python.
-    if type(pid) is int and type(started) in (int, float) and type(force) is bool:
-        made = Order(pid, started or 0.0, force)
-        if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
-            return made
+def parse_order(given: Any) -> Order:
+    """Return the order in a request; raise NotEnded if it is malformed."""
+    if isinstance(given, dict):
+        pid, started, force = given.get("pid"), given.get("started"), given.get("force", False)
+        # True is an int in Python.
+        if type(pid) is int and type(started) in (int, float) and type(force) is bool:
+            made = Order(pid, started or 0.0, force)
+            if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
+                return made
     raise NotEnded(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
 
 
-async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[bool, str]:
+async def terminate(order: Order, snapshot: Snapshot) -> tuple[bool, str]:
     """End an orphan; return whether it has ended, and a message. Raise NotEnded for another process
     or if it is no orphan of this user with GPU memory."""
-    _check(order, snapshot, owner)
-    named = f"process {order.pid} ({owner.name or 'unknown'})"
+    named = f"process {order.pid} ({_checked(order, snapshot).name or 'unknown'})"
     try:
         process = psutil.Process(order.pid)
-        # Another process may have its pid since the look-up; from here on psutil checks that.
+        # Another process may have its pid since the snapshot; from here on psutil checks that.
         if abs(process.create_time() - order.started) > _SAME_START_S:
             raise psutil.NoSuchProcess(order.pid)
         process.kill() if order.force else process.terminate()
@@ -86,35 +81,24 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[boo
         raise NotEnded(403, f"the system does not allow to end process {order.pid}") from None
     if await _ends(order.pid):
         return True, f"{named} has ended"
-    again = 'ask again with "force": true to kill it'
-    if order.force:
-        again = "it may be inside a driver call; look again later"
+    again = "look again later" if order.force else 'ask again with "force": true to kill it'
     return False, f"{named} still runs after {WAIT_S:.0f} s; {again}"
 
 
-def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
-    if all(process.pid != order.pid for process in snapshot.processes):
-        silent = [p.cause for p in snapshot.problems if p.code == "stalled"]
-        if silent:
-            raise NotEnded(503, f"the memory holders are unknown: {silent[0]}")
-        raise NotEnded(404, f"process {order.pid} holds no GPU memory; look again")
-    if not is_alive(order.pid):
-        raise NotEnded(404, f"process {order.pid} has ended; look again")
-    if owner.started is None:
-        raise NotEnded(403, f"process {order.pid} is another user's")
-    if abs(owner.started - order.started) > _SAME_START_S:
-        raise NotEnded(
-            409,
-            f"process {order.pid} started at another time, so it is a new one; look again",
-        )
-    # By both: snapshots saw it while its kernel lived; the owner is current.
-    told = any(process.orphan for process in snapshot.processes if process.pid == order.pid)
-    if not owner.orphan or not told:
-        raise NotEnded(
-            403,
-            f"process {order.pid} is no orphan: only what a dead kernel left behind is ended here; "
-            "shut down its kernel, or use kill in a terminal",
-        )
+def _checked(order: Order, snapshot: Snapshot) -> ProcessSample:
+    """Return the process that an order may end."""
+    named = f"process {order.pid}"
+    seen = [process for process in snapshot.processes if process.pid == order.pid]
+    if not seen:
+        raise NotEnded(404, f"{named} holds no GPU memory that is known; look again")
+    if seen[0].started is None:
+        raise NotEnded(403, f"{named} is another user's, or has ended")
+    if abs(seen[0].started - order.started) > _SAME_START_S:
+        raise NotEnded(409, f"{named} started at another time, so it is a new one; look again")
+    if not seen[0].orphan:
+        why = "only what a dead kernel left behind is ended here; use kill in a terminal"
+        raise NotEnded(403, f"{named} is no orphan: {why}")
+    return seen[0]
 
 
 async def _ends(pid: int) -> bool:
@@ -183,16 +167,13 @@ class KernelTable:
         except (HTTPError, sqlite3.Error, OSError):
             # An unreachable gateway, or a stopping server: keep the known kernels.
             return self._notebooks
-        found: dict[str, str] = {}
         # A console may share a notebook's kernel; show the notebook.
-        for session in sorted(sessions, key=lambda session: session.get("type") == "notebook"):
-            kernel = (session.get("kernel") or {}).get("id")
-            name = session.get("path") or session.get("name")
-            if session.get("type") == "console":
-                name = session.get("name") or name
-            if kernel and name:
-                found[kernel] = name
-        return found
+        sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
+        return {
+            session["kernel"]["id"]: session["name" if session["type"] == "console" else "path"]
+            for session in sessions
+            if session.get("kernel")
+        }
 
 
 def _pid(manager: Any) -> int | None:
@@ -215,8 +196,6 @@ class KernelCells(CellRuns):
         self, notebook: Callable[[str], str | None], clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(MOST_RUNS)
-        # The last message for clients, with its first and last revision.
-        self._news = (-1, -1, b"")
         self.notebook_of = notebook
         self._clock = clock
         self._open: dict[tuple[str, str], str] = {}
@@ -231,11 +210,10 @@ class KernelCells(CellRuns):
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Record the cells of these kernels only."""
         for kernel, channel in list(self.followed.items()):
-            manager = managers.get(kernel)
-            if manager is None or not channel.is_of(manager):
+            if not channel.is_of(managers.get(kernel)):
                 self.followed.pop(kernel).close()
-            if manager is None:
-                self._abandon(kernel, self._clock())
+        for kernel in self._pids.keys() - managers.keys():
+            self._abandon(kernel, self._clock())
         for kernel, manager in managers.items():
             if kernel not in self.followed:
                 self.followed[kernel] = Iopub(manager, partial(self.receive, kernel))
@@ -246,7 +224,8 @@ class KernelCells(CellRuns):
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
         for run in self.since():
             # A new kernel may run a cell before its session has a name.
-            if run.notebook is None and (name := self.notebook_of(run.kernel or "")):
+            name = run.notebook or self.notebook_of(run.kernel or "")
+            if name != run.notebook:
                 self.keep(replace(run, notebook=name))
 
     def stop(self) -> None:
@@ -298,11 +277,8 @@ class KernelCells(CellRuns):
 
     def news(self, revision: int) -> bytes:
         """Return the message with the runs that changed after a revision."""
-        if self._news[:2] != (revision, self.revision):
-            runs = [run.to_dict() for run in self.since(revision)]
-            message = json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False)
-            self._news = (revision, self.revision, message.encode())
-        return self._news[2]
+        runs = [run.to_dict() for run in self.since(revision)]
+        return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:
         number = count if isinstance(count, int) else None
@@ -339,7 +315,7 @@ class Iopub:
         self._stream.on_recv(self._receive)
 
     def is_of(self, manager: Any) -> bool:
-        """Whether this is the channel of a manager's present kernel."""
+        """Whether this is the channel of a manager's present kernel; not if there is none."""
         return self._address == _address(manager)
 
     def close(self) -> None:
@@ -359,4 +335,4 @@ class Iopub:
 
 
 def _address(manager: Any) -> tuple[Any, ...]:
-    return (id(manager), manager.iopub_port, manager.session.key)
+    return (id(manager), manager.iopub_port, manager.session.key) if manager else ()

@@ -5,14 +5,12 @@ Requests are authorised by the server's own rules, and by two that it leaves ope
 
 from __future__ import annotations
 
-import asyncio
-import csv
-import io
 import json
 import math
 import socket
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,17 +26,17 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from tornado import web
-from tornado.websocket import WebSocketClosedError, WebSocketHandler
+from tornado.websocket import WebSocketHandler
 
 from gpumagic import faults
 from gpumagic.demo import example
 from gpumagic.errors import GpuError
 from gpumagic.server import kernels
 from gpumagic.server.deaths import Deaths
-from gpumagic.server.hub import LONGEST_MESSAGE, Hub, Outbox, aside, parse_want
+from gpumagic.server.hub import Client, Hub, parse_want
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.kernel_loads import KernelLoads
+from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import GpuSample, Snapshot
@@ -77,57 +75,46 @@ def prometheus_text(snapshot: Snapshot) -> bytes:
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield a metric family for each reading that some GPU has."""
+    """Yield a family for each reading, of the GPUs that have it."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
-            family = make(f"gpumagic_gpu_{name}", about, labels=_LABELS)
-            for gpu in snapshot.gpus:
-                value = getattr(gpu, field)
-                if value is not None:
-                    # Rounded, so that 57 % is 0.57.
-                    family.add_metric(_labels(gpu), round(value * factor, 9))
-            yield family
-    yield _notebooks(snapshot)
-    problems = GaugeMetricFamily(
-        "gpumagic_problem", "1 for each thing that is wrong.", labels=("code", "uuid")
-    )
-    for code, uuid in sorted({(p.code, p.uuid or "") for p in snapshot.problems}):
-        problems.add_metric((code, uuid), 1)
-    yield problems
-
-
-def _notebooks(snapshot: Snapshot) -> Metric:
-    """By notebook and not by process: pids would make a new series each time."""
+            values = {_labels(gpu): getattr(gpu, field) for gpu in snapshot.gpus}
+            # Rounded, so that 57 % is 0.57.
+            known = {at: round(v * factor, 9) for at, v in values.items() if v is not None}
+            yield _family(make, f"gpu_{name}", about, _LABELS, known)
+    # By notebook and not by process: pids would make a new series each time.
     held: dict[tuple[str, str], int] = defaultdict(int)
     for process in snapshot.processes:
         if process.memory is not None:
             held[process.uuid, process.notebook or ""] += process.memory
-    family = GaugeMetricFamily(
-        "gpumagic_notebook_memory_bytes",
-        "GPU memory held by the processes of a notebook; without a name: by all others.",
-        labels=("uuid", "notebook"),
-    )
-    for labels, memory in sorted(held.items()):
-        family.add_metric(labels, memory)
+    about = "GPU memory held by the processes of a notebook; without a name: by all others."
+    labels: tuple[str, ...] = ("uuid", "notebook")
+    yield _family(GaugeMetricFamily, "notebook_memory_bytes", about, labels, held)
+    wrong = {(p.code, p.uuid or ""): 1 for p in snapshot.problems}
+    about, labels = "1 for each thing that is wrong.", ("code", "uuid")
+    yield _family(GaugeMetricFamily, "problem", about, labels, wrong)
+
+
+def _family(
+    make: Any,
+    name: str,
+    about: str,
+    labels: tuple[str, ...],
+    samples: Mapping[Any, float],
+) -> Any:
+    family = make(f"gpumagic_{name}", about, labels=labels)
+    for at, value in sorted(samples.items()):
+        family.add_metric(at, value)
     return family
 
 
-def _labels(gpu: GpuSample) -> tuple[str, str, str]:
+def _labels(gpu: GpuSample) -> tuple[str, ...]:
     return gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index)
 
 
 HUB = "gpumagic_hub"
 """Where a web application's settings have the hub."""
 
-_LONGEST_BODY = 4096
-_COLUMNS = (
-    "time (s since 1970, UTC)",
-    "uuid",
-    "utilization (%)",
-    "memory used (B)",
-    "temperature (°C)",
-    "power (W)",
-)
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # The socket's buffer is a queue too: keep it short for slow clients.
 _SEND_BUFFER = 32768
@@ -143,7 +130,6 @@ def routes() -> list[tuple[Any, ...]]:
         "doctor": _doctor,
         "deaths": _deaths,
         "metrics": _metrics,
-        "export.csv": _export,
         "monitor.js": _renderer,
         "tour": _tour,
     }
@@ -197,15 +183,12 @@ class GetRoute(Guard, APIHandler):
     def since(self) -> float | None:
         """Return the argument ``since``, in Unix time."""
         text = self.get_query_argument("since", "")
-        if not text or text == "null":
+        if text in ("", "null"):
             return None
-        try:
-            since = float(text)
-        except ValueError:
-            since = math.nan
-        if not math.isfinite(since):
-            raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
-        return since
+        with suppress(ValueError):
+            if math.isfinite(since := float(text)):
+                return since
+        raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
 async def _snapshot(route: GetRoute) -> None:
@@ -233,19 +216,6 @@ async def _metrics(route: GetRoute) -> None:
     """Answer with a snapshot in Prometheus's text format."""
     text = prometheus_text(await route.hub.fresh())
     route.finish(text, set_content_type=CONTENT_TYPE)
-
-
-async def _export(route: GetRoute) -> None:
-    """Answer with the history as a CSV file."""
-    since = route.since()
-
-    def table() -> str:
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows([_COLUMNS, *route.hub.sampler.history.readings(since)])
-        return text.getvalue()
-
-    route.set_header("Content-Disposition", 'attachment; filename="gpus.csv"')
-    route.finish(await aside(table), set_content_type="text/csv; charset=utf-8")
 
 
 async def _renderer(route: GetRoute) -> None:
@@ -276,13 +246,10 @@ class TerminateRoute(Guard, APIHandler):
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        if len(self.request.body) > _LONGEST_BODY:
-            raise web.HTTPError(413, f"request body too large: at most {_LONGEST_BODY} bytes")
         try:
-            order = kernels.parse_order(self.request.body)
+            order = kernels.parse_order(self.get_json_body())
             snapshot = await self.hub.fresh(max_age_s=0.0)
-            owner = await self.hub.owner(order.pid)
-            ended, message = await kernels.terminate(order, snapshot, owner)
+            ended, message = await kernels.terminate(order, snapshot)
         except kernels.NotEnded as refusal:
             raise web.HTTPError(refusal.status, str(refusal)) from None
         self.set_status(200 if ended else 202)
@@ -292,12 +259,7 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
-    _outbox: Outbox | None = None
-
-    @property
-    def max_message_size(self) -> int:
-        """In bytes; tornado closes a connection that sends more."""
-        return LONGEST_MESSAGE
+    _client: Client | None = None
 
     def get_compression_options(self) -> dict[str, Any]:
         """Compress: the samples of 64 GPUs are alike."""
@@ -327,41 +289,27 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Add a client."""
         self.set_nodelay(True)
         self._keep_buffers_short()
-        self._outbox = self.hub.join(self._send)
+        self._client = self.hub.join(self.write_message)
 
     def on_message(self, message: str | bytes) -> None:
         """Handle a client's message; ignore a malformed one."""
-        if self._outbox is not None:
-            want = parse_want(message, self._outbox.want)
+        if self._client is not None:
+            want = parse_want(message, self._client.want)
             if want is not None:
-                self.hub.ask(self._outbox, want)
+                self.hub.ask(self._client, want)
 
     def on_close(self) -> None:
         """Remove a client."""
-        if self._outbox is not None:
-            self.hub.leave(self._outbox)
-            self._outbox = None
-
-    def _send(self, message: bytes) -> asyncio.Future[None]:
-        try:
-            return asyncio.ensure_future(self.write_message(message))
-        except WebSocketClosedError as error:
-            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            return failed
+        if self._client is not None:
+            self.hub.leave(self._client)
+            self._client = None
 
     def _keep_buffers_short(self) -> None:
-        link = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
-        if link is None:
-            return
-        options = [(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)]
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            options.append((socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT))
-        for option in options:
-            try:
-                link.setsockopt(*option)
-            except OSError:
-                continue  # a Unix socket, or a system without the option
+        link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
+        # Not for a Unix socket, or on a system without the options.
+        with suppress(OSError, AttributeError):
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
 
 
 # Requests of pages on kernels' control channel. The status that a kernel sends around its answer is

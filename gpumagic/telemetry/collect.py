@@ -6,29 +6,25 @@ that returns somebody else's :class:`Source`.
 """
 
 import os
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from gpumagic import device, faults
-from gpumagic.device import torch_build
 from gpumagic.errors import as_typed
-from gpumagic.telemetry import state_files
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
-from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
-from gpumagic.telemetry.source import AppleSource, Source
+from gpumagic.telemetry.source import AppleSource, CachedReadings, Source
+from gpumagic.telemetry.state_files import VirtualSource
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),
@@ -56,22 +52,16 @@ def chosen(
         try:
             sources.append(_made(name))
         except Exception as error:  # noqa: BLE001  third-party code; shown as a problem
-            why = "" if isinstance(error, _Unknown) else f" ({type(error).__name__}: {error})"
-            cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source{why}"
+            why = faults.in_words(error)
+            cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source ({why})"
             problems.append(Problem("source-unknown", cause, _THERE_ARE))
     return sources, problems
-
-
-class _Unknown(Exception):
-    """The name is no source."""
 
 
 def _made(name: str) -> Any:
     first, colon, rest = name.partition(":")
     if first in _KNOWN and (not colon or rest.startswith("/")):
         return _KNOWN[first](Path(rest or "/"))
-    if not rest.isidentifier():
-        raise _Unknown
     return getattr(import_module(first), rest)()
 
 
@@ -82,49 +72,32 @@ _NO_NVML = Problem(
     "NVML is missing: no more than the name and the memory of these GPUs is known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
-BUILDS_URL = "https://pytorch.org/get-started/locally"
-_BUILDS = {"amd": "ROCm", "intel": "XPU"}
 _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
     """Return the problems that matter with these GPUs, or none; ``named`` if usable GPUs have
     ordinals."""
-    gpus = [gpu for gpu in gpus if not gpu.lost]
-    usable = any(gpu.ordinal is not None or not named for gpu in gpus)
-    if gpus and all(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
-        problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-    if usable:  # known from CUDA, without NVML
-        return [_NO_NVML if problem.code in _JUST_NO_GPU else problem for problem in problems]
-    if gpus and not all(gpu.virtual for gpu in gpus):
-        return [*problems, _none_visible({gpu.vendor for gpu in gpus if not gpu.virtual})]
+    there = [gpu for gpu in gpus if not gpu.lost]
+    if there:
+        found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
+        unnamed = named and all(gpu.ordinal is None for gpu in there)
+        hidden = unnamed and not all(gpu.virtual for gpu in there)
+        return [*found, _none_visible()] if hidden else found
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
     why = f"{offer} (why: %gpus --doctor)"
-    if not problems and not gpus:
+    if not problems:
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
-    if any(gpu.virtual for gpu in gpus):
-        return list(problems)
     # Mostly nothing is wrong: the machine has no GPU. The doctor has the cures.
-    return [
-        replace(problem, cure=why)
-        if problem.code in _JUST_NO_GPU
-        else replace(problem, cure=f"{problem.cure}; or {offer}")
-        for problem in problems
-    ]
+    cures = dict.fromkeys(_JUST_NO_GPU, why)
+    return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
 
 
-def _none_visible(vendors: set[str | None]) -> Problem:
+def _none_visible() -> Problem:
     cause = "this process can use none of these GPUs"
-    build = torch_build()
-    wanted = [name for vendor, name in _BUILDS.items() if vendor in vendors]
-    if wanted and "nvidia" not in vendors and build.hip is None and build.xpu is None:
-        cause = f"{cause}: no torch here is built for {' or '.join(wanted)}"
-        cure = f"install a build for {' or '.join(wanted)} ({BUILDS_URL})"
-        return Problem("none-visible", cause, f"{cure}, or {as_typed('%gpus --virtual 2')}")
     setting = next((name for name in _SHOW if name in os.environ), None)
     if setting is None:
-        shows = "ROCm" if build.hip else "Level Zero" if build.xpu else "CUDA"
-        return Problem("none-visible", f"{cause}: {shows} shows it none", "run %gpus --doctor")
+        return Problem("none-visible", cause, "run %gpus --doctor")
     cause = f"{cause}: {setting} is {os.environ[setting]!r}"
     cure = "set it right before the kernel starts, then restart the kernel"
     return Problem("none-visible", cause, cure)
@@ -144,19 +117,16 @@ class Collector:
         self,
         sources: Sequence[Source] | None = None,
         owners: Owners | None = None,
-        virtual_states: Callable[[], Sequence[state_files.VirtualState]] = state_files.read,
         here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         host: Callable[[], Host] | None = None,
         usable: bool = True,
     ) -> None:
-        self._sources, self._misnamed = (
-            chosen(os.environ) if sources is None else (list(sources), [])
-        )
+        found, self._misnamed = chosen(os.environ) if sources is None else (sources, [])
+        self._sources = [*found, VirtualSource()] if sources is None else list(sources)
         self._host = host or read_host
         self._owners = owners or Owners()
-        self._virtual_states = virtual_states
         self._here = here
         self._usable = usable
         self._clock = clock
@@ -164,45 +134,32 @@ class Collector:
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
         self._named: dict[str | None, device.Device] = {}
-        self._known: dict[int, Owner] = {}
-        self._known_at = float("-inf")
+        self._kept = CachedReadings(monotonic)  # owners, by the pids
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
         """Return the machine now; a reading is at most ``max_age`` of its intervals old."""
         with self._lock:
-            host = self._host()
             self._failed = []
-            real, told = self._gpus(host, max_age)
-            real = real or [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
-            # This process's own first: a WHERE can name them.
-            states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
-            gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
-            holders: list[ProcessSample] = []
-            software: dict[str, str] = {}
-            for source in told:
-                held = self._ask(source, lambda one: one.processes(max_age)) if processes else ()
-                holders += held or ()
-                software |= self._ask(source, lambda one: one.software()) or {}
-            holders += [
-                ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
-                for state in states
-            ]
-            problems = list(self._misnamed)
+            host, problems = self._host(), list(self._misnamed)
+            gpus, sources = self._gpus(host, max_age)
+            if all(gpu.virtual for gpu in gpus):
+                of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
+                gpus = [*map(_of_cuda, of_cuda), *gpus]
+                problems += [_NO_NVML] if of_cuda else []
+            gpus = self._with_ordinals(gpus)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
-            with faults.kept("looking for kernels whose CUDA is dead"):
-                problems += state_files.dead_cuda()
-            owned = self._with_owners(holders, max_age) if processes else []
-            names = [source.name for source in told] + ["virtual"] * bool(states)
+            software = self._software(sources)
+            holders = self._holders(sources, max_age) if processes else []
             return Snapshot(
                 time=self._clock(),
                 host=host,
                 driver=software.pop("driver", None),
                 cuda=software.pop("cuda", None),
                 software=tuple(f"{name} {text}".strip() for name, text in software.items()),
-                source="+".join(names) or "none",
+                source="+".join(source.name for source in sources) or "none",
                 gpus=tuple(gpus),
-                processes=tuple(owned),
+                processes=tuple(holders),
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 
@@ -214,8 +171,7 @@ class Collector:
                 left = max(end - self._monotonic(), 0.0)
                 with faults.kept(f"reading ahead by the source {source.name}"):
                     source.read_ahead(processes=processes, seconds=left)
-            if processes and self._known and self._monotonic() - self._known_at >= _OWNERS_S:
-                self._look_up(set(self._known))
+            self._kept.read_ahead(seconds, lambda key: processes)
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
         """Return the GPUs, and the sources that have some."""
@@ -234,13 +190,12 @@ class Collector:
             return question(source)
         except Exception as error:  # noqa: BLE001  third-party code; recorded and shown
             faults.keep(f"asking the source {source.name}", error)
-            cause = f"the source {source.name} failed ({type(error).__name__}: {error})"
+            cause = f"the source {source.name} failed ({faults.in_words(error)})"
             problem = Problem("source-failed", cause, "run %gpus --doctor; the others are shown")
             self._failed += [] if problem in self._failed else [problem]
             return None
 
-    def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
-        gpus = list(gpus)
+    def _with_ordinals(self, gpus: list[GpuSample]) -> list[GpuSample]:
         known: dict[str | None, device.Device] = {one.uuid: one for one in self._here()}
         # While a GPU is lost, all have their names from before: running kernels number them so.
         if any(gpu.lost for gpu in gpus):
@@ -253,52 +208,21 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _with_owners(self, holders: Sequence[ProcessSample], max_age: float) -> list[ProcessSample]:
-        pids = {holder.pid for holder in holders}
-        too_old = self._monotonic() - self._known_at >= max_age * _OWNERS_S
-        if too_old or not pids <= self._known.keys():
-            self._look_up(pids)
-        return [_owned(holder, self._known[holder.pid]) for holder in holders]
+    def _software(self, sources: Sequence[Source]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for source in sources:
+            found |= self._ask(source, lambda one: one.software()) or {}
+        return found
 
-    def _look_up(self, pids: set[int]) -> None:
-        self._known = self._owners.look_up(pids) if pids else {}
-        self._known_at = self._monotonic()
-
-
-_asked = threading.local()
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-@cache
-def _boot() -> str | None:
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return None  # not Linux
-
-
-def host_name() -> str:
-    """Return ``GPUMAGIC_HOST``, or the host's name."""
-    return os.environ.get("GPUMAGIC_HOST") or socket.gethostname()
-
-
-def read_host() -> Host:
-    """Return the host now; ``cpu_utilization`` is since this thread's last call, None at first."""
-    utilization = psutil.cpu_percent()
-    meaningless = not getattr(_asked, "before", False)  # psutil's first value
-    _asked.before = True
-    memory = psutil.virtual_memory()
-    limit = MemoryGroup().limit()
-    return Host(
-        name=host_name(),
-        boot=_boot(),
-        cpu_count=os.cpu_count(),
-        cpu_utilization=None if meaningless else utilization,
-        memory_total=memory.total,
-        memory_used=memory.total - memory.available,
-        memory_limit=limit,
-        limit_used=None if limit is None else MemoryGroup().ram()[0],
-    )
+    def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
+        """Return the processes that hold memory, with their owners."""
+        found: list[ProcessSample] = []
+        for source in sources:
+            found += self._ask(source, lambda one: one.processes(max_age)) or ()
+        pids = frozenset(holder.pid for holder in found)
+        self._kept.keep_only(lambda key: key == pids)
+        owners = self._kept.get(pids, _OWNERS_S, max_age, lambda: self._owners.look_up(set(pids)))
+        return [_owned(holder, owners[holder.pid]) for holder in found]
 
 
 def snapshot(*, processes: bool = True) -> Snapshot:
@@ -328,13 +252,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_collector.cache_clear)
 
 
-_OWNED = {field.name for field in fields(ProcessSample)} & {field.name for field in fields(Owner)}
-
-
 def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
-    known = {name: getattr(owner, name) for name in _OWNED}
-    known |= {"ordinal": owner.ordinals.get(holder.uuid), "mine": holder.pid == os.getpid()}
-    return ProcessSample(**{**vars(holder), **known})
+    known = {**vars(owner), "mine": holder.pid == os.getpid()}
+    known["ordinal"] = known.pop("ordinals").get(holder.uuid)
+    return replace(holder, **known)
 
 
 def _of_cuda(found: device.Device) -> GpuSample:
@@ -347,16 +268,4 @@ def _of_cuda(found: device.Device) -> GpuSample:
         ordinal=found.ordinal,
         memory_total=total,
         memory_used=used,
-    )
-
-
-def _virtual_sample(state: state_files.VirtualState) -> GpuSample:
-    return GpuSample(
-        uuid=state.facts.uuid,
-        name=state.facts.name,
-        virtual=True,
-        memory_total=state.facts.memory_total,
-        memory_used=state.reserved,
-        utilization=state.utilization,
-        virtual_ordinal=state.ordinal,
     )

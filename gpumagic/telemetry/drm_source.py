@@ -10,25 +10,23 @@ sleeps a second, and ``gpu_metrics``, whose layout changes. amdsmi reads the sam
 
 Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comment "Xe GT
 Idle" of the driver. Utilization is the part of the time in which the GT did not sleep (C6), since
-performance counters need rights. Only older drivers give the size of the memory, none its use. An
-integrated GPU is listed only where torch is built for XPU: otherwise half of all laptops would show
-a GPU that cannot be used.
+performance counters need rights. Only older drivers give the size of the memory, none its use.
 """
 
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gpumagic import drm
-from gpumagic.device import torch_build
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
-from gpumagic.telemetry.source import CachedReadings, Rates, Source
+from gpumagic.device import TorchBuild, torch_build
+from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
+from gpumagic.telemetry.source import CachedReadings, Source
 
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
-_COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
+_ENGINES = {"compute": {"compute", "ccs"}, "graphics": {"gfx", "render", "rcs"}}
 
 
 class DrmSource(Source):
@@ -37,16 +35,19 @@ class DrmSource(Source):
     vendor: ClassVar[str]
 
     def __init__(
-        self, root: Path = Path("/"), monotonic: Callable[[], float] = time.monotonic
+        self,
+        root: Path = Path("/"),
+        monotonic: Callable[[], float] = time.monotonic,
+        build: Callable[[], TorchBuild] = torch_build,
     ) -> None:
         self.root = root
+        self._build = build
         self._kept = CachedReadings(monotonic)
-        self._known: dict[tuple[str, str], drm.GraphicsCard] = {}
+        self._monotonic = monotonic
+        # The last value and time of each counter, by UUID and name.
+        self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
         self._seen: dict[str, GpuSample] = {}
-        self._closed: list[drm.GraphicsCard] = []
-
-    # Methods of a vendor.
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         """Return utilization and memory."""
@@ -56,27 +57,11 @@ class DrmSource(Source):
         """Return readings that change slowly or never."""
         raise NotImplementedError
 
-    def _is_held(self, card: drm.GraphicsCard, region: str) -> bool:
-        """Whether a region of memory counts as the GPU's."""
-        raise NotImplementedError
-
-    def _slept(self, card: drm.GraphicsCard) -> None:
-        """Reset the counters of a sleeping GPU, which stand still."""
-
-    def _held_elsewhere(self) -> dict[tuple[int, str], int]:
-        """Return bytes by pid and PCI address from other sources than fdinfo."""
-        return {}
-
-    # The interface of a source.
-
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all GPUs, lost ones too; a reading is at most `max_age` of its intervals old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
-        if not self._cards and not self._seen:
-            return []
         there = {card.uuid for card in self._cards}
         self._kept.keep_only(lambda key: key in (*there, "cards", "processes"))
-        self._closed = []
         samples = [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
         gone = [_lost(gpu) for uuid, gpu in self._seen.items() if uuid not in there]
         self._seen |= {gpu.uuid: gpu for gpu in samples}
@@ -88,68 +73,48 @@ class DrmSource(Source):
             return []
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
-    def problems(self) -> list[Problem]:
-        """Return a problem for each GPU whose files this user may not read."""
-        return [
-            Problem(
-                "not-permitted",
-                f"this user may not read the files of {card.name or card.address} ({card.path})",
-                "run %gpus --doctor; in a container, /sys must be mounted readable",
-                card.uuid,
-            )
-            for card in self._closed
-        ]
-
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, for at most `seconds`."""
         self._kept.read_ahead(seconds, lambda key: processes or key != "processes")
 
     def _listed(self) -> list[drm.GraphicsCard]:
-        return drm.graphics_cards(self.root, self.vendor, self._known)
+        return drm.graphics_cards(self.root, self.vendor)
 
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
-        asleep = card.device.text("power/runtime_status") == "suspended"
-        readings = {} if asleep else self._fast(card)
-        facts = GpuSample(card.uuid, card.name, index, vendor=self.vendor, unified=card.integrated)
-        known = [value for value in readings.values() if value is not None]
-        if asleep:
-            self._slept(card)
+        readings: dict[str, Any] = {}
+        if card.device.text("power/runtime_status") == "suspended":
+            # Its counters stand still.
+            self._counters = {key: at for key, at in self._counters.items() if key[0] != card.uuid}
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
-            readings |= slow
-            known += [value for value in slow.values() if value is not None]
+            readings = self._fast(card) | slow
+            silent = all(value is None for value in readings.values())
+            if silent and card.uuid in self._seen:
+                return _lost(self._seen[card.uuid])
         if card.integrated:
             readings |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
-        if not known and not asleep:
-            if any(card.device.is_closed(name) for name in card.device.names()):
-                self._closed.append(card)
-            elif card.uuid in self._seen:
-                return _lost(self._seen[card.uuid])
-        return GpuSample(**{**vars(facts), **readings})
+        readings |= {"vendor": self.vendor, "unified": card.integrated}
+        return GpuSample(card.uuid, card.name, index, **readings)
 
     def _read_processes(self) -> list[ProcessSample]:
         cards = {card.address: card for card in self._cards}
-        clients = [one for one in drm.read_clients(self.root) if one.address in cards]
         memory: dict[tuple[int, str], int] = defaultdict(int)
         ran: dict[tuple[int, str], set[str]] = defaultdict(set)
-        for client in clients:
-            where, card = (client.pid, client.address), cards[client.address]
-            held = [size for name, size in client.memory.items() if self._is_held(card, name)]
-            memory[where] += sum(held)
-            ran[where] |= client.ran
-        told = {at: n for at, n in self._held_elsewhere().items() if at[1] in cards}
-        for where, size in told.items():
-            memory[where] = max(memory[where], size)
+        for client in drm.read_clients(self.root):
+            where, card = (client.pid, client.address), cards.get(client.address)
+            if card is not None:
+                sizes = client.memory.items()
+                memory[where] += sum(n for name, n in sizes if name.startswith(card.regions))
+                ran[where] |= client.ran
+        for where, size in drm.kfd_memory(self.root).items():
+            if where[1] in cards:
+                memory[where] = max(memory[where], size)
+                ran[where].add("compute")
         return [
-            ProcessSample(
-                uuid=cards[where[1]].uuid,
-                pid=where[0],
-                memory=size,
-                kind=_kind(ran[where], computes=where in told),
-            )
-            for where, size in sorted(memory.items())
+            ProcessSample(cards[address].uuid, pid, size, _kind(ran[pid, address]))
+            for (pid, address), size in sorted(memory.items())
             # A process without memory counts if an engine has run for it.
-            if size or ran[where]
+            if size or ran[pid, address]
         ]
 
 
@@ -157,20 +122,18 @@ def _lost(gpu: GpuSample) -> GpuSample:
     return GpuSample(gpu.uuid, gpu.name, gpu.index, vendor=gpu.vendor, lost=True)
 
 
-def _kind(ran: set[str], *, computes: bool) -> str | None:
-    kinds = ["compute"] if computes or ran & set(_COMPUTES) else []
-    kinds += ["graphics"] if ran & set(_DRAWS) else []
-    return "+".join(kinds) or None
+def _kind(ran: set[str]) -> str | None:
+    return "+".join(kind for kind, engines in _ENGINES.items() if ran & engines) or None
 
 
-def temperatures(sensors: drm.Folder, channels: Iterable[int]) -> Mapping[str, float | None]:
+def _temperatures(sensors: drm.Folder, channels: tuple[int, int]) -> dict[str, float | None]:
     """Return the temperature of the first existing channel and its throttling limit, in °C."""
-    for channel in channels:
-        value = sensors.scaled(f"temp{channel}_input", 1000)
-        if value is not None:
-            limit = sensors.scaled(f"temp{channel}_crit", 1000)
-            return {"temperature": value, "temperature_limit": limit}
-    return {"temperature": None, "temperature_limit": None}
+    there = (n for n in channels if sensors.number(f"temp{n}_input") is not None)
+    channel = next(there, channels[0])
+    return {
+        "temperature": sensors.scaled(1000, f"temp{channel}_input"),
+        "temperature_limit": sensors.scaled(1000, f"temp{channel}_crit"),
+    }
 
 
 class AmdSource(DrmSource):
@@ -181,152 +144,106 @@ class AmdSource(DrmSource):
 
     def software(self) -> dict[str, str]:
         """Return the version of ROCm, if installed, and of a driver outside the kernel."""
-        installed = (drm.Folder(self.root).text("opt/rocm/.info/version") or "").partition("-")[0]
-        driver = drm.Folder(self.root).text("sys/module/amdgpu/version")
+        files = drm.Folder(self.root)
+        installed = files.text("opt/rocm/.info/version").partition("-")[0]
         rocm = {"ROCm": installed} if installed else {}
-        return {**rocm, "amdgpu": driver or ""}
+        return {**rocm, "amdgpu": files.text("sys/module/amdgpu/version")}
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        files = card.device
         return {
-            "utilization": files.percent("gpu_busy_percent"),
-            "memory_utilization": files.percent("mem_busy_percent"),
+            "utilization": card.device.percent("gpu_busy_percent"),
+            "memory_utilization": card.device.percent("mem_busy_percent"),
             "memory_total": card.memory("total"),
             "memory_used": card.memory("used"),
         }
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        files = card.device
-        corrected, uncorrected = _ecc(files.text("ras/umc_err_count") or "")
-        found: dict[str, Any] = {
+        files, sensors = card.device, card.sensors
+        # "ue: 0\nce: 3": uncorrected and corrected errors.
+        errors = dict(re.findall(r"(ce|ue): *([0-9]+)\b", files.text("ras/umc_err_count")))
+        speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
+        return {
+            # Channel 1 is the die's edge, 2 its hottest spot, always there.
+            **_temperatures(sensors, (1, 2)),
+            "power": sensors.scaled(1e6, "power1_average", "power1_input"),
+            "power_limit": sensors.scaled(1e6, "power1_cap") or None,
+            "fan": None if speed is None or not most else min(100.0 * speed / most, 100.0),
+            "sm_clock": _mhz(sensors.number("freq1_input")),
+            "memory_clock": _mhz(sensors.number("freq2_input")),
             "sm_clock_limit": _highest(files.text("pp_dpm_sclk")),
             "memory_clock_limit": _highest(files.text("pp_dpm_mclk")),
-            "ecc_corrected": corrected,
-            "ecc_uncorrected": uncorrected,
+            "ecc_corrected": drm.whole(errors.get("ce")),
+            "ecc_uncorrected": drm.whole(errors.get("ue")),
         }
-        return {**found, **_sensors(card.sensors)} if card.sensors else found
-
-    def _is_held(self, card: drm.GraphicsCard, region: str) -> bool:
-        return region in card.pools
-
-    def _held_elsewhere(self) -> dict[tuple[int, str], int]:
-        addresses = {node.gpu_id: node.address for node in drm.kfd_nodes(self.root)}
-        held = drm.kfd_memory(self.root).items()
-        return {(pid, addresses[gpu]): count for (pid, gpu), count in held if gpu in addresses}
-
-
-def _sensors(sensors: drm.Folder) -> dict[str, Any]:
-    """Return the sensors. Channel 1 is the die's edge, 2 its hottest spot, always there."""
-    power = sensors.scaled("power1_average", 1e6)
-    speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
-    return {
-        **temperatures(sensors, (1, 2)),
-        "power": sensors.scaled("power1_input", 1e6) if power is None else power,
-        "power_limit": sensors.scaled("power1_cap", 1e6) or None,
-        "fan": None if speed is None or not most else min(100.0 * speed / most, 100.0),
-        "sm_clock": _mhz(sensors.number("freq1_input")),
-        "memory_clock": _mhz(sensors.number("freq2_input")),
-    }
 
 
 def _mhz(hertz: int | None) -> int | None:
     return None if hertz is None else round(hertz / 1e6)
 
 
-def _highest(levels: str | None) -> int | None:
+def _highest(levels: str) -> int | None:
     """2100 of ``"0: 500Mhz\\n1: 2100Mhz *"``: the highest clock."""
-    return max(map(int, re.findall(r": *([0-9]{1,9})mhz", levels or "", re.I)), default=None)
+    return max(map(int, re.findall(r": *([0-9]{1,9})mhz", levels, re.I)), default=None)
 
 
-def _ecc(counts: str) -> tuple[int | None, int | None]:
-    """Return corrected and uncorrected errors of ``"ue: 0\\nce: 3"``."""
-    told = dict(re.findall(r"(ce|ue): *([0-9]+)\s", f"{counts}\n"))
-    return drm.whole(told.get("ce")), drm.whole(told.get("ue"))
-
-
-# Files of the two drivers for the same value.
+# Files of the two drivers, xe and i915, for the same value.
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
 # The greatest increase of a counter in a second: milliseconds, and joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
+# A mean over a longer time does not describe the present.
+_LONGEST_S = 30.0
 
 
 class IntelSource(DrmSource):
-    """Samples of the GPUs of ``xe`` and ``i915``; ``integrated``: also those in processors."""
+    """Samples of the GPUs of ``xe`` and ``i915``."""
 
     name = "intel"
     vendor: ClassVar[str] = "intel"
-
-    def __init__(
-        self,
-        root: Path = Path("/"),
-        monotonic: Callable[[], float] = time.monotonic,
-        integrated: bool | None = None,
-    ) -> None:
-        super().__init__(root, monotonic)
-        self._integrated = integrated
-        self._rates = Rates(monotonic)
 
     def software(self) -> dict[str, str]:
         """Return the drivers' names; they have the kernel's version."""
         return {card.driver: "" for card in self._cards if card.driver}
 
     def _listed(self) -> list[drm.GraphicsCard]:
+        # An integrated GPU only matters to a torch that can use it.
         found = super()._listed()
-        if self._integrated is None and any(card.integrated for card in found):
-            self._integrated = torch_build().xpu is not None
-        return [card for card in found if self._integrated or not card.integrated]
+        return [card for card in found if not card.integrated or self._build().xpu is not None]
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        idle = self._per_second(card, "idle", _either(card, _IDLE))
+        files = drm.Folder(card.path)
+        idle = self._rate(card, "idle", files.number(*_IDLE))
+        # The memory of all tiles, from older versions of xe and from i915.
+        tiles = [name for name in card.device.names() if name.startswith("tile")]
+        sizes = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
         return {
             # Milliseconds per second; a counter may be slightly ahead of the clock.
             "utilization": None if idle is None else min(max(100.0 - idle / 10, 0.0), 100.0),
-            "memory_total": _tiles(card),
-            "memory_used": None,
+            "memory_total": sum(filter(None, sizes)) or files.number("lmem_total_bytes"),
         }
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "sm_clock": _either(card, _CLOCK),
-            "sm_clock_limit": _either(card, _CLOCK_LIMIT),
-        }
-        sensors = card.sensors
-        if sensors is None:
-            return found
-        # xe has the package's in channel 2, i915 the only one in 1; of power and energy, the card's
-        # in 1 and the package's in 2, where there is but one of them on some models.
-        joules = sensors.scaled("energy1_input", 1e6) or sensors.scaled("energy2_input", 1e6)
-        limit = sensors.scaled("power1_max", 1e6) or sensors.scaled("power2_max", 1e6)
+        files, sensors = drm.Folder(card.path), card.sensors
+        # xe has the package's temperature in channel 2, i915 the only one in 1. Of power and
+        # energy, 1 is the card's and 2 the package's; some models have but one of them.
+        joules = sensors.scaled(1e6, "energy1_input", "energy2_input")
         return {
-            **found,
-            **temperatures(sensors, (2, 1)),
-            "power": self._per_second(card, "energy", joules),
-            "power_limit": limit or None,  # 0 means no limit
+            **_temperatures(sensors, (2, 1)),
+            "power": self._rate(card, "energy", joules),
+            "power_limit": sensors.scaled(1e6, "power1_max", "power2_max") or None,
+            "sm_clock": files.number(*_CLOCK),
+            "sm_clock_limit": files.number(*_CLOCK_LIMIT),
         }
 
-    def _slept(self, card: drm.GraphicsCard) -> None:
-        for counter in _MOST:
-            self._per_second(card, counter, None)
-
-    def _is_held(self, card: drm.GraphicsCard, region: str) -> bool:
-        own = ("system", "gtt") if card.integrated else ("vram", "local")
-        return region.startswith(own)
-
-    def _per_second(
-        self, card: drm.GraphicsCard, counter: str, value: float | None
-    ) -> float | None:
-        return self._rates.per_second((card.uuid, counter), value, _MOST[counter])
-
-
-def _either(card: drm.GraphicsCard, names: tuple[str, str]) -> int | None:
-    found = map(drm.Folder(card.path).number, names)
-    return next((value for value in found if value is not None), None)
-
-
-def _tiles(card: drm.GraphicsCard) -> int | None:
-    """Return the memory of all tiles, from older versions of xe and from i915."""
-    tiles = (name for name in card.device.names() if name.startswith("tile"))
-    found = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
-    return sum(filter(None, found)) or drm.Folder(card.path).number("lmem_total_bytes")
+    def _rate(self, card: drm.GraphicsCard, counter: str, value: float | None) -> float | None:
+        """Return a counter's increase per second; None at first, after a reset or a long pause."""
+        now, before = self._monotonic(), self._counters.pop((card.uuid, counter), None)
+        if value is None:
+            return None
+        self._counters[card.uuid, counter] = value, now
+        if before is None:
+            return None
+        grown, passed = value - before[0], now - before[1]
+        plausible = 0 < passed <= _LONGEST_S and 0 <= grown <= _MOST[counter] * passed
+        return grown / passed if plausible else None

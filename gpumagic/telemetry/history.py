@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpumagic import faults
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
@@ -75,18 +75,9 @@ INTERVAL_S = 1.0
 _TOLERANCE = 0.9
 
 
-class Reading(NamedTuple):
-    """One GPU at one moment: Unix time, percent, bytes, °C, watts; None if unknown."""
-
-    time: float
-    uuid: str
-    utilization: float | None
-    memory_used: int | None
-    temperature: float | None
-    power: float | None
-
-
+# The fields of a sample that are kept.
 _CHARTED = ("utilization", "memory_used", "power")
+_Readings = tuple[float | None, int | None, float | None]
 # Bytes by UUID and holder; None if processes were not asked for.
 _Held = dict[str, dict[str, int]] | None
 
@@ -97,16 +88,15 @@ class History:
     def __init__(self, entries: int = ENTRIES, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._lock = threading.Lock()
-        self._moments: deque[tuple[float, dict[str, Reading], _Held]] = deque(maxlen=entries)
+        self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)
 
     def __len__(self) -> int:
         return len(self._moments)
 
     def add(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot's readings; return False if it came too soon after the last one."""
-        time = snapshot.time
-        values = attrgetter("uuid", *Reading._fields[2:])
-        readings = {gpu.uuid: Reading(time, *values(gpu)) for gpu in snapshot.gpus}
+        time, values = snapshot.time, attrgetter(*_CHARTED)
+        readings: dict[str, _Readings] = {gpu.uuid: values(gpu) for gpu in snapshot.gpus}
         with self._lock:
             # The clock was set back: drop readings later than now.
             while self._moments and self._moments[-1][0] > time:
@@ -125,17 +115,10 @@ class History:
         told = [moment for moment in kept if time is None or moment[0] > time]
         gpus: dict[str, dict[str, Any]] = {}
         for uuid in dict.fromkeys(uuid for _, found, _ in kept if told for uuid in found):
-            its = [readings.get(uuid) for _, readings, _ in told]
-            gpus[uuid] = {name: [getattr(one, name, None) for one in its] for name in _CHARTED}
+            its = [readings.get(uuid, (None, None, None)) for _, readings, _ in told]
+            gpus[uuid] = {name: [one[n] for one in its] for n, name in enumerate(_CHARTED)}
             gpus[uuid]["held"] = _columns(uuid, [held for _, _, held in told])
         return {"time": [at for at, _, _ in told], "gpus": gpus}
-
-    def readings(self, time: float | None = None) -> list[Reading]:
-        """Return the readings after a moment, oldest first: one per moment and present GPU."""
-        with self._lock:
-            found = [one for _, readings, _ in self._moments for one in readings.values()]
-        later = [one for one in found if time is None or one.time > time]
-        return [one for one in later if any(value is not None for value in one[2:])]
 
 
 def _held(snapshot: Snapshot) -> _Held:
@@ -196,8 +179,7 @@ class CellRuns:
         with self._lock:
             self.revision += 1
             self._runs[run.id] = (self.revision, run)
-            if len(self._runs) > self._most:
-                oldest = next(iter(self._runs))
+            for oldest in list(self._runs)[: -self._most]:
                 del self._runs[oldest]
                 self._before.pop(oldest, None)
         self.on_change()

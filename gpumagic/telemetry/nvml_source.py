@@ -6,7 +6,7 @@ per direction.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gpumagic import nvml
@@ -18,8 +18,6 @@ _SENSOR_GPU = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _THRESHOLD_SLOWDOWN = 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
-
-
 # Throttling reasons; being idle and a requested clock are none.
 _THROTTLE = {
     0x004: "power cap",
@@ -31,116 +29,89 @@ _THROTTLE = {
 }
 _MOST_FAN = 200
 
-
-@dataclass(frozen=True, eq=False)
-class Tier:
-    """Queries made together, with their interval, and the interval after an empty answer."""
-
-    name: str
-    every_s: float
-    questions: Mapping[str, nvml.Call]
-    empty_s: float | None = None
-
-
-FAST: dict[str, nvml.Call] = {"utilization": ("nvmlDeviceGetUtilizationRates",)}
-SLOW = Tier(
-    "slow",
-    2.0,
-    {
-        "temperature": ("nvmlDeviceGetTemperature", _SENSOR_GPU),
-        "power": ("nvmlDeviceGetPowerUsage",),
-        "sm_clock": ("nvmlDeviceGetClockInfo", _CLOCK_SM),
-        "memory_clock": ("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
-        "throttle": ("nvmlDeviceGetCurrentClocksEventReasons",),
-        "fan": ("nvmlDeviceGetFanSpeed",),
-        "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration",),
-        "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
-        "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
-        "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-    },
-)
+Questions = Mapping[str, nvml.Call]
+_UTILIZATION: dict[str, nvml.Call] = {"utilization": ("nvmlDeviceGetUtilizationRates",)}
+_SLOW: Questions = {
+    "temperature": ("nvmlDeviceGetTemperature", _SENSOR_GPU),
+    "power": ("nvmlDeviceGetPowerUsage",),
+    "sm_clock": ("nvmlDeviceGetClockInfo", _CLOCK_SM),
+    "memory_clock": ("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+    "throttle": ("nvmlDeviceGetCurrentClocksEventReasons",),
+    "fan": ("nvmlDeviceGetFanSpeed",),
+    "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration",),
+    "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
+    "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+    "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+}
 # Constant values; a single snapshot reads them again.
-STILL = Tier(
-    "still",
-    1e9,
-    {
-        "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
-        "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),
-        "sm_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
-        "memory_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),
-        "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
-        "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
-    },
-)
-TIERS = (STILL, SLOW)
-# The most expensive: the driver walks all its clients. An empty list of graphics or MPS clients
-# mostly stays empty.
-LISTS = (
-    Tier("compute", 3.0, {"list": ("nvmlDeviceGetComputeRunningProcesses",)}),
-    Tier("graphics", 3.0, {"list": ("nvmlDeviceGetGraphicsRunningProcesses",)}, empty_s=15.0),
-    Tier("mps", 3.0, {"list": ("nvmlDeviceGetMPSComputeRunningProcesses",)}, empty_s=15.0),
-)
-# Asked together with them; not in MIG.
-BUSY = Tier("busy", 3.0, {})
-_BEFORE_535: dict[str, nvml.Call] = {"throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",)}
+_STILL: Questions = {
+    "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
+    "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),
+    "sm_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
+    "memory_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),
+    "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
+    "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
+}
+# Their intervals, in seconds.
+_TIERS: dict[str, tuple[float, Questions]] = {"still": (1e9, _STILL), "slow": (2.0, _SLOW)}
+# The most expensive: the driver walks all its clients.
+_LISTS: Questions = {
+    "compute": ("nvmlDeviceGetComputeRunningProcesses",),
+    "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
+    "mps": ("nvmlDeviceGetMPSComputeRunningProcesses",),
+}
+_LISTS_S = 3.0
+# An empty list of graphics or MPS clients mostly stays empty.
+_EMPTY_S = {"graphics": 15.0, "mps": 15.0}
+# Asked if there is no answer: drivers before 535, and before 510.
+_OLDER: Questions = {
+    "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",),
+    **{kind: (f"{call[0]}_v2",) for kind, call in _LISTS.items()},
+}
 
 
-def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
+def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
     """Return utilization and memory, and whether the GPU answered."""
-    answers = door.ask(gpu, {**FAST, "memory": door.memory_call})
-    memory = answers["memory"]
-    rates = answers["utilization"]
+    answers = door.ask(gpu, {**_UTILIZATION, "memory": door.memory_call})
+    memory, rates = answers["memory"], answers["utilization"]
     alive = memory is not None or rates is not None
     if memory is None or not memory.total:
         memory = door.memory(gpu, alive=alive)
         alive = alive or memory is not None
     return {
-        "utilization": _percent(_integer(rates, "gpu")),
-        "memory_utilization": _percent(_integer(rates, "memory")),
+        "utilization": _percent(getattr(rates, "gpu", None)),
+        "memory_utilization": _percent(getattr(rates, "memory", None)),
         "memory_total": _integer(memory, "total"),
         "memory_used": _integer(memory, "used"),
         "memory_reserved": _integer(memory, "reserved"),
     }, alive
 
 
-def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> dict[str, Any]:
-    """Return a tier's readings of a GPU that has just answered."""
-    answers = door.ask(gpu, tier.questions, alive=True)
-    if tier is SLOW and answers["throttle"] is None:
-        answers |= door.ask(gpu, _BEFORE_535, alive=True)
+def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
+    """Return the readings of a GPU that has just answered."""
+    answers = door.ask(gpu, questions, alive=True)
+    older = {name: _OLDER[name] for name in questions if name in _OLDER and answers[name] is None}
+    answers |= door.ask(gpu, older, alive=True)
     for name, convert in _CONVERT.items():
         if answers.get(name) is not None:
             answers[name] = convert(answers[name])
     return answers
 
 
-def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
-    """Return the entries of one of NVML's lists."""
-    found = door.ask(gpu, tier.questions, alive=True)["list"]
-    if found is None:
-        # The older question, if the driver is older than 510 or refuses the newer one.
-        (function,) = tier.questions["list"]
-        found = door.ask(gpu, {"list": (f"{function}_v2",)}, alive=True)["list"]
-    return tuple(found or ())
-
-
-def merge(
-    gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]], busy: Mapping[int, float | None] | None
+def _merged(
+    gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
     """Return a GPU's processes; memory in two lists counts once, those not `busy` are idle."""
-    memory: dict[int, int | None] = {}
-    kinds: dict[int, list[str]] = {}
+    found: dict[int, ProcessSample] = {}
     for kind, entries in lists.items():
-        for entry in entries:
-            pid = int(entry.pid)
-            kinds.setdefault(pid, []).append(kind)
-            known = [m for m in (memory.get(pid), entry.usedGpuMemory) if m is not None]
-            memory[pid] = max(known, default=None)
-    used = {pid: None if busy is None else busy.get(pid, 0.0) for pid in memory}
-    return [
-        ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid]), utilization=used[pid])
-        for pid in memory
-    ]
+        for entry in entries or ():
+            pid, memory = int(entry.pid), entry.usedGpuMemory
+            utilization = None if busy is None else busy.get(pid, 0.0)
+            if before := found.get(pid):
+                known = [count for count in (before.memory, memory) if count is not None]
+                kind, memory = f"{before.kind}+{kind}", max(known, default=None)
+            found[pid] = ProcessSample(gpu.uuid, pid, memory, kind, utilization=utilization)
+    return list(found.values())
 
 
 def _integer(structure: Any, name: str) -> int | None:
@@ -153,38 +124,17 @@ def _percent(value: float | None) -> float | None:
     return None if value is None or not 0 <= value <= 100.5 else min(float(value), 100.0)
 
 
-def _thousandth(value: int) -> float:
-    return value / 1000
-
-
 _CONVERT: dict[str, Callable[[int], Any]] = {
-    "power": _thousandth,
-    "power_limit": _thousandth,
+    "power": lambda milliwatts: milliwatts / 1000,
+    "power_limit": lambda milliwatts: milliwatts / 1000,
     "fan": lambda percent: float(percent) if percent <= _MOST_FAN else None,
     "throttle": lambda bits: tuple(why for bit, why in _THROTTLE.items() if bits & bit),
 }
 
 # Seconds for which an Xid error is a problem.
 _XID_S = 600.0
-# Meanings and cures after NVIDIA's "XID Errors", https://docs.nvidia.com/deploy/xid-errors/.
-_PROGRAM = "run the program under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1"
-_RESET = "stop what runs on it and reset it (sudo nvidia-smi --gpu-reset -i {index})"
-_REPLACE = f"{_RESET}; if it comes again, the GPU has to be replaced"
-_XIDS = {
-    13: ("a program made an illegal memory access or instruction", _PROGRAM),
-    31: ("a program read or wrote memory that is not its own (page fault)", _PROGRAM),
-    43: ("a program's work on the GPU was stopped after an error in it", _PROGRAM),
-    45: ("work was cleaned up after a program had ended or failed", "see the error before it"),
-    48: ("an ECC error in memory that could not be corrected", _REPLACE),
-    63: ("a faulty row of memory is to be replaced by a spare one", _RESET),
-    64: ("a faulty row of memory could not be replaced by a spare one", _REPLACE),
-    74: ("an error on an NVLink", f"{_RESET}; if it comes again, check bridge and cables"),
-    79: ("the GPU has fallen off the bus", "restart the machine; check power, heat and seating"),
-    94: ("an ECC error that struck only the program that used that memory", "restart the program"),
-    95: ("an ECC error that may have struck every program on the GPU", _RESET),
-    119: ("the GPU's own processor (GSP) did not answer the driver in time", _RESET),
-}
-_UNKNOWN = ("a critical error of the driver", "look the number up in NVIDIA's list of Xid errors")
+# Numbers of errors in programs; the others are of the GPU or its driver.
+_OF_PROGRAMS = (13, 31, 43, 45)
 
 
 class NvmlSource:
@@ -200,11 +150,10 @@ class NvmlSource:
     ) -> None:
         self._door = door
         self._clock = clock
-        # By UUID and number; and the last one's fields of a sample, by UUID.
+        # The time and problem of each Xid error, by UUID and number, the newest last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
-        self._last_xid: dict[str, dict[str, Any]] = {}
         self._software: dict[str, str] = {}
-        self._kept = CachedReadings(monotonic)  # by UUID and tier
+        self._kept = CachedReadings(monotonic)  # by UUID and tier or list
         self._present: set[str] = set()
 
     def software(self) -> dict[str, str]:
@@ -224,9 +173,8 @@ class NvmlSource:
         if not gpus:
             self._software = {}
         for gpu, number in door.xids() if max_age else ():
-            now = self._clock()
-            self._xids[gpu.uuid, number] = (now, _xid_problem(gpu, number))
-            self._last_xid[gpu.uuid] = {"xid": number, "xid_time": now}
+            self._xids.pop((gpu.uuid, number), None)
+            self._xids[gpu.uuid, number] = self._clock(), _xid_problem(gpu, number)
         self._present = set()
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
@@ -237,12 +185,17 @@ class NvmlSource:
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory, in some ms per GPU; `max_age` as above."""
-        door = self._door()
-        found: list[ProcessSample] = []
-        for gpu in _uncut(door.gpus()):
-            lists = {tier.name: self._reading(door, gpu, tier, max_age) for tier in LISTS}
-            busy = None if gpu.parent else self._reading(door, gpu, BUSY, max_age)
-            found += merge(gpu, lists, busy)
+        door, found = self._door(), []
+        gpus = door.gpus()
+        # A GPU lists the processes of its MIG devices again.
+        parents = {gpu.parent for gpu in gpus}
+        for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
+            lists = {kind: self._list(door, gpu, kind, max_age) for kind in _LISTS}
+            busy = None
+            if not gpu.parent:
+                ask = partial(door.busy, gpu, 2 * _LISTS_S)
+                busy = self._kept.get((gpu.uuid, "busy"), _LISTS_S, max_age, ask)
+            found += _merged(gpu, lists, busy)
         return found
 
     def problems(self) -> list[Problem]:
@@ -256,52 +209,49 @@ class NvmlSource:
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, the most overdue first, for at most `seconds`."""
-        skipped = () if processes else (*LISTS, BUSY)
         self._kept.read_ahead(
-            seconds, lambda key: key[0] in self._present and key[1] not in skipped
+            seconds, lambda key: key[0] in self._present and (processes or key[1] in _TIERS)
         )
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
-        values, alive = fast(door, gpu)
+        values, alive = _fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
         if alive:
             self._present.add(gpu.uuid)
-            for tier in TIERS:
-                values.update(self._reading(door, gpu, tier, max_age))
+            for tier, (every_s, questions) in _TIERS.items():
+                ask = partial(_read, door, gpu, questions)
+                values |= self._kept.get((gpu.uuid, tier), every_s, max_age, ask)
         unified = gpu.parent is None and door.shares_memory(gpu)
         if unified:
-            values.update(memory_total=host.memory_total, memory_used=host.memory_used)
+            values |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
         values |= {"index": gpu.index, "mig": gpu.parent, "unified": unified}
-        return GpuSample(gpu.uuid, gpu.name, **values, **self._last_xid.get(gpu.uuid, {}))
+        return GpuSample(gpu.uuid, gpu.name, **values, **self._last_xid(gpu))
 
     def _lost(self, gpu: nvml.Gpu) -> GpuSample:
-        xid = self._last_xid.get(gpu.uuid, {})
-        return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True, **xid)
+        return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True, **self._last_xid(gpu))
 
-    def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, max_age: float) -> Any:
-        """Return a tier's readings of a GPU, read again if they are too old."""
+    def _last_xid(self, gpu: nvml.Gpu) -> dict[str, Any]:
+        """Return the fields of a sample about its last Xid error."""
+        found = [(key[1], at) for key, (at, _) in self._xids.items() if key[0] == gpu.uuid]
+        return {"xid": found[-1][0], "xid_time": found[-1][1]} if found else {}
 
-        def look() -> Any:
-            if tier is BUSY:
-                return door.busy(gpu, 2 * tier.every_s)
-            if tier in LISTS:
-                return read_list(door, gpu, tier)
-            return read(door, gpu, tier)
+    def _list(self, door: nvml.Nvml, gpu: nvml.Gpu, kind: str, max_age: float) -> Any:
+        """Return the entries of one of NVML's lists of processes."""
 
-        return self._kept.get((gpu.uuid, tier), tier.every_s, max_age, look, tier.empty_s)
+        def read() -> Any:
+            return _read(door, gpu, {kind: _LISTS[kind]})[kind]
+
+        return self._kept.get((gpu.uuid, kind), _LISTS_S, max_age, read, _EMPTY_S.get(kind))
 
 
 def _xid_problem(gpu: nvml.Gpu, number: int) -> Problem:
-    meaning, cure = _XIDS.get(number, _UNKNOWN)
-    cause = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: {meaning}"
-    return Problem("xid", cause, cure.format(index=gpu.index), gpu.uuid)
-
-
-def _uncut(gpus: tuple[nvml.Gpu, ...]) -> list[nvml.Gpu]:
-    """Leave out processes that a GPU lists again for its MIG devices."""
-    cut = {gpu.parent for gpu in gpus}
-    return [gpu for gpu in gpus if gpu.uuid not in cut]
+    who = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: an error of"
+    cure = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
+    if number not in _OF_PROGRAMS:
+        return Problem("xid", f"{who} the GPU or its driver", cure, gpu.uuid)
+    cure = "run the program under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1"
+    return Problem("xid", f"{who} a program on it", cure, gpu.uuid)
 
 
 def _problem(fault: nvml.DriverFault, uuid: str | None = None) -> Problem:

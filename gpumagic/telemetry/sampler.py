@@ -1,8 +1,8 @@
 """Take snapshots for all subscribers, at the rate of the fastest; none without subscribers.
 
-There are two daemon threads, and only while somebody subscribes. One asks the driver and may stall.
-The other keeps the time and calls the subscribers. It never waits for the first: if a call is
-overdue, subscribers get the last values with their age and a Problem.
+There are two daemon threads, and only while somebody subscribes. One asks the driver, which may
+stall, and calls the subscribers. The other watches it: if a call is overdue, subscribers get the
+last values with their age and a Problem.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from gpumagic import faults
@@ -33,42 +33,34 @@ TOLERANCE = 0.1
 Listener = Callable[[Snapshot], None]
 
 
+@dataclass(eq=False)
 class Subscription:
     """A subscription to a :class:`Sampler`; a context manager that closes it."""
 
-    def __init__(
-        self,
-        follow: Callable[[], None],
-        listener: Listener | None,
-        period_s: float,
-        processes: bool,
-    ) -> None:
-        self._follow = follow
-        self._listener = listener
-        self.period_s = checked(period_s)
-        self.processes = processes
-        self.closed = False
-        self._delivered_at = -math.inf
+    follow: Callable[[], None]
+    listener: Listener | None
+    period_s: float
+    processes: bool
+    closed: bool = False
+    delivered_at: float = -math.inf
 
     def close(self) -> None:
         """Unsubscribe. Any thread may call it, repeatedly, also the listener."""
         if not self.closed:
             self.closed = True
-            self._follow()
+            self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
         """Whether its period is over at this moment; if so, the next one begins."""
-        turn = always or at - self._delivered_at >= self.period_s * (1 - TOLERANCE)
-        if turn:
-            self._delivered_at = at
+        turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
+        self.delivered_at = at if turn else self.delivered_at
         return turn
 
     def deliver(self, snapshot: Snapshot) -> None:
         """Call the listener; its error must not affect the others."""
-        if self._listener is None or self.closed:
-            return
         with faults.kept("calling a listener of the GPU monitor"):
-            self._listener(snapshot)
+            if self.listener is not None and not self.closed:
+                self.listener(snapshot)
 
     def __enter__(self) -> Subscription:
         return self
@@ -97,36 +89,20 @@ class Waiting(NamedTuple):
     not_before: float
 
 
-class Pace:
-    """The times of ticks: on a grid of the period, without drift and without bursts."""
-
-    def __init__(self) -> None:
-        self.period_s = math.inf
-        # The last and the next tick on the grid, in monotonic time.
-        self.ticked = self._due = -math.inf
-
-    def set_period(self, period_s: float, now: float) -> None:
-        """Change the period, counted from the last tick."""
-        if period_s != self.period_s:
-            self.period_s = period_s
-            self._due = max(self.ticked + period_s, now)
-
-    def tick(self, now: float) -> bool:
-        """Whether a tick is due; if so, it counts as done, on the grid even if it is late."""
-        if now < self._due or math.isinf(self.period_s):
-            return False
-        self.ticked = self._due + (now - self._due) // self.period_s * self.period_s
-        self._due = self.ticked + self.period_s
-        return True
-
-    def pause(self, now: float) -> float | None:
-        """Return seconds until the next tick; None if there is none."""
-        return None if math.isinf(self.period_s) else max(self._due - now, 0.0)
+def stalled(seconds: float) -> Problem:
+    """Return the problem of a driver that has not answered for so long."""
+    cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values are older"
+    cure = (
+        "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
+        "if it goes on, see dmesg, and restart the machine"
+    )
+    return Problem("stalled", cause, cure)
 
 
 # A driver that has not answered for this long stalls.
 _STALLED_S = 2.0
-_JOIN_S, _KEEPER = 2.0, "gpumagic-sampler"
+_JOIN_S = 2.0
+_ASKER, _WATCHER = "gpumagic-asker", "gpumagic-sampler"
 # With a longer period, expensive values are read in the tick itself, not ahead of the next.
 _AHEAD_UP_TO_S = 2.0
 # The greatest age of a reading in intervals, with and without reading ahead after the tick.
@@ -160,21 +136,21 @@ class Sampler:
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
-        self._keeping = self._asking = False  # whether there are the two threads
+        self._delivering = threading.RLock()
+        self._alive: set[str] = set()  # the names of the threads
         self._watching: list[Subscription] = []
         self._waiting: list[Waiting] = []
-        self._call: Callable[[], None] | None = None  # the driver's current call and its begin
-        self._called_at = 0.0
-        self._at = 0.0  # the time of the last snapshot
-        self._new = self._stalled = False
-        self._pace = Pace()
+        self._called_at: float | None = None  # the begin of the driver's current call
+        self._stalled = False
+        # The fastest subscriber's period, and the last tick on its grid.
+        self._period_s, self._ticked = math.inf, -math.inf
 
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
         """Subscribe until the subscription is closed; GpuError for a period out of ``PERIODS_S``.
         The listener is called at most once per period, on a thread that it must not block."""
-        made = Subscription(self._follow, listener, period_s, processes)
+        made = Subscription(self._follow, listener, checked(period_s), processes)
         with self._changed:
             made.closed = self.closed
             self._watching.append(made)
@@ -211,21 +187,17 @@ class Sampler:
         for one in waiting:
             one.future.set_result(self._snapshot or Snapshot(self._clock()))
         # Do not wait for a stalled driver, nor for this thread if a listener closes the sampler.
-        if threading.current_thread().name != _KEEPER:
+        if threading.current_thread().name not in (_ASKER, _WATCHER):
             with self._changed:
                 self._changed.wait_for(
-                    lambda: not self._keeping and (bool(self._call) or not self._asking), _JOIN_S
+                    lambda: self._alive <= ({_ASKER} if self._called_at is not None else set()),
+                    _JOIN_S,
                 )
 
     def drive(self) -> None:
         """Do everything that is due, for a sampler without threads."""
-        while True:
-            self._deliver()
-            with self._changed:
-                self._hand_out()
-            if self._call is None:
-                return
-            self._call()
+        while self._needed() and self._pause() == 0:
+            self._take()
 
     # Methods below that need the lock say so. Listeners and the source never run under it.
 
@@ -233,84 +205,121 @@ class Sampler:
         """Adjust to the subscribers."""
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
-            period_s = min((one.period_s for one in self._watching), default=math.inf)
-            self._pace.set_period(period_s, self._monotonic())
+            self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             self._wake()
 
     def _wake(self) -> None:
-        """Lock held."""
-        if not self._keeping and self._needed():
-            self._keeping = self._start(_KEEPER, self._keep)
+        """Lock held; start missing threads."""
+        for name, run in ((_ASKER, self._ask), (_WATCHER, self._watch)):
+            if self._threads and self._needed() and name not in self._alive:
+                self._alive.add(name)
+                # Not an executor's: a driver that never answers would keep the process alive.
+                threading.Thread(target=run, name=name, daemon=True).start()
         self._changed.notify_all()
 
     def _needed(self) -> bool:
         return not self.closed and bool(self._watching or self._waiting)
 
-    def _keep(self) -> None:
-        """Run the thread that keeps the time."""
-        while True:
-            self._deliver()
-            with self._changed:
-                if not self._needed():
-                    self._keeping = False
-                    self._changed.notify_all()
-                    return
-                self._hand_out()
-                if not self._new:
-                    self._changed.wait(self._pause())
+    def _ended(self, name: str) -> bool:
+        """Lock held; whether a thread is to end, which then counts as ended."""
+        if not self._needed():
+            self._alive.discard(name)
+            self._changed.notify_all()
+        return not self._needed()
+
+    def _pause(self) -> float | None:
+        """Return the seconds until the driver is to be asked; None if that is unknown."""
+        if self._waiting:
+            return 0.0
+        due = self._ticked + self._period_s
+        return None if math.isinf(self._period_s) else max(due - self._monotonic(), 0.0)
 
     def _ask(self) -> None:
-        """Run the thread that asks the driver."""
+        """Run the thread that asks the driver and calls the subscribers."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._call or not self._keeping)
-                call = self._call
-                if call is None:
-                    self._asking = False
-                    self._changed.notify_all()
+                if self._ended(_ASKER):
                     return
-            call()
+                pause = self._pause()
+                if pause != 0:
+                    self._changed.wait(pause)
+                    continue
+            self._take()
 
-    def _take(self, processes: bool, max_age: float, ahead_s: float) -> None:
-        """Take a snapshot, then read expensive values ahead, for at most `ahead_s`."""
+    def _watch(self) -> None:
+        """Run the thread that delivers a Problem while the driver stalls."""
+        while True:
+            with self._changed:
+                if self._ended(_WATCHER):
+                    return
+                at = self._called_at
+                left = None if at is None else at + self._stalled_s - self._monotonic()
+                if left is None or left > 0:
+                    self._changed.wait(left)
+                    continue
+            with self._delivering:
+                with self._changed:
+                    now = self._monotonic()
+                    snapshot, self._stalled = self._known(now)
+                if snapshot is not None and self._stalled:
+                    self._deliver(snapshot, now, stalls=True)
+            with self._changed:
+                if self._stalled:
+                    self._changed.wait(min(self._period_s, self._stalled_s))
+
+    def _take(self) -> None:
+        """Take a snapshot and deliver it, then read expensive values ahead."""
+        with self._changed:
+            at = now = self._monotonic()
+            due = self._ticked + self._period_s
+            if now >= due:
+                # Without drift, and without a burst after a late one.
+                at = self._ticked = due if now < due + self._period_s else now
+            wants: list[Subscription | Waiting] = [*self._watching, *self._waiting]
+            processes = any(one.processes for one in wants)
+            is_fast = self._period_s <= _AHEAD_UP_TO_S
+        self._calls(now)
+        snapshot = self._asked(processes, _MAX_AGE_AHEAD if is_fast else _MAX_AGE)
+        with self._delivering:
+            with self._changed:
+                self._snapshot, self._read_at = snapshot, now
+                self._has_processes, self._called_at = processes, None
+                # After a stall, its end is delivered too.
+                over, self._stalled = self._stalled, False
+            self.history.add(snapshot)
+            self._deliver(snapshot, at, always=over)
+        if is_fast:
+            self._calls(self._monotonic())
+            with faults.kept("reading the GPUs ahead"):
+                self._source.read_ahead(processes=processes, seconds=self._period_s / 2)
+        self._calls(None)
+
+    def _calls(self, at: float | None) -> None:
+        """Record when a call of the driver began, or that it has ended."""
+        with self._changed:
+            self._called_at = at
+            self._changed.notify_all()
+
+    def _asked(self, processes: bool, max_age: float) -> Snapshot:
+        """Ask the source; an error is a Problem."""
         try:
-            snapshot = self._source.take(processes=processes, max_age=max_age)
+            return self._source.take(processes=processes, max_age=max_age)
         except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed
             faults.keep("taking a snapshot of the GPUs", error)
-            problem = Problem(
-                "snapshot-failed",
-                f"gpumagic could not take a snapshot ({type(error).__name__}: {error})",
-                "report it to gpumagic with this line; it tries again by itself",
-            )
-            snapshot = Snapshot(self._clock(), problems=(problem,))
-        with self._changed:
-            self._snapshot, self._read_at = snapshot, self._called_at
-            self._has_processes, self._new = processes, True
-            self._called_at = self._monotonic()
-            self._changed.notify_all()
-        if ahead_s:
-            with faults.kept("reading the GPUs ahead"):
-                self._source.read_ahead(processes=processes, seconds=ahead_s)
-        with self._changed:
-            self._call = None
-            self._changed.notify_all()
+            cause = f"gpumagic could not take a snapshot ({faults.in_words(error)})"
+            cure = "report it to gpumagic with this line; it tries again by itself"
+            problem = Problem("snapshot-failed", cause, cure)
+            return Snapshot(self._clock(), problems=(problem,))
 
-    def _deliver(self) -> None:
-        """Deliver a new snapshot, or a Problem if the driver stalls."""
+    def _deliver(
+        self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False
+    ) -> None:
+        """Deliver a snapshot to the requests that it serves, and the subscribers whose turn it is;
+        the lock of deliveries is held."""
         with self._changed:
-            now = self._monotonic()
-            new, self._new = self._new, False
-            snapshot, stalls = self._known(now)
-            # After a stall, its end is delivered too.
-            over, self._stalled = new and self._stalled and not stalls, stalls
-            if snapshot is None or not (new or stalls):
-                return
-            at = now if stalls else self._at
-            turn = [one for one in self._watching if one.has_turn(at, always=over)]
+            turn = [one for one in self._watching if one.has_turn(at, always)]
             served = [one for one in self._waiting if stalls or self._serves(one)]
             self._waiting = [one for one in self._waiting if one not in served]
-        if new:
-            self.history.add(snapshot)
         for waiting in served:
             waiting.future.set_result(snapshot)
         for subscription in turn:
@@ -322,55 +331,13 @@ class Sampler:
 
     def _known(self, now: float) -> tuple[Snapshot | None, bool]:
         """Lock held; the last snapshot, with its age and a Problem if the driver stalls."""
-        waited = now - self._called_at
-        if not self._call or waited < self._stalled_s:
+        waited = 0.0 if self._called_at is None else now - self._called_at
+        if waited < self._stalled_s:
             return self._snapshot, False
         last = self._snapshot or Snapshot(self._clock())
-        nvidia = all(gpu.vendor == "nvidia" for gpu in last.gpus)
-        whose = "NVIDIA's driver" if nvidia else "a GPU's driver"
-        awake = " (sudo nvidia-smi -pm 1 keeps it awake)" if nvidia else ""
-        problem = Problem(
-            "stalled",
-            f"{whose} has not answered for {waited:.0f} s; the values are older",
-            f"wait: waking an idle GPU takes seconds{awake}; "
-            "if it goes on, see dmesg, and restart the machine",
-        )
         age = round(now - self._read_at, 1)
         gpus = tuple(replace(gpu, age=age) for gpu in last.gpus)
-        return replace(last, gpus=gpus, problems=(*last.problems, problem)), True
-
-    def _hand_out(self) -> None:
-        """Lock held; begin the work that is due."""
-        if self._call or not self._needed():
-            return
-        now = self._monotonic()
-        ticks = self._pace.tick(now)
-        if ticks or self._waiting:
-            self._at = self._pace.ticked if ticks else now
-            asked = [one.processes for one in self._watching]
-            processes = any(asked + [one.processes for one in self._waiting])
-            max_age, ahead_s = _MAX_AGE, 0.0
-            if self._pace.period_s <= _AHEAD_UP_TO_S:
-                max_age, ahead_s = _MAX_AGE_AHEAD, self._pace.period_s / 2
-            self._call = partial(self._take, processes, max_age, ahead_s)
-            self._called_at = now
-            self._asking = self._asking or self._start("gpumagic-asker", self._ask)
-            self._changed.notify_all()
-
-    def _start(self, name: str, run: Callable[[], None]) -> bool:
-        """Start a thread; return whether it runs."""
-        if self._threads:
-            # Not an executor's: a driver that never answers would keep the process alive.
-            threading.Thread(target=run, name=name, daemon=True).start()
-        return self._threads
-
-    def _pause(self) -> float | None:
-        """Lock held."""
-        now = self._monotonic()
-        if not self._call:
-            return self._pace.pause(now)
-        left = self._called_at + self._stalled_s - now
-        return left if left > 0 else min(self._pace.period_s, self._stalled_s)
+        return replace(last, gpus=gpus, problems=(*last.problems, stalled(waited))), True
 
 
 _live: weakref.WeakSet[Sampler] = weakref.WeakSet()

@@ -106,7 +106,7 @@ class ProcessSample:
     mine: bool = False  # the process that took the snapshot
     kernel: str | None = None  # the id of its Jupyter kernel, or of its parent's
     child: bool = False  # started by the kernel, as a DataLoader's worker
-    server: str | None = None  # the address of the Jupyter server that has the kernel, if another
+    server: str | None = None  # the Jupyter server that has the kernel, if another: "process 42"
     idle_since: float | None = None  # Unix time since when the kernel is idle
     orphan: bool = False  # it still runs, but its kernel has ended
     ordinal: int | None = None  # CUDA's ordinal of this GPU in that process

@@ -4,12 +4,12 @@ Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utiliza
 the host's memory, all of which the GPU may use. Temperature and power need root.
 """
 
-import math
 import plistlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from platform import mac_ver
 from typing import Any, Protocol, TypeVar
@@ -18,8 +18,6 @@ from xml.parsers.expat import ExpatError
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 T = TypeVar("T")
-# A mean over a longer time does not describe the present.
-LONGEST_S = 30.0
 # A tick may be slightly early.
 _EARLY_S = 0.05
 
@@ -73,29 +71,6 @@ class CachedReadings:
         self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
 
 
-class Rates:
-    """The last value and time of each counter."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._before: dict[Hashable, tuple[float, float]] = {}
-
-    def per_second(self, key: Hashable, value: float | None, most: float) -> float | None:
-        """Return the rate of a counter; ``most`` is the greatest possible rate.
-
-        None at first, and if the counter was reset.
-        """
-        if value is None:
-            self._before.pop(key, None)
-            return None
-        now = self._clock()
-        before, at = self._before.get(key, (math.inf, -math.inf))
-        self._before[key] = value, now
-        passed, grown = now - at, value - before
-        plausible = 0 < passed <= LONGEST_S and 0 <= grown <= most * passed
-        return grown / passed if plausible else None
-
-
 class Source(Protocol):
     """The methods of a source, with defaults. `max_age` is the age of a cached reading in
     intervals; 0 asks for a new one."""
@@ -120,6 +95,7 @@ class Source(Protocol):
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read expensive values that are due, for at most `seconds`."""
+        return
 
 
 # It takes some 20 ms.
@@ -131,10 +107,9 @@ _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 def ioreg() -> bytes:
     """Return the output of the command; empty if it does not exist."""
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(_COMMAND, capture_output=True, timeout=5, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return b""
+    return b""
 
 
 class AppleSource(Source):
@@ -161,44 +136,40 @@ class AppleSource(Source):
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return the GPU; a reading is at most `max_age` of its intervals old."""
-        if not self._here:
+        entry: dict[str, Any] = {}
+        if self._here:
+            entry = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entry(self._read()))
+        if not entry:
             return []
-        found = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entries(self._read()))
-        return [_sample(n, entry, host) for n, entry in enumerate(found)]
+        statistics, model = entry.get("PerformanceStatistics"), entry.get("model")
+        known = statistics if isinstance(statistics, dict) else {}
+        busy = _count(known.get("Device Utilization %"))
+        if isinstance(model, bytes):  # on some models, with a zero at the end
+            model = model.rstrip(b"\0").decode(errors="replace")
+        sample = GpuSample(
+            uuid=f"MPS-{host.name or 'here'}",
+            name=model if isinstance(model, str) else None,
+            index=0,
+            ordinal=0,
+            vendor="apple",
+            unified=True,
+            memory_total=host.memory_total,
+            memory_used=_count(known.get("In use system memory")),
+            utilization=None if busy is None or busy > 100 else float(busy),
+        )
+        return [sample]
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, for at most `seconds`."""
         self._kept.read_ahead(seconds, lambda key: True)
 
 
-def _entries(plist: bytes) -> list[dict[str, Any]]:
-    """Return the accelerators of a property list; empty if it cannot be parsed."""
+def _entry(plist: bytes) -> dict[str, Any]:
+    """Return the accelerator in a property list; empty if it cannot be parsed."""
     try:
-        found = plistlib.loads(plist)
+        return dict(plistlib.loads(plist)[0])
     except _MALFORMED:
-        return []
-    entries = found if isinstance(found, list) else []
-    return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def _sample(index: int, entry: dict[str, Any], host: Host) -> GpuSample:
-    told = entry.get("PerformanceStatistics")
-    statistics = told if isinstance(told, dict) else {}
-    model = entry.get("model")
-    if isinstance(model, bytes):  # on some models, with a zero at the end
-        model = model.rstrip(b"\0").decode(errors="replace")
-    busy = _count(statistics.get("Device Utilization %"))
-    return GpuSample(
-        uuid=f"MPS-{host.name or 'here'}" + (f"-{index}" if index else ""),
-        name=model if isinstance(model, str) else None,
-        index=index,
-        ordinal=index,
-        vendor="apple",
-        unified=True,
-        memory_total=host.memory_total,
-        memory_used=_count(statistics.get("In use system memory")),
-        utilization=None if busy is None or busy > 100 else float(busy),
-    )
+        return {}
 
 
 def _count(value: Any) -> int | None:

@@ -19,10 +19,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gpumagic.device import cuda_state
 from gpumagic.telemetry.processes import started
-from gpumagic.telemetry.snapshot import Problem
+from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.source import Source
 
 NAME = "Virtual GPU"
 """The name of each, in place of a real GPU's model."""
@@ -47,8 +49,7 @@ _ROW = COUNTERS * 8
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 2.0
-# A death's file is not longer.
-_LONGEST = 4096
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,8 @@ class VirtualState:
     """One virtual GPU of a living process, at one moment."""
 
     pid: int
-    ordinal: int
-    facts: VirtualFacts
-    allocated: int  # bytes, as reserved
-    reserved: int
-    utilization: float  # percent of the last second
+    allocated: int  # bytes of those in use
+    sample: GpuSample
 
 
 class Publisher:
@@ -89,19 +87,17 @@ class Publisher:
         facts = [asdict(gpu) for gpu in gpus]
         header = {"pid": self._pid, "started": started(self._pid), "gpus": facts}
         self._shared[:_HEADER] = json.dumps(header).encode().ljust(_HEADER)
-        try:
-            self._share(state_folder() if folder is None else folder)
-        except OSError:
-            self.path = None
+        with suppress(OSError):
+            self._share((folder or state_folder()) / f"{self._pid}.state")
         self._cut_rows(self._shared)
         _live.add(self)
         atexit.register(self.close)
 
-    def _share(self, folder: Path) -> None:
-        self.path = folder / f"{self._pid}.state"
-        write_file(self.path, self._shared[:])
-        with self.path.open("r+b") as file:
+    def _share(self, path: Path) -> None:
+        write_file(path, self._shared[:])
+        with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), 0)
+        self.path = path
 
     def _cut_rows(self, memory: mmap.mmap | bytearray) -> None:
         rows = memoryview(memory)[_HEADER:].cast("q")
@@ -165,14 +161,6 @@ def state_folder() -> Path:
         return user_runtime_path("gpumagic") / "virtual"
 
 
-def state_files(suffix: str, folder: Path | None = None) -> list[Path]:
-    """Return the state files of this kind, in order."""
-    folder = folder or state_folder()
-    with suppress(OSError):
-        return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(suffix)]
-    return []
-
-
 def write_file(path: Path, content: bytes) -> None:
     """Write a file of this process; a reader sees all of it or nothing."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -186,39 +174,47 @@ def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, by process and ordinal."""
     found = [state for publisher in list(_live) for state in publisher.states()]
     own = {state.pid for state in found}
-    for path in state_files(".state", folder):
+    for path in _files(".state", folder):
         if path.stem != str(os.getpid()) or os.getpid() not in own:
             found += read_file(path)
-    return sorted(found, key=lambda state: (state.pid, state.ordinal))
+    return sorted(found, key=lambda state: state.pid)
 
 
 def read_file(path: Path) -> list[VirtualState]:
     """Return the virtual GPUs in one state file; empty if it is invalid. The file is removed if
     its process has ended."""
+    return _read(path, _virtual) or []
+
+
+def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
+    facts = [
+        VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
+        for gpu in header["gpus"][:_MAX_GPUS]
+    ]
+    counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows[: _ROW * len(facts)])]
+    return _states(int(header["pid"]), facts, counters)
+
+
+def _files(suffix: str, folder: Path | None = None) -> list[Path]:
+    return sorted((folder or state_folder()).glob(f"*{suffix}"))
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
+    """Parse the header and rows of a file; None if it is invalid or not of a living process."""
     try:
         with path.open("rb") as file:
-            header = json.loads(file.read(_HEADER))
-            facts = [
-                VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
-                for gpu in header["gpus"][:_MAX_GPUS]
-            ]
-            rows = [struct.unpack(f"<{COUNTERS}q", file.read(_ROW)) for _ in facts]
-        pid, start = int(header["pid"]), float(header["started"])
+            header, rows = json.loads(file.read(_HEADER)), file.read(_ROW * _MAX_GPUS)
+        pid, start, found = int(header["pid"]), float(header["started"]), parse(header, rows)
     except (OSError, *_MALFORMED):
-        return []
-    return _states(pid, facts, rows) if is_of(path, pid, start) else []
-
-
-def is_of(path: Path, pid: int, start: float) -> bool:
-    """Whether a file is of this live process; remove the file if the process has ended."""
+        return None
     if path.stem != str(pid):
-        return False
+        return None
     begun = started(pid)
-    if begun is None or abs(begun - start) > _SAME_START_S:
-        with suppress(OSError):
-            path.unlink()
-        return False
-    return True
+    if begun is not None and abs(begun - start) <= _SAME_START_S:
+        return found
+    with suppress(OSError):
+        path.unlink()
+    return None
 
 
 def _states(
@@ -230,9 +226,14 @@ def _states(
         fresh = now - row[WINDOW_END_NS] <= _STALE_NS
         busy = min(max(row[BUSY_NS] / WINDOW_NS, 0.0), 1.0) if fresh else 0.0
         allocated, reserved, others = (max(row[n], 0) for n in (ALLOCATED, RESERVED, OTHERS))
-        states.append(
-            VirtualState(pid, ordinal, gpu, allocated + others, reserved + others, 100.0 * busy)
+        sample = GpuSample(
+            **vars(gpu),
+            virtual=True,
+            memory_used=reserved + others,
+            utilization=100.0 * busy,
+            virtual_ordinal=ordinal,
         )
+        states.append(VirtualState(pid, allocated + others, sample))
     return states
 
 
@@ -252,17 +253,36 @@ def unpublish_death() -> None:
 
 def dead_cuda() -> list[Problem]:
     """Return a problem for each live process whose CUDA is dead, this one first."""
-    death, found = cuda_state.death(), []  # a thread of the sampler's must not ask CUDA
-    if death is not None:
-        found.append(Problem("cuda-dead", death.said, death.cure))
-    for path in state_files(".dead"):
-        if death is not None and path.stem == str(os.getpid()):
-            continue
-        try:
-            with path.open("rb") as file:
-                told = json.loads(file.read(_LONGEST))
-            if is_of(path, int(told["pid"]), float(told["started"])):
-                found.append(Problem("cuda-dead", str(told["cause"]), str(told["cure"])))
-        except (OSError, *_MALFORMED):
-            continue
+    death = cuda_state.death()  # a thread of the sampler's must not ask CUDA
+    found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
+    for path in _files(".dead"):
+        if death is None or path.stem != str(os.getpid()):
+            told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
+            found += [Problem("cuda-dead", *told)] if told else []
     return found
+
+
+class VirtualSource(Source):
+    """Samples of this user's virtual GPUs, and the processes whose CUDA is dead."""
+
+    name = "virtual"
+
+    def __init__(self, states: Callable[[], Sequence[VirtualState]] = read) -> None:
+        self._read = states
+        self._states: list[VirtualState] = []
+
+    def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
+        """Return all of them; this process's first, since a WHERE can name them."""
+        self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
+        return [state.sample for state in self._states]
+
+    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
+        """Return the process of each, which holds all of its memory."""
+        return [
+            ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used, "compute")
+            for state in self._states
+        ]
+
+    def problems(self) -> list[Problem]:
+        """Return a problem for each process whose CUDA is dead."""
+        return dead_cuda()

@@ -16,8 +16,18 @@ from typing import Any, NamedTuple
 from gpumagic import faults
 from gpumagic.device import CPU, here
 from gpumagic.frameworks.framework import FrameworksOn
-from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
-from gpumagic.usercode.walk import CONTAINERS, Step, attributes, items, walk, written
+from gpumagic.usercode.values import (
+    CONTAINERS,
+    Step,
+    attributes,
+    is_module,
+    is_tensor,
+    items,
+    own,
+    torch_here,
+    walk,
+    written,
+)
 
 # Relative and absolute, as in torch.testing, which has none for 8-bit floats.
 _TOLERANCES = {

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from gpumagic.display import plot, table
-from gpumagic.display.plot import Crossing, Curve, Ending, Frame, Plot, Point
+from gpumagic.display.plot import Curve, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, size, tick, times
 from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
@@ -398,42 +398,42 @@ def _race(timing: Timing, longest: float, color: str) -> str:
 def sweep_figure(comparison: Comparison) -> str:
     """Return an SVG element with the curves of a sweep."""
     ((name, values),) = comparison.sweep.items()
-    ordinal = not all(type(v) in (int, float) for v in values)
-    xs = [(float(n if ordinal else v), v) for n, v in enumerate(values)]
-    xs.sort(key=lambda pair: pair[0])
+    if not all(type(value) in (int, float) for value in values):
+        return ""
+    xs = sorted((float(value), value) for value in values)
     looks = plot.looks(comparison.devices)
     curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
-    drawn = [curve for curve in curves if curve.points]
+    drawn = [curve for curve in curves if curve.heights]
     if not drawn:
         return ""  # nothing was measured
-    ends = [f"{c.name} from {fine(c.points[0].y)} to {fine(c.points[-1].y)}" for c in drawn]
+    ends = [f"{c.name} from {fine(c.heights[0])} to {fine(c.heights[-1])}" for c in drawn]
     crossings = [_crossing(name, crossover) for crossover in comparison.crossovers]
-    made = Plot(Frame(), {x: _spelled(v) for x, v in xs}, curves, ordinal=ordinal)
+    made = Plot({x: _spelled(v) for x, v in xs}, curves)
     return made.svg(name, tick, crossings, f"median time over {name}: {'; '.join(ends)}")
 
 
-def _crossing(name: str, found: Crossover) -> Crossing:
+def _crossing(name: str, found: Crossover) -> Point:
     words = f"{name} ≈ {_estimate(found.at)}"
     tip = f"{found.faster} is faster than {found.slower} from {words}"
-    return Crossing(found.at, found.seconds, words, tip)
+    return Point(found.at, found.seconds, tip, words)
 
 
 def _curve(
     comparison: Comparison, where: str, look: plot.Look, xs: Sequence[tuple[float, Any]]
 ) -> Curve:
     points: list[Point] = []
-    endings: list[Ending] = []
     (name,) = comparison.sweep
     for x, value in xs:
         timing = comparison.at(where, {name: value})
         if timing is None:
             continue
         tip = f"{where}{_at(timing.values, ' · ')}"
-        if timing.median and timing.quartiles:
+        if timing.median:
+            low, high = timing.quartiles or (0.0, 0.0)
             spread = f" · IQR {_percent(timing.iqr)}" if timing.iqr is not None else ""
             tip = f"{tip} · {fine(timing.median)}{spread}"
-            points.append(Point(x, timing.median, *timing.quartiles, tip))
+            points.append(Point(x, timing.median, tip, low=low, high=high))
         elif timing.error not in (None, "interrupted"):
             words = _spelled(timing.error)
-            endings.append(Ending(x, words, f"{tip} · {words}", points[-1] if points else None))
-    return Curve(where, look, points, endings)
+            points.append(Point(x, None, f"{tip} · {words}", words))
+    return Curve(where, look, points)

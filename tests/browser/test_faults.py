@@ -63,11 +63,11 @@ def test_a_driver_that_cannot_be_asked(lab, watched, fault):
     # Not emptiness: what failed first, the other checks in a line, and what else there is.
     watched.shows("more checks")
     watched.panel.get_by_text("more checks").evaluate("line => { line.parentElement.open = true; }")
-    watched.shows("nvidia-ml-py")
+    watched.shows("state files")
     watched.shows("%gpus --virtual 2")
     watched.hides("H100")
     recovers(lab, watched, cause)
-    watched.hides("nvidia-ml-py")
+    watched.hides("state files")
 
 
 @pytest.mark.parametrize("fault", PARTIAL)

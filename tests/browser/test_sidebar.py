@@ -90,11 +90,11 @@ def test_the_keyboard_is_enough(view):
 
 def test_commands_show_the_panel_and_the_doctor(view):
     view.shows("cuda:0")
-    assert "nvidia-ml-py" not in view.says()
+    assert "state files" not in view.says()
     view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
-    view.shows("nvidia-ml-py")
+    view.shows("state files")
     view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
-    view.hides("nvidia-ml-py")
+    view.hides("state files")
 
 
 def test_settings_hold_at_once(lab, view):

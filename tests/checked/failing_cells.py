@@ -127,8 +127,8 @@ BAD_INDICES = [
     ("x[rows]", "rows[1] = 3, but x has 3 elements in dimension 0: -3 … 2"),
     ("x[:, index]", "index[1, 1] = 7, but x has 4 elements in dimension 1: -4 … 3"),
     ("x[..., rows + 1]", "(rows + 1)[1] = 4, but x has 4 elements in dimension 1: -4 … 3"),
-    ("x[[0, 5]]", "[0, 5][1] = 5, but x has 3 elements in dimension 0: -3 … 2"),
-    ("x[np.array([1, 4])]", "np.array([1, 4])[1] = 4, but x has 3 elements in dimension 0: -3 … 2"),
+    ("x[[0, 5]]", "the index[1] = 5, but x has 3 elements in dimension 0: -3 … 2"),
+    ("x[np.array([1, 4])]", "the index[1] = 4, but x has 3 elements in dimension 0: -3 … 2"),
     ("x[rows] = 0", "rows[1] = 3, but x has 3 elements in dimension 0: -3 … 2"),
     (
         "x[torch.arange(3), rows.new_tensor([0, 4, 1])] = 1",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +39,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         *("1", "gpu:1", "GPU:1", "cuda:1", "/gpu:1", "/GPU:1", "/device:GPU:1", "/cuda:1"),
         *(" 1 ", "GPU-1", "gpu-1a", "GPU-1a", "free", "1?", "cuda:1?", 1),
-        SimpleNamespace(type="cuda", index=1),
+        torch.device("cuda", 1),
         TWO[1],
     ],
 )
@@ -49,7 +49,7 @@ def test_every_spelling_of_the_second_gpu(where: object) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["cpu", "CPU", "cpu:0", "/cpu:0", "/device:CPU:0", SimpleNamespace(type="cpu", index=None)],
+    ["cpu", "CPU", "cpu:0", "/cpu:0", "/device:CPU:0", torch.device("cpu")],
 )
 def test_every_spelling_of_the_cpu(where: object) -> None:
     assert resolve(where, TWO) == [CPU]
@@ -60,7 +60,7 @@ def test_the_cpu_wakes_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(" cpu ") == [CPU]
 
 
-@pytest.mark.parametrize("where", ["cuda", "gpu", "/gpu", SimpleNamespace(type="cuda", index=None)])
+@pytest.mark.parametrize("where", ["cuda", "gpu", "/gpu", torch.device("cuda")])
 def test_bare_names_mean_the_current_device(where: object) -> None:
     assert resolve(where, TWO) == [TWO[0]]
     assert resolve(where, TWO, current=1) == [TWO[1]]
@@ -237,7 +237,7 @@ def test_virtual_ones_stand_in_for_all() -> None:
 def test_completion() -> None:
     assert complete("", TWO) == ["0", "1", "cuda:0", "cuda:1", "cpu", "free", "all"]
     assert complete("c", TWO) == ["cuda:0", "cuda:1", "cpu"]
-    assert complete("0,", TWO) == ["0,1", "0,cuda:0", "0,cuda:1", "0,cpu", "0,free"]
+    assert complete("0,", TWO) == ["0,1", "0,cuda:0", "0,cuda:1", "0,cpu", "0,free", "0,all"]
     assert complete("/d", TWO) == ["/device:GPU:0", "/device:GPU:1"]
     assert complete("GPU-", TWO) == ["GPU-0a", "GPU-1a"]
     assert complete("", []) == ["cpu"]

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import gpumagic
-from gpumagic.device.cards import card
+from gpumagic.device.cards import CONTEXT, card
 
 MIB = 2**20
 
@@ -33,7 +33,7 @@ def test_a_machine_without_a_gpu_says_what_fits_where():
     assert h100.at is None
     # Weights, gradient, two moments and what is returned; nothing of this process is on a card.
     assert h100.needed == small.needed == pytest.approx(16 * MIB + 2**30, rel=0.001)
-    assert h100.left == h100.card.total - h100.card.context - h100.card.workspace - h100.needed
+    assert h100.left == h100.card.total - CONTEXT - h100.card.workspace - h100.needed
     assert not small.fits
     assert "return torch.empty" in small.at.source
     assert net.weight.device.type == "cpu"
@@ -88,7 +88,7 @@ def test_a_cell_is_asked_with_on(ip):
         (["A100 40GB", "nix"], "no card 'nix' is known"),
         ("8 x H100 80GB", "no card '8 x H100 80GB' is known; did you mean H100 80GB"),
         ("@all", "no card '@all' is known; .*; a device is 1, cuda:1, cpu, free"),
-        ("cuda;1", "type a name or a size: 24GiB; a device is 1, cuda:1, cpu, free"),
+        ("cuda;1", "or a size: 24GiB; a device is 1, cuda:1, cpu, free"),
         ("cuda:1", "no cuda:1"),
     ],
 )

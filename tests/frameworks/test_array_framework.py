@@ -81,29 +81,12 @@ def test_one_that_stays_is_left_and_the_others_move(boxes):
 def test_a_copy_that_did_not_change_is_replaced_by_its_original(boxes):
     original, space, origins = Box(), {}, []
     space |= {"a": original, "b": Box()}
-    boxes.move(space.items(), GPUS[1], space, origins, back=True)
+    boxes.move(space.items(), GPUS[1], space, origins)
     space["b"] = Box("cuda:1")  # the cell made a new one
     moves = boxes.home(space, origins)
     assert space["a"] is original
     assert space["b"].place == "cpu"
     assert {moved.name for moved in moves.moved} == {"a", "b"}
-
-
-@pytest.mark.parametrize("back", [True, False])
-def test_a_container_that_the_cell_replaced_comes_home_under_its_other_name(boxes, back):
-    original, origins = Box(), []
-    space = {"params": {"w": original}}
-    boxes.move(space.items(), GPUS[1], space, origins, back=back)
-    space["state"] = {"params": space["params"]}
-    space["params"] = {"w": Box("cuda:1")}  # what the cell made in its place
-    space["made"] = Box("cuda:1")
-    boxes.remember([] if back else origins, "In [1]")
-    moves = boxes.home(space, origins if back else None)
-    held = space["state"]["params"]["w"]
-    assert held is original if back else held.place == "cpu"
-    assert space["params"]["w"].place == "cpu"
-    assert space["made"].place == "cuda:1"
-    assert {moved.name for moved in moves.moved} == {"params", "state"}
 
 
 def test_home_is_where_it_was_before_the_first_of_several_cells(boxes):

@@ -9,7 +9,7 @@ from typing import Any
 
 from machines import GIB, arc, kfd_process, mac, mi300x, radeon_and_apu
 
-from gpumagic.device import Device, amd_gpus, intel_gpus
+from gpumagic.device import Device, TorchBuild, amd_gpus, intel_gpus
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry import Host
 from gpumagic.telemetry.collect import Collector
@@ -21,7 +21,7 @@ from gpumagic.telemetry.source import AppleSource
 def table(source: Any, *here: Device, processes: bool = False) -> GpuTable:
     owners: Any = SimpleNamespace(look_up=lambda pids: {pid: Owner("ada", "py") for pid in pids})
     host = Host("box", memory_total=64 * GIB, memory_used=20 * GIB)
-    made = Collector([source], owners, tuple, lambda: here, host=lambda: host)
+    made = Collector([source], owners, lambda: here, host=lambda: host)
     return GpuTable(made.take(), processes=processes)
 
 
@@ -34,7 +34,7 @@ def test_rocms_torch_has_them_as_cuda(tmp_path: Path) -> None:
     assert first.startswith("cuda:1    0  AMD Instinct MI…")
     assert "1.0 / 192.0 GiB   0 %  41 °C  140 / 750 W" in first
     assert second.startswith("cuda:0    1  AMD Instinct MI…")
-    assert mine.split() == ["this", "process", "cuda:0", "2.0", "GiB"] or "unaccounted" in mine
+    assert mine.split() == ["this", "process", "cuda:0", "2.0", "GiB"] or "system" in mine
     html = shown._repr_html_()
     assert "the number in amd-smi" in html
     for word in ("CUDA", "MIG", "NVIDIA", "nvidia-smi"):
@@ -46,14 +46,15 @@ def test_where_torch_cannot_use_them_each_has_its_vendors_number(tmp_path: Path)
     shown = repr(table(AmdSource(tmp_path)))
     assert "not visible    0  AMD Radeon " in shown
     assert "AMD GPU 0 9.0 GiB · AMD GPU 1 384 MiB" in shown
-    assert "no torch here is built for ROCm" in shown
-    assert "pytorch.org/get-started/locally" in shown
+    assert "This process can use none of these GPUs; run %gpus --doctor." in shown
     assert "CUDA" not in shown
 
 
 def test_intels(tmp_path: Path) -> None:
     arc(tmp_path)
-    shown = repr(table(IntelSource(tmp_path, integrated=True), *intel_gpus({}, tmp_path)))
+    shown = repr(
+        table(IntelSource(tmp_path, build=lambda: TorchBuild(xpu="1")), *intel_gpus({}, tmp_path))
+    )
     assert shown.startswith("box · i915 · xe · 2 GPUs")
     assert "xpu:0          1  Intel Arc B580" in shown
     assert "A GPU that shares the host's memory shows the host's." in shown
@@ -63,7 +64,7 @@ def test_a_number_that_level_zero_may_have_otherwise(tmp_path: Path) -> None:
     arc(tmp_path)
     (one,) = intel_gpus({}, tmp_path)
     unsure = Device("xpu", 0, one.uuid, ordinal_certain=False)
-    shown = repr(table(IntelSource(tmp_path, integrated=False), unsure))
+    shown = repr(table(IntelSource(tmp_path, build=TorchBuild), unsure))
     assert "xpu:0?" in shown
     assert "xpu:N? is a guess" in shown
     assert "CUDA" not in shown

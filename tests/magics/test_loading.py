@@ -162,7 +162,7 @@ def test_what_cells_brought_is_forgotten_with_the_extension(ip):
 
     ip.run("X = torch.ones(2)")
     ip.run("%%ongpu 1\nX + 1")
-    assert "X" in [origin.name for origin in brought_away()]
+    assert "X" in [origin.name for _, origin in brought_away()]
     ip.ip.run_line_magic("reload_ext", "gpumagic")
     assert brought_away() == []
     assert ip.run("%ongpu home").text.startswith("nothing to move back")

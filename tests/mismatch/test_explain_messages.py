@@ -55,7 +55,6 @@ TEXTS = {
     "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor": "host",
     "legacy constructor expects device type: cpu but device type: cuda was passed": "host",
     "invalid gradient at index 0 - expected device cuda:0 but got cpu": "mixed",
-    "If capturable=False, state_steps should not be CUDA tensors.": "steps",
 }
 OTHERS = [
     # A `backward` of the user's own made it: the operands that can be seen are not to blame.

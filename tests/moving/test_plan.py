@@ -2,6 +2,7 @@
 
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -40,23 +41,17 @@ def test_small_overlapping_views_of_something_large_share_memory_there_too():
     assert moves.nbytes <= 4 * (15 + 100) + 2 * 64  # and the rest of it stayed
 
 
-def test_a_bystander_that_shared_memory_is_told():
-    base = torch.zeros(10)
-    part, elsewhere = base[2:6], base[7:]
-    moves = move_all([("part", part)], GPU1, namespace={"base": base, "part": part, "e": elsewhere})
-    assert [(x.name, "part" in x.reason) for x in moves.left] == [("base", True)]
-
-
-def test_an_array_of_numpys_that_shared_memory_is_told():
-    x, apart = torch.zeros(10), torch.zeros(3)
-    space = {"x": x, "a": x.numpy(), "back": x.numpy()[::-1], "other": apart.numpy()}
-    space["apart"] = apart
-    moves = move_all([("x", x)], GPU1, namespace=space)
-    assert [(left.name, "memory with x" in left.reason) for left in moves.left] == [
-        ("a", True),
-        ("back", True),
+def test_what_no_longer_shares_memory_with_a_moved_tensor_is_named():
+    base, digits = torch.zeros(1000), np.zeros(16, "float32")
+    train, apart, X = base[:10], base[500:], torch.from_numpy(digits)
+    namespace = {"base": base, "apart": apart, "digits": digits, "train": train, "X": X}
+    namespace |= {"_1": base, "same": train, "half": digits[:2], "other": np.zeros(16, "float32")}
+    moves = move_all([("train", train), ("X", X)], GPU1, namespace=namespace)
+    assert [(left.name, left.reason) for left in moves.left] == [
+        ("base", "it no longer shares memory with train"),
+        ("digits", "it no longer shares memory with X"),
+        ("half", "it no longer shares memory with X"),
     ]
-    assert move_all([("x", x)], CPU, namespace=space).left == ()
 
 
 def test_a_long_move_says_how_far_it_is():

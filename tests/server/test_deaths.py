@@ -26,14 +26,15 @@ class Manager:
     def __init__(self, folder):
         self.provisioner = SimpleNamespace(pid=70, process=SimpleNamespace(returncode=None))
         self.connection_file = str(folder / "kernel-k.json")
-        self.calls = {"restart": [], "dead": []}
+        self.calls = []
 
     def add_restart_callback(self, call, event):
-        self.calls[event].append(call)
+        assert event == "restart"
+        self.calls.append(call)
 
-    def dies(self, code, event="restart"):
+    def dies(self, code):
         self.provisioner.process.returncode = code
-        for call in self.calls[event]:
+        for call in self.calls:
             call()
         self.provisioner.pid += 1
 
@@ -82,7 +83,7 @@ def test_an_out_of_memory_kill_is_certain(container):
     )
     assert death.details == (
         "it had 280 MiB of the container's 300 MiB of RAM, +190 MiB in the last 5 s",
-        "variables are lost; the kernel was restarted",
+        "variables are lost",
     )
     assert (death.count, death.exit_code, death.notebook) == (7, -9, "work/train.ipynb")
     assert "more RAM" in death.advice
@@ -163,10 +164,8 @@ def test_a_kernel_that_cannot_be_restarted_dies_once(container):
     for _ in range(4):
         container.now += 3
         container.manager.dies(1)
-    container.manager.dies(1, "dead")
     (death,) = container.deaths.events
     assert death.title == "train.ipynb's kernel ended with exit code 1"
-    assert death.details[-1].endswith("restart the kernel yourself")
 
 
 def test_a_critical_error_of_its_gpu_is_mentioned(container):

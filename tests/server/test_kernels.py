@@ -131,7 +131,7 @@ async def test_a_cell_that_runs_ends_with_its_kernel(hub, start, execute, connec
 
 
 async def test_listening_ends_with_the_last_client_and_kernel(hub, start, connect, jp_fetch):
-    hub.linger_s, hub.refresh_s, hub.rest_s = 0.0, 0.01, 0.01
+    hub.refresh_s, hub.rest_s = 0.01, 0.01
     kernel = await start()
     client = await connect()
     await becomes(lambda: kernel in hub.cells.followed)

@@ -1,8 +1,6 @@
 """The REST routes: who may, what they answer, and what they answer without a GPU."""
 
 import asyncio
-import csv
-import io
 import itertools
 import json
 import logging
@@ -16,7 +14,7 @@ from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
 from gpumagic.telemetry.history import CellRun
 
 GIB = 2**30
-GETS = ("snapshot", "history", "doctor", "metrics", "export.csv")
+GETS = ("snapshot", "history", "doctor", "metrics")
 ROUTES = [path.rpartition("/")[2] for path, *_ in routes()]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 EVIL = "https://evil.example"
@@ -178,16 +176,6 @@ async def test_the_metrics_are_prometheus_text(machine, fetch):
     # What is not known has no sample.
     assert ("gpumagic_gpu_memory_used_bytes", "GPU-1") not in samples
     assert b"# HELP gpumagic_gpu_temperature_celsius" in answer.body
-
-
-async def test_the_export_is_read_back(machine, fetch):
-    await fetch("snapshot")
-    answer = await fetch("export.csv")
-    assert answer.headers["Content-Type"].startswith("text/csv")
-    header, *rows = csv.reader(io.StringIO(answer.body.decode()))
-    assert header[0].startswith("time (s")
-    assert header[3] == "memory used (B)"
-    assert [row[1:4] for row in rows] == [["GPU-0", "", str(GIB)]]
 
 
 async def test_the_doctor_says_what_it_found(machine, fetch):

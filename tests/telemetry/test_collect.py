@@ -13,14 +13,24 @@ import pytest
 
 from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
-from gpumagic.telemetry.collect import Collector, read_host
+from gpumagic.telemetry.collect import Collector
+from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.processes import Owner, Owners
-from gpumagic.telemetry.state_files import VirtualFacts, VirtualState
+from gpumagic.telemetry.state_files import VirtualSource, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")
 MISMATCH = Problem("version-mismatch", "driver updated", "restart")
 REAL = GpuSample("GPU-r", "H100", 0)
-STATE = VirtualState(4242, 0, VirtualFacts("GPU-v", "Virtual GPU", 16), 3, 5, 25.0)
+VIRTUAL = GpuSample(
+    "GPU-v",
+    "Virtual GPU",
+    virtual=True,
+    memory_total=16,
+    memory_used=5,
+    utilization=25.0,
+    virtual_ordinal=0,
+)
+STATE = VirtualState(4242, 3, VIRTUAL)
 
 
 def collector(
@@ -42,9 +52,8 @@ def collector(
         look_up=lambda pids: {pid: Owner("ada", "python3", "a.ipynb", 9.0) for pid in pids}
     )
     return Collector(
-        [nvml],
+        [nvml, VirtualSource(lambda: states)],
         owners,
-        lambda: states,
         lambda: here,
         lambda: 17.0,
         host=lambda: Host("box"),
@@ -79,18 +88,7 @@ def test_a_virtual_gpu_is_held_by_its_process() -> None:
     snapshot = collector(states=(STATE,), here=here).take()
     assert snapshot.source == "virtual"
     assert snapshot.driver is None
-    assert snapshot.gpus == (
-        GpuSample(
-            "GPU-v",
-            "Virtual GPU",
-            ordinal=0,
-            virtual=True,
-            memory_total=16,
-            memory_used=5,
-            utilization=25.0,
-            virtual_ordinal=0,
-        ),
-    )
+    assert snapshot.gpus == (replace(VIRTUAL, ordinal=0),)
     (process,) = snapshot.processes
     assert (process.uuid, process.pid, process.memory) == ("GPU-v", 4242, 5)
     assert (process.user, process.notebook, process.mine) == ("ada", "a.ipynb", False)
@@ -223,7 +221,7 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
         read_ahead=lambda processes, seconds: None,
     )
     owners: Any = SimpleNamespace(look_up=look_up)
-    made = Collector([nvml], owners, tuple, list, monotonic=lambda: now[0])
+    made = Collector([nvml], owners, list, monotonic=lambda: now[0])
 
     def tick() -> None:
         (*_, last) = made.take(max_age=2.0).processes

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
-from gpumagic.telemetry.history import History, Reading
+from gpumagic.telemetry.history import History
 
 
 def at(time: float, **used: int | None) -> Snapshot:
@@ -62,12 +62,6 @@ def test_like_a_list_that_forgets_its_head(
             for uuid in uuids
         },
     }
-    assert sorted(history.readings(since)) == sorted(
-        Reading(time, uuid, value[0], value[1], None, None)
-        for time, gpus in told
-        for uuid, value in gpus.items()
-        if value is not None
-    )
     assert len(history) == len(kept)
 
 
@@ -112,12 +106,10 @@ def test_zero_is_not_unknown_and_all_is_json() -> None:
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert told["gpus"]["a"]["memory_used"] == [0]
     assert told["gpus"]["b"]["memory_used"] == [None]
-    assert [reading.uuid for reading in history.readings()] == ["a"]
 
 
 def test_empty() -> None:
     assert History().since() == {"time": [], "gpus": {}}
-    assert History().readings() == []
 
 
 def test_8_gpus_for_ten_minutes_are_small() -> None:
@@ -151,7 +143,6 @@ def test_many_threads() -> None:
                     for gpu in told["gpus"].values()
                     for column in gpu.values()
                 )
-                history.readings()
         except AssertionError as error:
             failures.append(error)
 

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from gpumagic.telemetry.kernel_loads import KernelLoads
+from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Kernel
 
 MIB = 2**20

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from gpumagic.telemetry.memory_group import MemoryGroup
+from gpumagic.telemetry.host import MemoryGroup
 
 MIB = 2**20
 TOTAL = psutil.virtual_memory().total

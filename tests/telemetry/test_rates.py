@@ -1,54 +1,62 @@
-"""Counters to rates: by the clock, and never what cannot be."""
+"""A counter of Intel's driver to a rate: by the clock, and never what cannot be."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
+from machines import arc, write
 
-from gpumagic.telemetry.source import Rates
-
-MOST = 1e9
+from gpumagic.device import TorchBuild
+from gpumagic.telemetry import Host
+from gpumagic.telemetry.drm_source import IntelSource
 
 
 class At:
-    """Rates with a clock that a test sets."""
+    """A card with a clock and a counter of energy that a test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path) -> None:
         self.now = 0.0
-        self.rates = Rates(clock=lambda: self.now)
+        self.card, _ = arc(root)
+        self.source = IntelSource(root, lambda: self.now, build=TorchBuild)
 
-    def read(self, value: float | None, now: float) -> float | None:
+    def power(self, joules: float | None, now: float) -> Any:
+        """Watts: the increase of the counter."""
         self.now = now
-        return self.rates.per_second("a", value, MOST)
+        text = "" if joules is None else int(joules * 1e6)
+        write(self.card, {"hwmon/hwmon2/energy1_input": text})
+        (gpu,) = self.source.gpus(Host())
+        return gpu.power
 
 
-def test_the_increase_over_the_time() -> None:
-    at = At()
-    assert at.read(100, 10.0) is None
-    assert at.read(400, 11.5) == 200
-    assert at.read(400, 12.0) == 0
-    assert at.rates.per_second("b", 0, MOST) is None
+def test_the_increase_over_the_time(tmp_path: Path) -> None:
+    at = At(tmp_path)
+    assert at.power(100, 10.0) is None
+    assert at.power(400, 11.5) == 200
+    assert at.power(400, 12.0) == 0
 
 
-def test_a_reset_and_a_pause_are_not_known() -> None:
-    at = At()
-    at.read(2**40, 1.0)
-    assert at.read(5, 2.0) is None
-    assert at.read(10, 3.0) == 5
-    assert at.read(20, 300.0) is None
-    assert at.read(None, 301.0) is None
-    assert at.read(40, 302.0) is None
+def test_a_reset_and_a_pause_are_not_known(tmp_path: Path) -> None:
+    at = At(tmp_path)
+    at.power(2**30, 1.0)
+    assert at.power(5, 2.0) is None
+    assert at.power(10, 3.0) == 5
+    assert at.power(20, 300.0) is None
+    assert at.power(None, 301.0) is None
+    assert at.power(40, 302.0) is None
 
 
-def test_more_than_is_possible_is_not_known() -> None:
-    at = At()
-    at.read(0, 1.0)
-    assert at.read(2**63, 2.0) is None
+def test_more_than_is_possible_is_not_known(tmp_path: Path) -> None:
+    at = At(tmp_path)
+    at.power(0, 1.0)
+    assert at.power(2001, 2.0) is None
 
 
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=9))
-def test_never_negative_and_never_too_much(values: list[int]) -> None:
-    rates = Rates(clock=iter(range(99)).__next__)
-    for value in values:
-        rate = rates.per_second("a", value, MOST)
-        assert rate is None or 0 <= rate <= MOST
+@given(st.lists(st.integers(0, 2**40), max_size=9))
+def test_never_negative_and_never_too_much(tmp_path_factory: Any, values: list[int]) -> None:
+    at = At(tmp_path_factory.mktemp("arc"))
+    for second, value in enumerate(values):
+        power = at.power(value, float(second))
+        assert power is None or 0 <= power <= 2000

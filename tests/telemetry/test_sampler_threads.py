@@ -51,7 +51,7 @@ def watched(driver: Driver) -> Iterator[Sampler]:
     yield made
     driver.gate.set()
     made.close()
-    ended(driver)
+    ended(*driver.threads)
 
 
 def answers(asked: Sampler) -> None:
@@ -60,11 +60,12 @@ def answers(asked: Sampler) -> None:
         pass
 
 
-def ended(driver: Driver) -> None:
-    for thread in driver.threads:
+def ended(*asked: threading.Thread) -> None:
+    """Returns when these have ended, and every thread that watches a driver."""
+    watching = [t for t in threading.enumerate() if t.name == "gpumagic-sampler"]
+    for thread in (*asked, *watching):
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-    assert not [t for t in threading.enumerate() if t.name == "gpumagic-sampler" and t.is_alive()]
 
 
 def heard_until(heard: queue.Queue[Snapshot], codes: list[str]) -> Snapshot:
@@ -117,14 +118,15 @@ def test_one_who_comes_while_the_driver_stalls_starts_no_second_call(
     assert len(driver.threads) == 1
     driver.gate.set()
     watched.close()
-    ended(driver)
+    ended(*driver.threads)
 
 
 def test_close_does_not_wait_for_a_stalled_driver(watched: Sampler, driver: Driver) -> None:
     watched.subscribe()
     driver.stall()
     watched.close()
-    assert not [t for t in threading.enumerate() if t.name == "gpumagic-sampler" and t.is_alive()]
+    ended()
+    assert all(thread.is_alive() for thread in driver.threads)
 
 
 def test_200_come_and_go_and_leave_no_thread(watched: Sampler, driver: Driver) -> None:
@@ -135,7 +137,7 @@ def test_200_come_and_go_and_leave_no_thread(watched: Sampler, driver: Driver) -
     with watched.subscribe(heard.put, period_s=0.25):
         heard.get(timeout=PATIENCE_S)
     watched.close()
-    ended(driver)
+    ended(*driver.threads)
 
 
 def test_subscriptions_closed_from_many_threads(watched: Sampler, driver: Driver) -> None:
@@ -163,7 +165,7 @@ def test_a_listener_may_close_the_sampler(driver: Driver) -> None:
 
     made.subscribe(listener)
     assert closed.wait(PATIENCE_S)
-    ended(driver)
+    ended(*driver.threads)
 
 
 def test_the_processs_own_is_one() -> None:

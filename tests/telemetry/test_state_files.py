@@ -56,20 +56,20 @@ def test_counters_are_read_as_written(publisher: Publisher, tmp_path: Path) -> N
         read(tmp_path / "runtime" / "virtual"),
         as_another_reads(whole(publisher), tmp_path),
     ):
-        assert [state.ordinal for state in states] == [0, 1]
+        assert [state.sample.virtual_ordinal for state in states] == [0, 1]
         assert states[1].pid == os.getpid()
-        assert states[1].facts == FACTS[1]
-        assert (states[1].allocated, states[1].reserved) == (5 * 2**30, 6 * 2**30)
-        assert states[1].utilization == 25.0
-        assert (states[0].reserved, states[0].utilization) == (0, 0.0)
+        assert states[1].sample.uuid == FACTS[1].uuid
+        assert (states[1].allocated, states[1].sample.memory_used) == (5 * 2**30, 6 * 2**30)
+        assert states[1].sample.utilization == 25.0
+        assert (states[0].sample.memory_used, states[0].sample.utilization) == (0, 0.0)
 
 
 def test_a_window_that_ended_long_ago_is_idleness(publisher: Publisher) -> None:
     row = publisher.counters[0]
     row[BUSY_NS], row[WINDOW_END_NS] = WINDOW_NS, time.time_ns() - 1_600_000_000
-    assert publisher.states()[0].utilization == 0.0
+    assert publisher.states()[0].sample.utilization == 0.0
     row[WINDOW_END_NS] = time.time_ns() - 1_000_000_000
-    assert publisher.states()[0].utilization == 100.0
+    assert publisher.states()[0].sample.utilization == 100.0
 
 
 def test_what_cannot_be_is_bounded(publisher: Publisher) -> None:
@@ -77,7 +77,7 @@ def test_what_cannot_be_is_bounded(publisher: Publisher) -> None:
     row[ALLOCATED], row[RESERVED] = -5, -5
     row[BUSY_NS], row[WINDOW_END_NS] = 9 * WINDOW_NS, time.time_ns()
     (state, _) = publisher.states()
-    assert (state.allocated, state.reserved, state.utilization) == (0, 0, 100.0)
+    assert (state.allocated, state.sample.memory_used, state.sample.utilization) == (0, 0, 100.0)
 
 
 def test_only_this_user_may_read_them(publisher: Publisher) -> None:
@@ -101,7 +101,7 @@ def test_where_no_file_can_be_written_this_process_sees_its_own(tmp_path: Path) 
     try:
         assert made.path is None
         made.counters[0][RESERVED] = 7
-        assert [state.reserved for state in read(tmp_path / "nowhere")] == [7, 0]
+        assert [state.sample.memory_used for state in read(tmp_path / "nowhere")] == [7, 0]
     finally:
         made.close()
 
@@ -123,7 +123,7 @@ sys.stdin.readline()
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
         (state,) = read(tmp_path)
-        assert (state.pid, state.facts.uuid, state.reserved) == (other.pid, "GPU-o", 42)
+        assert (state.pid, state.sample.uuid, state.sample.memory_used) == (other.pid, "GPU-o", 42)
         other.communicate("\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -192,7 +192,7 @@ if os.fork() == 0:
     made.counters[0][virtual.RESERVED] = 99
     seen = virtual.read(folder)
     made.close()
-    os._exit(0 if [(s.pid, s.reserved) for s in seen] == [(os.getppid(), 1)] else 1)
+    os._exit(0 if [(s.pid, s.sample.memory_used) for s in seen] == [(os.getppid(), 1)] else 1)
 code = os.waitstatus_to_exitcode(os.wait()[1])
 print(code, made.counters[0][virtual.RESERVED], made.path.exists())
 """
@@ -222,8 +222,8 @@ def test_a_corrupt_file_is_ignored_or_says_only_what_it_may(
             content = bytearray(data.draw(st.binary(max_size=400)))
     for state in as_another_reads(bytes(content), folder):
         assert state.pid == os.getpid()
-        assert state.reserved >= 0
-        assert 0 <= state.utilization <= 100
+        assert state.sample.memory_used >= 0
+        assert 0 <= state.sample.utilization <= 100
 
 
 def test_a_file_cut_short_is_ignored(publisher: Publisher, tmp_path: Path) -> None:

@@ -92,17 +92,22 @@ def test_one_name_is_opened_item_by_item(held, names):
     text = repr(tree("params", {"params": {"w": [names["a"]], "b": names["b"]}}))
     assert "['w']" in text
     assert "JAX array" in text
-    # A variable of Flax NNX has its array in a private attribute, which is no row.
+    # A variable of Flax NNX has its array in a private attribute.
     net = SimpleNamespace(kernel=SimpleNamespace(_raw_value=names["a"]), bias=names["b"])
     branches = tree("net", {"net": net}).branches
-    assert [branch.path for branch in branches] == ["net", "net.bias", "net.kernel"]
+    assert [branch.path for branch in branches] == [
+        "net",
+        "net.bias",
+        "net.kernel",
+        "net.kernel._raw_value",
+    ]
 
 
 def test_what_jax_has_taken_of_a_gpu_is_as_its_allocator_says(framework, monkeypatch):
     told = {"bytes_in_use": GIB, "peak_bytes_in_use": 2 * GIB, "pool_bytes": 60 * GIB}
     told |= {"bytes_limit": 60 * GIB}
     own = SimpleNamespace(memory_stats=lambda: told)
-    monkeypatch.setattr(framework, "_devices", SimpleNamespace(own=lambda device: own))
+    monkeypatch.setattr(framework, "own", lambda device: own)
     gpu = Device("cuda", 0)
     assert framework.pool(gpu) == Pool("JAX", GIB, 2 * GIB, 60 * GIB, 60 * GIB)
     told.clear()

@@ -9,83 +9,63 @@ from gpumagic import faults
 
 # Code whose last line fails, what its operands are and where, and what to write there instead.
 # `a` is on GPU 0 and `b` on GPU 1; `big`, on GPU 1 too, has more bytes.
+ON_0, ON_1 = 'jax.devices("gpu")[0]', 'jax.devices("gpu")[1]'
 CASES = [
-    ("a + b", {"a": "cuda:0", "b": "cuda:1"}, "a + jax.device_put(b, a.device)"),
-    ("c = b * a", {"a": "cuda:0", "b": "cuda:1"}, "c = b * jax.device_put(a, b.device)"),
-    ("a @ big", {"a": "cuda:0", "big": "cuda:1"}, "jax.device_put(a, big.device) @ big"),
-    ("jnp.dot(a, b)", {"a": "cuda:0", "b": "cuda:1"}, "jnp.dot(a, jax.device_put(b, a.device))"),
-    ("a < b", {"a": "cuda:0", "b": "cuda:1"}, "a < jax.device_put(b, a.device)"),
+    ("a + b", {"a": "cuda:0", "b": "cuda:1"}, f"a + jax.device_put(b, {ON_0})"),
+    ("c = b * a", {"a": "cuda:0", "b": "cuda:1"}, f"c = b * jax.device_put(a, {ON_1})"),
+    ("a @ big", {"a": "cuda:0", "big": "cuda:1"}, f"jax.device_put(a, {ON_1}) @ big"),
+    ("jnp.dot(a, b)", {"a": "cuda:0", "b": "cuda:1"}, f"jnp.dot(a, jax.device_put(b, {ON_0}))"),
+    ("a < b", {"a": "cuda:0", "b": "cuda:1"}, f"a < jax.device_put(b, {ON_0})"),
     (
         "a + jnp.sin(b)",
         {"a": "cuda:0", "b": "cuda:1"},
-        "a + jnp.sin(jax.device_put(b, a.device))",
+        f"a + jnp.sin(jax.device_put(b, {ON_0}))",
     ),
     (
         "a += big[0]",
         {"a": "cuda:0", "big[0]": "cuda:1"},
-        "a += jax.device_put(big[0], a.device)",
-    ),
-    (
-        "def made():\n    return b * 2\nc = a + made()",
-        {"a": "cuda:0", "made()": "cuda:1"},
-        "c = a + jax.device_put(made(), a.device)",
+        f"a += jax.device_put(big[0], {ON_0})",
     ),
     (
         "p = {'w': a}\nstep(p, b)",
         {"p": "cuda:0", "b": "cuda:1"},
-        'step(p, jax.device_put(b, jax.devices("gpu")[0]))',
+        f"step(p, jax.device_put(b, {ON_0}))",
     ),
     (
         "step({'w': a}, b)",
         {"a": "cuda:0", "b": "cuda:1"},
-        "step({'w': a}, jax.device_put(b, a.device))",
+        f"step({{'w': a}}, jax.device_put(b, {ON_0}))",
     ),
     (
         "p = {'w': a, 'v': [b, b, a]}\nboth(p)",
-        {"p['v'][2] and 1 more": "cuda:0", "p['v'][0] and 1 more": "cuda:1"},
-        'both(jax.device_put(p, jax.devices("gpu")[1]))',
+        {"p": "cuda:0, cuda:1"},
+        f"both(jax.device_put(p, {ON_0}))",
     ),
     (
         "both({'w': a, 'v': [b, a]})",
         {"a": "cuda:0", "b": "cuda:1"},
-        "both({'w': a, 'v': [jax.device_put(b, a.device), a]})",
+        f"both({{'w': a, 'v': [jax.device_put(b, {ON_0}), a]}})",
     ),
-    (
-        "jax.lax.scan(lambda c, x: (c + x * big[0], None), jnp.zeros(8), a)",
-        {"big": "cuda:1", "a": "cuda:0"},
-        "jax.lax.scan(lambda c, x: (c + x * big[0], None), jnp.zeros(8), "
-        "jax.device_put(a, big.device))",
-    ),
-    (
-        "split + big[0]",
-        {"split": "cuda:0 + cuda:1", "big[0]": "cuda:1"},
-        "split + jax.device_put(big[0], jax.sharding.NamedSharding(split.sharding.mesh, "
-        "jax.sharding.PartitionSpec()))",
-    ),
-    (
-        "a + jax.device_put(a, gpu[1])",
-        {"a": "cuda:0", "jax.device_put(a, gpu[1])": "cuda:1"},
-        "a + jax.device_put(jax.device_put(a, gpu[1]), a.device)",
-    ),
+    ("split + big[0]", {"split": "cuda:0 + cuda:1", "big[0]": "cuda:1"}, None),
     (
         "def f(x):\n    return x * b\nf(a)",
         {"x": "cuda:0", "b": "cuda:1"},
-        "    return x * jax.device_put(b, x.device)",
+        f"    return x * jax.device_put(b, {ON_0})",
     ),
     (
         "jnp.stack([a, b])",
         {"a": "cuda:0", "b": "cuda:1"},
-        "jnp.stack([a, jax.device_put(b, a.device)])",
+        f"jnp.stack([a, jax.device_put(b, {ON_0})])",
     ),
     (  # what is differentiated, and what is mapped over, is a tracer there
         "def loss(p):\n    return (a * p['w']).sum()\njax.grad(loss)({'w': b})",
         {"a": "cuda:0", "p['w']": "cuda:1"},
-        "    return (a * jax.device_put(p['w'], a.device)).sum()",
+        f"    return (a * jax.device_put(p['w'], {ON_0})).sum()",
     ),
     (
         "jax.vmap(lambda row: row * a[0])(big)",
         {"row": "cuda:1", "a[0]": "cuda:0"},
-        'jax.vmap(lambda row: row * jax.device_put(a[0], jax.devices("gpu")[1]))(big)',
+        f"jax.vmap(lambda row: row * jax.device_put(a[0], {ON_1}))(big)",
     ),
 ]
 
@@ -104,8 +84,8 @@ def test_operands_are_named_and_the_fix_runs(names, code, operands, written):
     assert found == operands
     assert sum(operand.odd for operand in explanation.operands) == 1
     assert "committed" in str(explanation)
-    if written is not None:
-        assert explanation.fix.code == written
+    assert getattr(explanation.fix, "code", None) == written
+    if explanation.fix:
         exec(explanation.fix.apply(code), names)
     assert faults.all_kept() == []
 
@@ -122,8 +102,14 @@ def test_jax_is_imported_where_it_has_no_name(names):
     code = "a + b"
     seen = {"a": names["a"], "b": names["b"]}
     assert gpumagic.explain(failure(code, seen)).fix.code == (
-        "import jax\na + jax.device_put(b, a.device)"
+        f"import jax\na + jax.device_put(b, {ON_0})"
     )
+
+
+@pytest.mark.parametrize("code", ["a + made()", "a + jax.device_put(a, gpu[1])"])
+def test_an_operand_that_has_gone_is_not_guessed(names, code):
+    names["made"] = lambda: names["b"] * 2
+    assert gpumagic.explain(failure(code, names)) is None
 
 
 def test_other_errors_are_not_explained(names):

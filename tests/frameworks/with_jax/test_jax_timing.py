@@ -2,10 +2,9 @@
 
 import pytest
 
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.trial import CopiedVariables
 from gpumagic.device import CPU
 from gpumagic.frameworks.framework import FrameworksOn
-from gpumagic.frameworks.jax_framework import JaxBarrier
 from gpumagic.timing import compare
 
 SEEN = []
@@ -81,15 +80,14 @@ def test_what_code_gives_away_is_not_the_users(framework, names):
     assert names["loose_a"].tolist() == list(range(8))
 
 
-def test_what_every_device_was_given_is_done_after_the_wait(names):
+def test_what_every_device_was_given_is_done_after_the_wait(framework, names):
     jax, jnp = names["jax"], names["jnp"]
     step = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c @ c * 1e-3, None), x, None, 20)[0])
     inputs = [jax.device_put(jnp.ones((256, 256)), gpu) for gpu in names["gpu"]]
     jax.block_until_ready([step(x) for x in inputs])
-    barrier = JaxBarrier()
-    barrier.wait()
+    framework.wait()
     given = [step(x) for x in inputs]
-    barrier.wait()
+    framework.wait()
     # An array learns of it microseconds later, and the work is of many milliseconds.
     assert all(any(made.is_ready() for _ in range(1000)) for made in given)
 

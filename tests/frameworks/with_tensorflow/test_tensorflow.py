@@ -74,9 +74,8 @@ def test_a_program_places_and_moves(framework, names):
 )
 def test_a_gpu_is_found_by_each_of_its_spellings(framework, names, given):
     tf = names["tf"]
-    for each in (given, tf.DeviceSpec.from_string(given)):
-        with tf.device(each):
-            assert framework.where(tf.ones(2)) == "cuda:1"
+    with tf.device(given):
+        assert framework.where(tf.ones(2)) == "cuda:1"
 
 
 def test_lists_of_devices_answer_with_the_virtual_gpus(framework, names):
@@ -154,7 +153,7 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
         framework.bring(net, GPUS[1])
     module = tf.Module()
     module.v = names["v_c"]
-    with pytest.raises(GpuError, match=r"in zip\(new\.variables, old\.variables\)"):
+    with pytest.raises(GpuError, match="its variables stay where they were made"):
         framework.bring(module, GPUS[1])
     with framework.place(GPUS[1]):  # as it says
         new = keras.models.clone_model(net)

@@ -13,7 +13,7 @@ from gpumagic import faults
 from gpumagic.device import CPU
 from gpumagic.errors import ImplicitCopyError
 from gpumagic.ledger import ledger_view
-from gpumagic.ledger.advice import advise
+from gpumagic.ledger.ledger_view import advise
 
 A, B = "cuda:0", "cuda:1"
 LINEAR = "net = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])\n"
@@ -43,12 +43,6 @@ SILENT = [
 IN_FUNCTIONS = [
     ("f = tf.function(lambda x, y: x * y)\nf(b, c)", 2, {("cpu", B): 32}),
     ("f = tf.function(lambda x: x * v_a)\nfor _ in range(3):\n    f(b)", 3, {(A, B): 96}),
-    (
-        "@tf.function\ndef f(x):\n    with tf.device('/GPU:0'):\n        y = 2.0 * x\n"
-        "    return tf.concat([x, y], 0)\nf(b)",
-        6,
-        {(B, A): 32, (A, B): 32},
-    ),
     (
         "f = tf.function(lambda x: tf.reduce_sum(x * v_c))\nwith tf.GradientTape() as tape:\n"
         "    y = f(b)\ntape.gradient(y, v_c)",
@@ -170,7 +164,7 @@ def test_an_array_of_numpys_that_the_code_makes_a_tensor_is_explicit(counted):
 def test_a_copy_that_tensorflow_keeps_counts_once(counted):
     ran = counted("for _ in range(5):\n    b = b + c\n")
     assert [(e.count, e.nbytes) for e in ran.ledger] == [(1, 32)]
-    assert ran.ledger.entries[0].untimed
+    assert ran.ledger.entries[0].seconds is None
     again = counted("b + c")
     assert again.ledger.entries == ()
 
@@ -217,7 +211,7 @@ def test_placement_by_soft_placement_is_told_by_line(counted):
     assert "asked for cuda:7, on cpu (soft placement)" in ledger_view.text(ran.ledger)
     refused = counted("with tf.device('/GPU:7'):\n    w = tf.ones(3)", strict=True)
     assert isinstance(refused.error, ImplicitCopyError)
-    assert ", line 2: `tf.ones(3)` asked for GPU:7, is on the CPU" in str(refused.error)
+    assert ", line 2: `tf.ones(3)` is on cpu, and was asked for cuda:7" in str(refused.error)
     assert counted("with tf.device('/CPU:0'):\n    w = tf.ones(3)").ledger.entries == ()
 
 
@@ -306,22 +300,6 @@ def test_another_threads_copies_are_its_own(counted, names):
 def test_placed_on_the_cpu_it_says_what_goes_there(counted):
     ran = counted("b + b", where=CPU)
     assert [(e.source, e.destination, e.count, e.nbytes) for e in ran.ledger] == [(B, "cpu", 1, 32)]
-
-
-def test_keras_takes_its_batches_inside_a_function(counted, names):
-    tf, np = names["tf"], names["np"]
-    pairs = np.ones((64, 2), np.float32), np.ones((64, 1), np.float32)
-    names["loader"] = tf.data.Dataset.from_tensor_slices(pairs).batch(32)
-    code = (
-        "net = keras.Sequential([keras.layers.Dense(1)])\nnet.compile('sgd', 'mse')\n"
-        "net.fit(loader, epochs=2, shuffle=False, verbose=0)"
-    )
-    ran = counted(code, strict=True)
-    assert ran.error is None
-    [batches] = [e for e in ran.ledger.copies if not e.within]
-    assert (batches.line, batches.operator, batches.count, batches.unsized) == (3, "batch", 8, True)
-    assert "unknown bytes to cuda:1" in ledger_view.line(ran.ledger)
-    assert [e for e in ran.ledger if e.kind == "wait"] == []
 
 
 def test_what_is_copied_in_silence_has_its_line_also_once(counted):

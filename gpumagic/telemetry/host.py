@@ -1,14 +1,123 @@
-"""Measure the CPU and RAM of kernels and their child processes, and keep the last RAM readings."""
+"""Measure CPU and RAM: of the host, of the container's limit, and of kernels with their children.
 
+A container's limit is that of Linux's control groups, versions 2 and 1. ``GPUMAGIC_CGROUP`` names
+the folder of a group that is mounted elsewhere.
+"""
+
+import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 
 import psutil
 
+from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel, resident
-from gpumagic.telemetry.snapshot import KernelSample
+from gpumagic.telemetry.snapshot import Host, KernelSample
+
+# The files with the limit, the use and the kills; the row of memory.stat with droppable cache.
+_VERSIONS = (
+    ("memory.max", "memory.current", "memory.events", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
+)
+_Group = tuple[int, drm.Folder, tuple[str, ...]]  # its limit, 0 if it has none; folder and files
+
+
+class MemoryGroup:
+    """The control group with the smallest RAM limit among this process's group and its parents;
+    ``root`` is the folder of the machine's ``proc`` and ``sys``."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def limit(self) -> int | None:
+        """Return the limit in bytes; None if there is none."""
+        return next((limit for limit, _, _ in self._limited()), None)
+
+    def ram(self) -> tuple[int | None, int | None]:
+        """Return used bytes and all bytes: of the group if it has a limit, else of the machine."""
+        for limit, folder, names in self._limited():
+            used = folder.number(names[1])
+            cache = _row(folder, "memory.stat", names[3]) or 0
+            return None if used is None else max(used - cache, 0), limit
+        memory = psutil.virtual_memory()
+        return memory.total - memory.available, memory.total
+
+    def kills(self) -> int | None:
+        """Return how many processes the out-of-memory killer has ended; None if unknown."""
+        groups = self._limited() or list(self._groups())
+        counts = [_row(folder, names[2], "oom_kill") for _, folder, names in groups]
+        # Outside of any group, the whole machine's.
+        counts.append(_row(drm.Folder(self._root / "proc"), "vmstat", "oom_kill"))
+        return next((count for count in counts if count is not None), None)
+
+    def _limited(self) -> list[_Group]:
+        """Return the group with the smallest limit; none if there is no limit."""
+        # Version 1 writes a huge number for "no limit".
+        total = psutil.virtual_memory().total
+        found = [group for group in self._groups() if 0 < group[0] < total]
+        return sorted(found, key=lambda group: group[0])[:1]
+
+    def _groups(self) -> Iterator[_Group]:
+        for path in self._folders():
+            for names in _VERSIONS:
+                folder = drm.Folder(path)
+                yield folder.number(names[0]) or 0, folder, names
+
+    def _folders(self) -> Iterator[Path]:
+        """Yield the folders of this process's groups, the innermost first."""
+        if named := os.environ.get("GPUMAGIC_CGROUP"):
+            yield Path(named)
+            return
+        for line in drm.Folder(self._root).text("proc/self/cgroup").splitlines():
+            _, kinds, path = [*line.split(":", 2), "", ""][:3]
+            if kinds in ("", "memory"):
+                mount = self._root / "sys/fs/cgroup" / kinds
+                inner = mount / path.strip("/")
+                # In a container the path is often the host's, and the mount is the container's.
+                yield from (inner, *inner.parents[: len(inner.relative_to(mount).parts)])
+
+
+def _row(folder: drm.Folder, file: str, name: str) -> int | None:
+    rows = (line.split() for line in folder.text(file).splitlines())
+    return next((drm.whole(row[1]) for row in rows if row[:1] == [name] and row[1:]), None)
+
+
+_asked = threading.local()
+
+
+@cache
+def _boot() -> str | None:
+    return drm.Folder("/proc/sys/kernel/random").text("boot_id") or None  # None if not Linux
+
+
+def host_name() -> str:
+    """Return ``GPUMAGIC_HOST``, or the host's name."""
+    return os.environ.get("GPUMAGIC_HOST") or socket.gethostname()
+
+
+def read_host() -> Host:
+    """Return the host now; ``cpu_utilization`` is since this thread's last call, None at first."""
+    utilization = psutil.cpu_percent()
+    meaningless = not getattr(_asked, "before", False)  # psutil's first value
+    _asked.before = True
+    memory = psutil.virtual_memory()
+    limit = MemoryGroup().limit()
+    return Host(
+        name=host_name(),
+        boot=_boot(),
+        cpu_count=os.cpu_count(),
+        cpu_utilization=None if meaningless else utilization,
+        memory_total=memory.total,
+        memory_used=memory.total - memory.available,
+        memory_limit=limit,
+        limit_used=None if limit is None else MemoryGroup().ram()[0],
+    )
+
 
 # New child processes are looked for this often, in seconds, and in at most 5 % of the time.
 _LIST_S = 2.0

@@ -1,0 +1,409 @@
+"""Choose the operands that move and their device, and write the edit that moves them.
+
+An operand that is written to stays; data goes to a module's GPU; otherwise everything goes where
+most bytes are, a GPU before the CPU. A tensor that a function makes, or a loop adds to, is made on
+its device, not moved each time. The rest of the code is followed by the same rules: to move `x`
+alone brings the next error, at `loss(net(x), y)`.
+"""
+
+import ast
+from collections import UserDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
+from gpumagic.mismatch.operand import (
+    FACTORIES,
+    TRANSFERS,
+    Part,
+    Reader,
+    arguments,
+    device_of,
+    full,
+)
+from gpumagic.mismatch.operation import (
+    OPERATIONS,
+    Message,
+    Operation,
+    also_needed,
+    meets,
+    named_in,
+    operation,
+    wants_one_device,
+)
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    function_of,
+    in_own_scope,
+    loops_around,
+    parents,
+    root,
+    statement,
+    stored,
+    uses,
+)
+from gpumagic.usercode.values import contents, own
+
+_DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
+_NEAR = 12  # lines
+
+
+# -- what moves
+@dataclass(frozen=True)
+class Choice:
+    """The operands that move, their device, and the bytes that the other way would move."""
+
+    target: str
+    odd: tuple[Part, ...]
+    other_nbytes: int | None = None
+    to_host: bool = False  # copied for code of the host, where they are used
+
+
+def choose(found: Operation, message: Message) -> Choice | None:
+    """Return what moves, by three rules; None if it is not certain."""
+    leaves, indexed = found.parts, message.kind == "index"
+    if message.kind in ("numpy", "host"):
+        read = _read_on_host(found.node, leaves)
+        return Choice("cpu", read, to_host=True) if read else None
+    target = _table_on(found) if indexed else None
+    target = target or _written_on(found) or _heaviest(leaves)
+    odd = [part for part in leaves if part.devices != (target,)]
+    if indexed:  # an index may be on the CPU, wherever its table is
+        odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
+    others = _bytes(part for part in leaves if part not in odd)
+    return Choice(target, tuple(odd), others) if odd else None
+
+
+def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the operands that must be on the host: of `pack_padded_sequence` the lengths."""
+    if not isinstance(node, ast.Call) or "pack" not in ast.unparse(node.func):
+        return leaves
+    lengths = [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
+    return tuple(part for part in leaves if part.node in lengths)
+
+
+def _table_on(found: Operation) -> str | None:
+    """Return the device of an indexed tensor, where its index goes.
+
+    None if the tensor itself is to move, because its items then meet tensors of a GPU.
+    """
+    device, node = found.parts[0].device, found.node
+    needed = also_needed(found.reader.frame, node, found.parts[1:], device or "")
+    return None if needed else device
+
+
+def _written_on(found: Operation) -> str | None:
+    """Return the device of the tensor that is written to, which a copy cannot replace."""
+    fixed = found.fixed
+    if fixed is None:
+        return None
+    others = [part.device for part in found.parts if part.device not in (fixed.device, "cpu")]
+    gpu = next(iter(others), None)
+    if gpu and _maker(fixed, found.reader.frame, found.node, gpu, written=True):
+        return None  # better made on the GPU than added to on the host
+    return fixed.device
+
+
+def _heaviest(leaves: tuple[Part, ...]) -> str:
+    """Return the device of a module or parameter, or with most bytes; a GPU before the CPU."""
+
+    def weight(device: str) -> tuple[bool, bool, int]:
+        here = [part for part in leaves if device in part.devices]
+        model = any(p.kind == "module" or type(p.value) is nn.Parameter for p in here)
+        return device != "cpu", model, _bytes(here) or 0
+
+    return max((device for part in leaves for device in part.devices), key=weight)
+
+
+def _bytes(parts: Iterable[Part]) -> int | None:
+    return total({part.key: part.nbytes for part in parts}.values())
+
+
+# -- where a fix goes, and how it names the device
+@dataclass(frozen=True)
+class Site:
+    """The failing operation in one frame, and the operands that move, by their names there."""
+
+    at: Operation
+    odd: list[Part]
+    extra: list[Part]  # meets the result later, and moves too
+
+    @property
+    def frame(self) -> FailedFrame:
+        """Return the frame whose code is edited."""
+        return self.at.reader.frame
+
+
+def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
+    """Return the outermost site whose operands are the very objects that move here.
+
+    And the names of the operands there, by their names here, if they differ.
+    """
+    first = moved = [*site.odd, *site.extra]
+    for frame in outer:
+        done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
+        above = _given(moved, site.frame, done.parts if done else ())
+        if done is None or above is None:
+            break
+        moved, count = above, len(site.odd)
+        site = Site(done, moved[:count], moved[count:])
+    names = {a.key: b.text for a, b in zip(first, moved, strict=True) if a.text != b.text}
+    return site, names
+
+
+def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
+    """Return the operands of a call that are these parameters of its function; None if not all."""
+    parameters = frame.parameters if not frame.at_top else ()
+    if any(part.value is None or part.text not in parameters for part in moved):
+        return None
+    above = {id(part.value): part for part in reversed([*parts])}
+    found = [above[id(part.value)] for part in moved if id(part.value) in above]
+    return found if len(found) == len(moved) else None
+
+
+def _written_device(site: Site, target: str, line: ast.stmt) -> str:
+    """Return an expression for the device, as its user would write it at `line`."""
+    nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
+    nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and not in_own_scope(n)]
+    at_hand = [*map(ast.unparse, nodes), *site.frame.parameters]
+    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in at_hand)]
+    unknown = _bound_later(line, site.frame)
+    # A variable of the notebook has no place in a class.
+    if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
+        unknown |= {*map(root, names)} - {*site.frame.scope.local}
+    for name in (name for name in names if root(name) not in unknown):
+        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
+        device = device_of(value) if type(value) is not int else None
+        if device is not None and full(device) == target:
+            return name
+    return f'"{target}"'
+
+
+def _bound_later(line: ast.stmt, frame: FailedFrame) -> set[str]:
+    """Return the names of a function that are first bound at a line or further down."""
+    bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
+    bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
+    known = {n.id for n in bound if n.lineno < line.lineno} | {*frame.parameters}
+    return {n.id for n in bound} - known
+
+
+def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether a line put before `stmt` runs each time just before its code."""
+    line = frame.source.splitlines()[stmt.lineno - 1]
+    if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
+        return False  # `if ready: y = net(x)`, `a; b`
+    return not isinstance(stmt, (ast.While, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+# -- the edits
+def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
+    """Return the edit, in the outermost frame that has the operands; None if none is right."""
+    if all(part.kind == "module" for part in choice.odd):
+        return _move(above, choice)
+    if choice.to_host:
+        given = [part for part in above.at.parts if part.devices and part.device != "cpu"]
+        return _move(site if above is site else replace(above, odd=given), choice)
+    fix = _make_there(site, choice.target)
+    if fix is None and above is not site:
+        moved = [*above.odd, *above.extra]
+        more = also_needed(above.frame, above.at.node, moved, choice.target)
+        fix = _move(replace(above, extra=[*above.extra, *more]), choice)
+    return fix or _move(site, choice)
+
+
+def _make_there(site: Site, target: str) -> Fix | None:
+    """Return the fix in the one call that made the odd operand; None if another is better."""
+    frame, reader = site.frame, Reader(site.frame)
+    parts = {p.key: p for odd in site.odd for p in named_in(odd, reader) if p.kind == "tensor"}
+    if len(parts) != 1 or len(site.odd) != 1:
+        return None
+    (part,) = parts.values()
+    made = _maker(part, frame, site.at.node, target, written=part is site.at.fixed)
+    if made is None:
+        return None
+    device = _written_device(site, target, made)
+    return Edit(frame, made, replaced=with_device(made.value, frame, device)).fix(0)
+
+
+def _maker(
+    part: Part, frame: FailedFrame, node: ast.AST, target: str, *, written: bool
+) -> ast.Assign | None:
+    """Return the statement whose call needs `device=`; None if it is better to move the tensor."""
+    scope, reader = function_of(node), Reader(frame)
+    stmts = [s for s in ast.walk(scope or node) if isinstance(s, ast.Assign)]
+    stmts = [s for s in stmts if ast.unparse(s.targets[0]) == part.text and function_of(s) is scope]
+    made = [s for s in stmts if not uses(s.value, part.text)]
+    call = reader.part(made[0].value) if len(made) == 1 else None
+    if call is None or not call.factory:
+        return None
+    deeper = len(loops_around(node)) > len(loops_around(made[0]))
+    adds = written or (deeper and statement(node) in stmts)
+    starts = ((call.node, replace(call, devices=part.devices)), (node, part))
+    clashes = any(meets(frame, start, [odd], {odd.key: target}, target) for start, odd in starts)
+    return None if clashes or (frame.at_top and not adds) else made[0]
+
+
+def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
+    """Return the outermost calls in an expression that make tensors, each with the device."""
+    name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    given = {keyword.arg for keyword in getattr(node, "keywords", ())}
+    if isinstance(node, ast.Call) and name == "Generator":
+        return [(node, f"{frame.text(node.func)}({device})")]
+    if "device" in given or not (name in FACTORIES or name.endswith("_like")):
+        inner = ast.iter_child_nodes(node)
+        return [edit for child in inner for edit in with_device(child, frame, device)]
+    text = frame.text(node)
+    if given & {"generator", "out", None}:
+        return [(node, moving(text, device))]
+    inside = text[:-1].rstrip().rstrip(",")
+    return [(node, f"{inside}{'' if inside.endswith('(') else ', '}device={device})")]
+
+
+def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
+    """Return the outermost loop around a statement, if a line before it may use `texts`."""
+    loops = loops_around(stmt)
+    names = {root(text) for text in texts}
+    once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
+    return loops[-1] if once else stmt
+
+
+def _move(site: Site, choice: Choice) -> Fix | None:
+    """Return the fix for the odd operands and the ones that move with them; None if none is right.
+
+    One line moves all operands that can be bound again; modules move once.
+    """
+    stmt = statement(site.at.node)
+    if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
+        return None
+    if all(part.kind == "module" for part in site.odd):
+        stmt = before_loops(site.frame, stmt, [part.text for part in site.odd])
+    edit, device = Edit(site.frame, stmt), '"cpu"'
+    if not choice.to_host:
+        device = _written_device(site, choice.target, stmt)
+    above, nbytes, once = list[Part](), dict[str, int | None](), _used_once(site) or choice.to_host
+    for part in [*site.odd, *site.extra]:
+        may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
+        stands = once and may_stand and part.kind != "module"
+        if not stands and _can_be_bound(part, site.frame, stmt):
+            above.append(part)
+        elif not may_stand:
+            return None
+        elif edits := _moved(part, site, device, to_host=choice.to_host):
+            edit.replaced += edits
+        else:
+            continue  # used further down only: its own turn comes
+        nbytes[part.key] = 0 if part.factory else part.nbytes
+    edit.before += [moving(part.text, device) for part in above if part.kind == "module"]
+    if names := [part.text for part in above if part.kind != "module"]:
+        moved = ", ".join(moving(name, device) for name in names)
+        edit.before.append(f"{', '.join(names)} = {moved}")
+    changes = edit.before or edit.replaced
+    return edit.fix(total(nbytes.values()), choice.other_nbytes) if changes else None
+
+
+def _used_once(site: Site) -> bool:
+    """Whether the code has no other use for what moves, so that it moves where it stands."""
+    scope = function_of(site.at.node) or site.at.node
+    return not site.extra and all(len(uses(scope, part.key)) < 2 for part in site.odd)
+
+
+def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether to move an operand would be wrong, or is not known."""
+    if part.kind == "module":  # a loop uses it earlier in its turn, where it must be as it is now
+        earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
+        earlier = [use for use in earlier if use.lineno < stmt.lineno]
+        on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
+        return on_both or bool(own(part.value).get("hf_device_map"))  # spread by accelerate
+    if part.kind == "object":
+        return not hasattr(type(part.value), "to")
+    # In a Function's forward: gradients must be where the inputs were.
+    return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
+
+
+def moving(text: str, device: str) -> str:
+    """Return `text`, moved to a device."""
+    return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
+
+
+def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether a line above can bind the operand's name again, without running the user's code."""
+    node, value = part.node, part.value
+    if in_own_scope(node) or not can_precede(frame, stmt):
+        return False
+    if part.kind == "module":
+        return value is not None
+    if part.kind not in ("tensor", "object"):
+        return False
+    if part.kind == "tensor" and value is not None and value.requires_grad and value.is_leaf:
+        return False
+    if isinstance(node, ast.Attribute):
+        owner: Any = frame.scope.value(node.value)
+        setter: Any = type(owner).__setattr__
+        plain = setter in (object.__setattr__, nn.Module.__setattr__)
+        return plain and node.attr in {**own(owner), **own(owner).get("_buffers", {})}
+    own_names = (*frame.code.co_varnames, *frame.code.co_cellvars)
+    named = isinstance(node, ast.Name) and part.text == node.id
+    return named and (frame.at_top or part.text in own_names)
+
+
+def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[ast.AST, str]]:
+    """Return the operand moved where it stands, and where it is used in the next few lines."""
+    near = _uses_near(part, site, device) if part.kind == "tensor" and not to_host else []
+    if part not in site.odd and part.node not in ast.walk(site.at.node):
+        return near
+    if part.factory:
+        return near + with_device(part.node, site.frame, device)
+    if not to_host and (text := _without_transfer(part.node, site, device)):
+        return [(part.node, text)]
+    value, owner = part.value, site.frame.scope.value(part.node)
+    tracked = to_host and (value.requires_grad if value is not None else "detach(" not in part.text)
+    detached = ".detach()" if tracked else ""
+    if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
+        text = _each(part.node, owner, site.frame, device, detached)
+    else:
+        text = moving(bracketed(part.node, part.text) + detached, device)
+    return [*near, (part.node, text)]
+
+
+def _without_transfer(node: ast.expr, site: Site, device: str) -> str:
+    """Return an expression without the transfer that took it away: `a`, of `a.cpu() + b`."""
+    scope, reader = site.frame.scope, Reader(site.frame)
+    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in TRANSFERS:
+        return ""
+    if any(device_of(scope.value(argument)) is None for argument in arguments(node)):
+        return ""  # it changes the dtype too
+    owner: ast.expr = node.func.value  # type: ignore[attr-defined]
+    text, before = bracketed(owner, site.frame.text(owner)), reader.part(owner)
+    others = {part.device for part in site.at.parts if part.node is not node}
+    return text if before is not None and {before.device} == others else moving(text, device)
+
+
+def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
+    """Return a container with each of its tensors moved."""
+    whole, mapping = frame.text(node), type(owner) not in (list, tuple)
+    if type(owner) is not dict and hasattr(type(owner), "to"):
+        return moving(whole, device)
+    name = "v" if mapping else "t"
+    text = moving(name + detached, device)
+    all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
+    if whole in frame.parameters or not all_tensors:
+        text = f'{text} if hasattr({name}, "to") else {name}'
+    if mapping:
+        return f"{{k: {text} for k, v in {whole}.items()}}"
+    inner = f"{text} for t in {whole}"
+    return f"tuple({inner})" if type(owner) is tuple else f"[{inner}]"
+
+
+def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:
+    """Return the uses, in the next few lines, of a tensor that cannot be bound again, moved."""
+    stmt, reader = statement(site.at.node), Reader(site.frame)
+    first, last = (stmt.lineno, (stmt.end_lineno or 0) + _NEAR) if stmt is not None else (0, 0)
+    itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
+    near = uses(function_of(site.at.node) or site.at.node, part.key)
+    near = [n for n in near if first <= n.lineno <= last and id(n) not in itself]
+    around = [(n, next(p for p in parents(n) if not isinstance(p, ast.keyword))) for n in near]
+    around = [(n, parent) for n, parent in around if isinstance(parent, OPERATIONS)]
+    return [(n, moving(part.text, device)) for n, p in around if wants_one_device(p, reader)]
