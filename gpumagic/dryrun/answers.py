@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
+from gpumagic.dryrun.count_operators import Crossings
 from gpumagic.dryrun.fakes import (
     Fakes,
     LazyBuffer,
@@ -39,7 +40,6 @@ from gpumagic.dryrun.fakes import (
     suspended,
 )
 from gpumagic.dryrun.held_memory import HeldMemory
-from gpumagic.dryrun.operators import Crossings
 from gpumagic.ledger.entry import PRINT
 
 

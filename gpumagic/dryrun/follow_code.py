@@ -29,6 +29,7 @@ from gpumagic.device.cards import Card
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
+from gpumagic.dryrun.count_operators import Crossings, Operators, attend_as_cuda
 from gpumagic.dryrun.fakes import Fakes, NotKnown, Stopped, describe, is_refusal, raised
 from gpumagic.dryrun.forked import OverLimit, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import (
@@ -39,7 +40,6 @@ from gpumagic.dryrun.held_memory import (
     peaks,
     target_of,
 )
-from gpumagic.dryrun.operators import Crossings, Operators, attend_as_cuda
 from gpumagic.dryrun.result import LIMIT_S, DryRun, Mismatch, Unknown
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
