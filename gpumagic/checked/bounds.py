@@ -76,8 +76,8 @@ class Indexing(NamedTuple):
         if self.unless in given:
             return
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
-        if isinstance(of, tuple):  # the size of a sparse tensor
-            of = of[dim or 0]
+        if isinstance(of, (tuple, list)):  # the size of a sparse tensor, first its batches
+            of = of[values.dim()] if isinstance(values, Tensor) else None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
         if isinstance(of, Tensor):
@@ -121,7 +121,7 @@ _TABLE = (
     Indexing("F.one_hot", "tensor num_classes", "tensor", "num_classes", "numbers from 0"),
     Indexing("bincount poisson", "input", "input", unit="numbers from 0"),
     Indexing("repeat_interleave", "input repeats", "repeats", unit="numbers from 0"),
-    Indexing("sparse_csr_tensor", f"crow_indices {_COLUMNS}", "col_indices", "size", dim=1),
+    Indexing("sparse_csr_tensor", f"crow_indices {_COLUMNS}", "col_indices", "size"),
     Indexing(_BCE, "input target", "input", unit=_TO_1, high=1),
     Indexing(_BCE, "input target", "target", unit=_TARGETS, high=1),
     Indexing("bernoulli", "input p", "input", unit=_TO_1, high=1, unless="p"),

@@ -126,7 +126,12 @@ class Deaths:
             cause=cause,
             exit_code=code,
             title=f"{name}'s kernel {what}{during}",
-            details=(*self._ram(trail, now), *frames, *self._xids(kernel, now), "variables are lost"),
+            details=(
+                *self._ram(trail, now),
+                *frames,
+                *self._xids(kernel, now),
+                "variables are lost",
+            ),
             advice=_ADVICE[cause],
         )
 

@@ -131,6 +131,11 @@ y = torch.sparse_coo_tensor(T([[0], [0]]), T([[1.0, 2.0]]), (3, 3, 2)).to_dense(
 z = torch.sparse.mm(torch.eye(3).to_sparse(), x)
 
 y = torch.sparse_csr_tensor([0, 1, 1, 1], [2], [1.0], (3, 3)).to_dense()
+x = torch.sparse_csr_tensor(T([0, 1, 2]), T([0, 2]), T([1.0, 2.0]), [2, 3]).to_dense()
+w = torch.sparse_csr_tensor(T([[0, 1, 1]]), T([[3]]), T([[1.0]]), (1, 2, 4)).to_dense()
+v = torch.sparse_coo_tensor(T([[0, 2]]), T([1.0, 2.0]), torch.Size([3])).to_dense()
+u = torch.sparse_coo_tensor(T([[0, 2]]), T([1.0, 2.0]), [3]).to_dense()
+t = F.one_hot(i, np.int64(3))
 z = torch.sparse_csc_tensor([0, 1, 1, 1], [2], [1.0], (3, 3)).to_dense()
 
 y = nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 10])(torch.randn(4, 8), T([0, 6, 15, 19])).loss
