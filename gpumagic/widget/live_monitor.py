@@ -74,7 +74,7 @@ class MonitorWidget(anywidget.AnyWidget):
     timing = Dict().tag(sync=True)
     timings: List[Any] = List().tag(sync=True)
     # This notebook's variables on GPUs, at the last request of a view.
-    holdings = Dict().tag(sync=True)
+    variables = Dict().tag(sync=True)
     # The CSS class of the table that the view replaces.
     table = Unicode().tag(sync=True)
 
@@ -240,7 +240,7 @@ class MonitorWidget(anywidget.AnyWidget):
         """Handle a view's message: a heartbeat, or its end."""
         said = content if isinstance(content, dict) else {}
         view, kind = str(said.get("id"))[:64], said.get("type")
-        if kind == "look":
+        if kind == "alive":
             new = self._audience.look(view)
             rested = not self._awake
             self._wake()
@@ -248,9 +248,9 @@ class MonitorWidget(anywidget.AnyWidget):
                 self.history = self._sampler.history.since(None)
             if new:
                 self.cells = self._log.runs()
-        elif kind == "holdings":  # a view has that table open and the kernel is idle
+        elif kind == "variables":  # a view shows them and the kernel is idle
             with faults.kept("sending the memory holders to the monitor"):
-                self.holdings = held_now()
+                self.variables = held_now()
         elif kind == "gone" and self._audience.leave(view):
             self._rest()
             self._keep()

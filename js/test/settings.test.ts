@@ -1,13 +1,9 @@
 import { expect, it } from 'vitest';
 import schema from '../../schema/plugin.json';
 import { read } from '../src/lab/settings.js';
+import { DEFAULTS } from './environment.js';
 
-const DEFAULTS = Object.fromEntries(
-  Object.entries(schema.properties).map(([key, property]) => [key, property.default]),
-);
-
-it('has the same defaults as the schema', () => {
-  expect(read({})).toEqual(read(DEFAULTS));
+it('has the defaults of the schema, for when a user’s value is invalid', () => {
   expect(read()).toEqual(read(DEFAULTS));
 });
 

@@ -45,7 +45,7 @@ import widget from '/widget.js';
 const calls = new Map();
 window.sent = [];
 window.state = {period: 1, history: {}, cells: [], results: [], timing: {}, timings: [],
-    holdings: {}, table: 'kept', snapshot: {}};
+    variables: {}, table: 'kept', snapshot: {}};
 const model = {
     get: name => window.state[name],
     set: (name, value) => { window.state[name] = value; calls.get(`change:${name}`)?.(); },
@@ -79,7 +79,7 @@ def test_the_built_widget_needs_no_more_than_anywidgets_contract(shared_chromium
     page.evaluate("snapshot => window.model.set('snapshot', snapshot)", snapshot)
     gpu = snapshot["gpus"][0]
     expect(page.locator("#el")).to_contain_text(gpu["name"].split()[1])
-    assert page.evaluate("window.sent[0]") == "look"
+    assert page.evaluate("window.sent[0]") == "alive"
     page.evaluate("window.end()")
     assert page.evaluate("document.getElementById('el').childElementCount") == 0
     assert page.evaluate("window.sent.at(-1)") == "gone"

@@ -162,6 +162,26 @@ export function typed(text: string): Node[] {
     );
 }
 
+/** Sentences in which text to type is code; written only when they change. */
+export class Prose {
+  readonly node: HTMLElement;
+  #shown = '';
+
+  constructor(tag: keyof HTMLElementTagNameMap, css = '') {
+    this.node = h(tag, css);
+  }
+
+  /** Set the sentences, each with its class; empty ones are left out. */
+  set(...all: (readonly [css: string, text: string])[]): void {
+    const shown = all.join();
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    const some = all.filter(([, text]) => text);
+    const nodes = some.flatMap(([css, text], n) => [n ? ' ' : '', h('span', css, ...typed(text))]);
+    this.node.replaceChildren(...nodes);
+  }
+}
+
 /** Split a text into nodes, so that lines break only after " ·". */
 export const parts = (text: string): (Node | string)[] =>
   text.split(/(?<= ·) /).flatMap((part, n) => [n ? ' ' : '', h('span', 'part', part)]);

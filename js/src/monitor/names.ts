@@ -83,6 +83,7 @@ export function holderName(main: ProcessSample, trans: Translate): string {
   if (main.notebook && !outlives(main)) return file(main.notebook);
   if (main.mine) return trans.__('this kernel');
   if (stranger(main)) return main.user as string;
+  if (main.kernel && !main.name) return trans.__('kernel (PID %1)', main.pid);
   return main.name ? trans.__('%1 (you)', main.name) : trans.__('exited (PID %1)', main.pid);
 }
 
