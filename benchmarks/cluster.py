@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 import gpumagic
-from gpumagic.cluster.engines import RanksError
+from gpumagic.cluster.cell_on_ranks import RanksError
 from gpumagic.cluster.gpu_cluster import GpuCluster
 
 START_S, CELL_MS, CTRL_C_S, STUCK_S, TOLD_S, REPLACED_S = 10.0, 30.0, 1.0, 6.0, 1.0, 10.0

@@ -18,7 +18,7 @@ from torch import nn
 import gpumagic
 from gpumagic import virtual
 from gpumagic.memory.allocator import record
-from gpumagic.virtual import virtual_gpus
+from gpumagic.virtual import memory_account
 
 TENSORS, ROUNDS, LIMIT = 100_000, 5, 1.0  # the last in seconds
 STEPS, PAIRS, MOST = 20, 41, 0.03
@@ -74,7 +74,7 @@ def line_known(on):
         record(on)
     else:  # the innermost frame is always the user's
         here = sys._getframe()
-        virtual_gpus._getframe = sys._getframe if on else lambda depth: here
+        memory_account._getframe = sys._getframe if on else lambda depth: here
 
 
 def recording(step):

@@ -8,8 +8,8 @@ over the rounds, each ratio the median of the rounds' ratios. Exits 1 over a lim
 A copy within one GPU and an index of the GPU's own are no transfers, but go through operators that
 are watched, which must ask each tensor where it is: some tenths of a microsecond. Where that is
 more than 3 % (short operators, and a real GPU's) the last column says so, with the nanoseconds, and
-it is no failure. What was registered at the first watch passes calls on while nothing watches, and
-is taken out after some thousand of them: what that costs is told too, with the same limits.
+it is no failure. What was registered at the first watch passes calls on while nothing watches: what
+that costs is told too, with the same limits.
 """
 
 import contextlib

@@ -29,7 +29,7 @@ PRIVATE = {
     re.escape(str(Path.home())) + r"(?=/)": "~",
     rf"\b{re.escape(socket.gethostname())}\b": "ml-box",
     re.escape(tempfile.gettempdir()) + r"/tmp\w+": "/tmp/example",
-    r"(?<=pid )\d+": "4242",
+    r"(?<=[Pp][Ii][Dd] )\d+": "4242",
 }
 
 

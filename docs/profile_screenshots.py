@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 from studio import IMAGES, ROOT, run
 
 from gpumagic.profiling.read_trace import read_trace
-from gpumagic.usercode import lines
+from gpumagic.usercode import files
 
 sys.path.insert(0, str(ROOT / "tests" / "profiling"))
 from recorded import RecordedCell
@@ -39,7 +39,7 @@ def trained() -> RecordedCell:
 
 
 def profile(browser: Browser) -> None:
-    lines.last_cell = lambda: "cell.py"  # its lines are named as the running cell's
+    files.last_cell = lambda: "cell.py"  # its lines are named as the running cell's
     html = read_trace(trained().trace())._repr_html_()
     for theme, (paper, ink) in COLORS.items():
         context = browser.new_context(color_scheme=theme, device_scale_factor=2)

@@ -4,7 +4,7 @@ from .cell.report import last_report as last_report
 from .checked.check_mode import check as check
 from .cluster.gpu_cluster import GpuCluster as GpuCluster
 from .cluster.gpu_cluster import cluster as cluster
-from .cluster.ranks_report import RanksReport as RanksReport
+from .cluster.output import RanksReport as RanksReport
 from .device import Device as Device
 from .dryrun import DryRun as DryRun
 from .dryrun import dry_run as dry_run

@@ -1,17 +1,15 @@
-"""Run ``gpumagic demo`` and its like: the same without a notebook."""
+"""Define the command line: the table of GPUs, the doctor and notebooks from a shell."""
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
 
-from gpumagic.errors import GpuError, meant
+from gpumagic.errors import GpuError
 
 _COMMANDS = ("top", "snapshot", "doctor", "demo", "enable", "disable")
 _EXAMPLES = """\
@@ -37,29 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        given = re.search(r"invalid choice: '(.*?)'", message)
-        question = meant(given[1], _COMMANDS) if given else ""
-        super().error(f"{message}; {question}" if question else message)
-
-
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    about = "GPUs for notebooks, and the same from a shell."
-    parser = _Parser("gpumagic", description=about, epilog=_EXAMPLES, formatter_class=raw)
+    parser = argparse.ArgumentParser(
+        "gpumagic", description="GPUs for notebooks.", epilog=_EXAMPLES, formatter_class=raw
+    )
     parser.add_argument(
         "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
     )
     commands = parser.add_subparsers(required=True, metavar="|".join(_COMMANDS))
     keys = "q quits, the arrows scroll, s sorts by the next column, p lists each process."
-    live = commands.add_parser("top", help="what %%gpus shows, live in a terminal", epilog=keys)
+    live = commands.add_parser("top", help="the table of %%gpus, live in a terminal", epilog=keys)
     live.add_argument("--period", type=float, default=1.0, metavar="SECONDS", help="default: 1")
     live.set_defaults(run=_top)
-    snapshot = commands.add_parser("snapshot", help="what %%gpus shows")
+    snapshot = commands.add_parser("snapshot", help="the table of %%gpus")
     snapshot.add_argument("--json", action="store_true", help="as JSON")
     snapshot.add_argument("--processes", action="store_true", help="a line for each process")
-    snapshot.add_argument("--watch", type=_seconds, metavar="SECONDS", help="again and again")
+    snapshot.add_argument("--watch", type=_seconds, metavar="SECONDS", help="repeat")
     snapshot.set_defaults(run=_snapshot)
     doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
     doctor.set_defaults(run=_doctor)
@@ -67,18 +59,17 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
     demo.set_defaults(run=_demo)
-    for name, about in (
-        ("enable", "let the first magic of a notebook load the extension"),
-        ("disable", "take back what enable wrote"),
-    ):
-        commands.add_parser(name, help=about).set_defaults(run=_every_notebook, change=name)
+    about = "load gpumagic in new notebooks when one of its magics is first used"
+    commands.add_parser("enable", help=about).set_defaults(run=_every_notebook, enable=True)
+    disable = commands.add_parser("disable", help="undo enable")
+    disable.set_defaults(run=_every_notebook, enable=False)
     return parser
 
 
 def _every_notebook(args: argparse.Namespace) -> int:
     from gpumagic.magics import loading
 
-    print(getattr(loading, args.change)())
+    print(loading.enable() if args.enable else loading.disable())
     return 0
 
 
@@ -89,10 +80,10 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Return a pause that time.sleep accepts; argparse shows the error."""
+    """Return seconds that time.sleep accepts; argparse shows the error."""
     seconds = float(text)
     if not 0 < seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text} s is no pause; type --watch 2")
+        raise argparse.ArgumentTypeError(f"{text} s is out of bounds; type --watch 2")
     return seconds
 
 

@@ -1,8 +1,7 @@
-"""Run a notebook headless and print what its cells show as they go."""
+"""Run a notebook headless and print what each cell shows."""
 
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,29 @@ from gpumagic.errors import GpuError
 def run(notebook: Path | None, output: Path) -> int:
     """Execute `notebook` in a real kernel and write it, with its outputs, as HTML into `output`.
 
-    Returns 0, or 1 if a cell raised; GpuError where the notebook, or what runs one, is missing.
+    Returns 0, or 1 if a cell raised. Raises GpuError if the notebook or a library is missing.
     """
-    path = notebook or _first_notebook()
+    path = notebook or example("quickstart")
     if not path.is_file():
         raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")
     try:
         import nbformat
+        from nbclient import NotebookClient
         from nbclient.exceptions import CellExecutionError
         from nbconvert import HTMLExporter
-
-        client_class = _live_client()
     except ModuleNotFoundError as error:
         raise GpuError(f'the demo needs {error.name}; type: pip install "gpumagic[demo]"') from None
     book = nbformat.read(path, as_version=4)
     print(f"running {path.name} in a kernel of {sys.executable}")
-    client = client_class(
+    show = _Show(book)
+    client = NotebookClient(
         book,
         timeout=600,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
+        on_cell_execute=show.start,
+        on_cell_executed=show.outputs,
     )
     status = 0
     try:
@@ -48,55 +49,30 @@ def run(notebook: Path | None, output: Path) -> int:
     return status
 
 
-def _live_client() -> Any:
-    """nbclient's class that runs a notebook, made to print each output when it comes."""
-    from nbclient import NotebookClient
-    from nbformat.v4 import output_from_msg
+class _Show:
+    """Prints each code cell's number and first line, and its outputs when it has ended."""
 
-    class LiveClient(NotebookClient):
-        def output(self, outs: Any, msg: Any, display_id: Any, cell_index: Any) -> Any:
-            shown = super().output(outs, msg, display_id, cell_index)
-            if shown is not None and display_id is not None:
-                self.changing.append(shown)
-            elif shown is not None:
-                _print(output_from_msg(msg))
-            return shown
+    def __init__(self, book: Any) -> None:
+        self._code = [n for n, cell in enumerate(book.cells) if cell.cell_type == "code"]
 
-        def on_cell_execute(self, cell: Any, cell_index: int) -> None:
-            # What it may still write over, such as a line that says how far it is.
-            self.changing: list[Any] = []
-            code = [n for n, other in enumerate(self.nb.cells) if other.cell_type == "code"]
-            first = cell.source.strip().partition("\n")[0]
-            print(f"\n[{code.index(cell_index) + 1}/{len(code)}] {first}", flush=True)
-            self.started = time.perf_counter()
+    def start(self, cell: Any, cell_index: int) -> None:
+        first, *_ = cell.source.strip().split("\n")
+        print(f"\n[{self._code.index(cell_index) + 1}/{len(self._code)}] {first}", flush=True)
+        self._started = time.perf_counter()
 
-        def on_cell_executed(self, **kw: Any) -> None:
-            for shown in self.changing:
-                _print(shown)
-            print(f"    ({time.perf_counter() - self.started:.1f} s)", flush=True)
-
-    return LiveClient
-
-
-def _print(output: Any) -> None:
-    for line in _text(output).rstrip().splitlines():
-        print(f"    {line}", flush=True)
+    def outputs(self, cell: Any, **_: Any) -> None:
+        for line in "".join(map(_text, cell.outputs)).splitlines():
+            print(f"    {line}")
+        print(f"    ({time.perf_counter() - self._started:.1f} s)", flush=True)
 
 
 def _text(output: Any) -> str:
     if output.output_type == "stream":
         return str(output.text)
     if output.output_type == "error":
-        return f"{output.ename}: {output.evalue}"
-    return str(output.data.get("text/plain", ""))
-
-
-def _first_notebook() -> Path:
-    """The quickstart; where there is no torch, the textbook's chapter in the framework there is."""
-    names = {"torch": "quickstart", "jax": "d2l_gpus_jax", "tensorflow": "d2l_gpus_tensorflow"}
-    return example(
-        next((name for module, name in names.items() if find_spec(module)), "quickstart")
-    )
+        return f"{output.ename}: {output.evalue}\n"
+    text = str(output.data.get("text/plain", "")).rstrip()
+    return f"{text}\n" if text else ""
 
 
 def example(name: str) -> Path:

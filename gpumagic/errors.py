@@ -74,26 +74,11 @@ def cluster_needed(what: str) -> AbstractContextManager[None]:
 
 
 class CrossDeviceWarning(UserWarning):
-    """A copy between devices, or a wait for one, without a device in the code: `.item()`, a mask.
+    """Warn of a copy between devices, or a wait for one, for which the code names no device.
 
-    Given once for each line of a cell. Filter it like any warning:
-    ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
+    For example `.item()`, or a mask. Given once for each line of a cell. Filter it like any
+    warning: ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
-
-    raised_in: Any = None  # the user's code object, if a library was called in between
-
-    def _render_traceback_(self) -> Any:
-        # Our own code raised it: the traceback ends at the user's line.
-        from IPython import get_ipython
-
-        trace = self.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            ends = trace.tb_frame.f_code is self.raised_in
-            if ends or trace.tb_next.tb_frame.f_locals.get("__tracebackhide__"):
-                trace.tb_next = None
-            trace = trace.tb_next
-        show = get_ipython().InteractiveTB.structured_traceback
-        return show(type(self), self, self.__traceback__)
 
 
 class ImplicitCopyError(CrossDeviceWarning, RuntimeError):

@@ -30,7 +30,6 @@ _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
 _HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
 _MOST_HOLDERS = 3
-_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _owner = pytest.StashKey[object]()  # what virtual GPUs are on for: "run", a marker, or None
 _failed = pytest.StashKey[bool]()
 _ledger = pytest.StashKey["GpuLedger"]()
@@ -59,18 +58,18 @@ def _gpus_here() -> list[Device]:
 
 
 def _turn_on(config: pytest.Config, wanted: Wanted, owner: object) -> None:
-    from gpumagic import virtual
+    from gpumagic.virtual import enable
 
-    virtual.enable(*wanted)
+    enable(*wanted)
     config.stash[_owner] = owner
 
 
 def _turn_off(config: pytest.Config, *unless: object) -> None:
-    if (owner := config.stash.get(_owner, None)) is not None and owner not in unless:
-        from gpumagic import virtual
+    if config.stash.get(_owner, None) not in (None, *unless):
+        from gpumagic.virtual import disable
 
         config.stash[_owner] = None
-        virtual.disable()
+        disable()
 
 
 def _start(config: pytest.Config, options: object) -> None:
@@ -80,10 +79,9 @@ def _start(config: pytest.Config, options: object) -> None:
     if not number or leads_workers or config.stash.get(_owner, None):
         return
     try:
-        if not number.isdecimal():
-            raise GpuError(f"virtual GPUs: {number} asked, 1 to 8 are possible")
         if all(gpu.virtual for gpu in _gpus_here()):
-            _turn_on(config, Wanted(int(number), memory or None), "run")
+            asked = int(number) if number.isdecimal() else number
+            _turn_on(config, Wanted(asked, memory or None), "run")
     except GpuError as error:
         raise pytest.UsageError(f"{_plain(error)}; {_EXAMPLE}") from None
 
@@ -110,42 +108,34 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker; turn GPUs on if this plugin was loaded late."""
     config.addinivalue_line("markers", _MARKER)
+    config.add_cleanup(lambda: _turn_off(config))
     _start(config, config.option)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave torch as it was."""
-    _turn_off(config)
 
 
 def _wanted(mark: pytest.Mark) -> Wanted:
     """Read a marker; a mistake in it fails the test in one line."""
     try:
         wanted = Wanted(*mark.args, **mark.kwargs)
-        if type(wanted.number) is not int:
-            raise GpuError(f"{wanted.number!r} is not a number of GPUs")
         Bytes(wanted.memory or 0)
+        if type(wanted.number) is int:
+            return wanted
+        said = f"{wanted.number!r} is not a number of GPUs"
     except (TypeError, GpuError) as error:
         said = str(error).removeprefix("Wanted.__new__() ")
-        pytest.fail(f"@pytest.mark.gpus: {said}; type for example {_TYPED}", pytrace=False)
-    return wanted
-
-
-def _marker(item: pytest.Item | None) -> pytest.Mark | None:
-    return item.get_closest_marker("gpus") if item else None
+    pytest.fail(f"@pytest.mark.gpus: {said}; type for example {_TYPED}", pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give a marked test its GPUs before its fixtures, or skip it with a reason."""
-    mark = _marker(item)
+    mark = item.get_closest_marker("gpus")
     if mark is None or item.config.stash.get(_owner, None) == mark:
         return
     wanted, found = _wanted(mark), _gpus_here()
     if wanted.fits(found):
         return
-    reason = ", ".join(f"{gpu} has {size(gpu.memory_total)}" for gpu in found)
     if found:
+        reason = ", ".join(f"{gpu} has {size(gpu.memory_total)}" for gpu in found)
         reason += f"; {_EXAMPLE if found[0].virtual else _HIDE}"
     else:
         try:
@@ -172,7 +162,7 @@ def pytest_runtest_teardown(
     finally:
         if memory:
             memory.meter.stop()
-        _turn_off(item.config, "run", _marker(nextitem))
+        _turn_off(item.config, "run", nextitem and nextitem.get_closest_marker("gpus"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -184,7 +174,7 @@ def pytest_runtest_makereport(
     item.stash[_failed] = item.stash.get(_failed, False) or report.failed
     ledger = item.stash.get(_ledger, None)
     if ledger and report.failed and report.when == "call" and ledger.implicit:
-        report.sections.append(("implicit copies and waits", repr(ledger.implicit_part)))
+        report.sections.append(("implicit copies and waits", repr(ledger.entries())))
     return report
 
 
@@ -206,7 +196,8 @@ class Bytes(int):
     def __repr__(self) -> str:
         return size(int(self))
 
-    __lt__, __le__, __gt__, __ge__, __eq__, __ne__ = map(_compared, _COMPARISONS)
+    __lt__, __le__, __gt__ = map(_compared, ("__lt__", "__le__", "__gt__"))
+    __ge__, __eq__, __ne__ = map(_compared, ("__ge__", "__eq__", "__ne__"))
     __hash__ = int.__hash__
 
 
@@ -216,27 +207,27 @@ class GpuLedger(NamedTuple):
     watch: Any
 
     @property
-    def implicit_part(self) -> Ledger:
-        """Those for which the code names no device: `.item()`, `if x:`, `print(x)`."""
-        ledger: Ledger = self.watch.ledger
-        return replace(ledger, entries=tuple(entry for entry in ledger if entry.implicit))
-
-    @property
     def implicit(self) -> str:
-        """The same as one line: ``"2 waits at line 4: `loss.item()`"``; empty if there are none."""
+        """One line about those for which the code names no device, such as `.item()`, or ``""``."""
         from gpumagic.ledger import ledger_view
 
-        return ledger_view.line(self.implicit_part)
+        return ledger_view.line(self.entries())
+
+    def entries(self) -> Ledger:
+        """Return the implicit ones."""
+        ledger: Ledger = self.watch.ledger
+        return replace(ledger, entries=tuple(entry for entry in ledger if entry.implicit))
 
 
 class GpuMemory:
     """The memory of a test on each CUDA device, by torch's allocator."""
 
-    def __init__(self) -> None:
-        from gpumagic.ledger.memory_meter import MemoryMeter
+    may_leave: str | int = 0
+    """Bytes that the test may leave allocated on each GPU."""
 
-        self.may_leave: str | int = 0
-        """Bytes that the test may leave allocated on each GPU."""
+    def __init__(self) -> None:
+        from gpumagic.ledger.dispatch import MemoryMeter
+
         self._clean()
         self.meter = MemoryMeter()
         self.meter.start()
@@ -246,11 +237,7 @@ class GpuMemory:
         from gpumagic.device import resolve_one
 
         __tracebackhide__ = True
-        try:
-            device = str(resolve_one(where, _gpus_here()))
-        except GpuError as error:
-            marked = f"mark the test @pytest.mark.{_TYPED}, or {_EXAMPLE}"
-            raise GpuError(f"{_plain(error)}; {marked}") from None
+        device = str(resolve_one(where, _gpus_here()))
         peaks = [found.peak for found in self.meter.read() if found.device == device]
         if not peaks:
             raise GpuError(f"the peak of {device} is not measured; type a GPU, such as cuda:0")
@@ -260,16 +247,16 @@ class GpuMemory:
         """Fail if the test has left more than `may_leave` on a GPU."""
         self._clean()
         grown = {m.device: Bytes(max(m.allocated - m.before, 0)) for m in self.meter.read()}
-        if left := {gpu: more for gpu, more in grown.items() if more > self.may_leave}:
-            from gpumagic.memory.holders_by_name import memory
+        left = {gpu: more for gpu, more in grown.items() if more > self.may_leave}
+        if not left:
+            return
+        from gpumagic.memory.holders_by_name import memory
 
-            lines = [f"the test leaves {more!r} on {gpu}" for gpu, more in left.items()]
-            rows = [row for row in memory().holders if row.device in left][:_MOST_HOLDERS]
-            lines += [
-                f"  {r.path} holds {size(r.nbytes)}, allocated in {r.made or NOT_KNOWN}"
-                for r in rows
-            ]
-            pytest.fail("\n".join(lines), pytrace=False)
+        lines = [f"the test leaves {more!r} on {gpu}" for gpu, more in left.items()]
+        for row in [row for row in memory().holders if row.device in left][:_MOST_HOLDERS]:
+            made = row.made or NOT_KNOWN
+            lines.append(f"  {row.path} holds {size(row.nbytes)}, allocated in {made}")
+        pytest.fail("\n".join(lines), pytrace=False)
 
     def _clean(self) -> None:
         from gpumagic.memory.allocator import clear_workspaces

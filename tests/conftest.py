@@ -91,13 +91,13 @@ def _nothing_is_left(request):
     assert "jax" not in sys.modules or not hasattr(request.config, "workerinput")
     import torch
 
-    from gpumagic.ledger import attribute, memory_meter
-    from gpumagic.placement import scope, swap
+    from gpumagic.ledger import attribute, dispatch
+    from gpumagic.placement import placement, swap
 
     assert torch.is_grad_enabled()
     assert not swap.installed()
-    assert scope.placement() is None
-    assert not memory_meter.measuring()
+    assert placement() is None
+    assert not dispatch.measuring()
     assert attribute.running == ()
     ours = [t for t in threading.enumerate() if t.name.startswith("gputime")]
     for thread in ours:

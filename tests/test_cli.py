@@ -29,15 +29,6 @@ def test_its_version(capsys):
     assert capsys.readouterr().out == f"gpumagic {gpumagic.__version__}\n"
 
 
-def test_a_misspelled_command_asks_what_was_meant(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["doctr"])
-    assert "; did you mean doctor? " in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main(["xyz"])
-    assert ";" not in capsys.readouterr().err
-
-
 def test_a_command_is_needed(capsys):
     with pytest.raises(SystemExit):
         cli.main([])

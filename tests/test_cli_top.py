@@ -200,7 +200,7 @@ def test_it_shows_the_table_with_notebooks_names_in_80_columns_until_q(terminal,
     assert re.search(r"^cuda:0 +RTX 6000 .*1\.0 GiB|^train.ipynb +cuda:0 1\.0 GiB", shown, re.M)
     assert "q quit" in shown.splitlines()[-1]
     assert all(width(line) <= 80 for line in shown.splitlines())
-    assert "pid" not in shown
+    assert "PID" not in shown
     terminal.type("p")
     assert re.search(rf"^train\.ipynb .* {kernel} ", terminal.wait("list: processes"), re.M)
     terminal.type("q")

@@ -176,7 +176,7 @@ def test_prompts_on_two_gpus(tmp_path):
     shown = done.stdout
     # The same images from two threads, two processes, in small parts, and by Accelerate.
     assert len(re.findall(r"\n    (?:differs by )?[01]\n", shown)) == 4
-    assert "17 prompts: 5 × 3 + 2" in shown
+    assert "17 prompts: 6 parts of at most 3" in shown
     assert "[1] process 1 of 2 draws 8" in shown
     assert shown.count("PIL.Image.Image image mode=RGB") == 2
 

@@ -9,7 +9,7 @@ from collections import deque
 import numpy
 import torch
 
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.trial import CopiedVariables
 from gpumagic.isolation.settings import Randomness
 from gpumagic.placement import swap
 from gpumagic.usercode.variables import names_read

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from gpumagic.placement.function_mode import FunctionMode
+from gpumagic.placement import FunctionMode
 
 _MISMATCH = re.compile(
     r"same device|not at the same device|two devices|weight type .* should be the same", re.S

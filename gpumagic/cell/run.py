@@ -22,7 +22,7 @@ from gpumagic.frameworks.known import in_use, torch_itself
 from gpumagic.frameworks.watching import watch
 from gpumagic.ledger.entry import Entry, Ledger, Memory
 from gpumagic.moving.moved import DATASET_STAYS, Left, Moves, Origins, all_of
-from gpumagic.usercode.lines import innermost
+from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import variables_read
 

@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves
 from gpumagic import faults
 from gpumagic.checked.bounds import RunningCall, find_bad_value, finders, first, readable
 from gpumagic.ledger.attribute import uncounted
-from gpumagic.placement.function_mode import FunctionMode
-from gpumagic.usercode.files import leave_out_ours, unseen
-from gpumagic.usercode.lines import expression, in_cell, line_at, user_frame
+from gpumagic.placement import FunctionMode
+from gpumagic.usercode.files import expression, in_cell, leave_out_ours, line_at, unseen, user_frame
 
 _MARK = "gpumagic.check"
 # Their results are what is there, or was there before.

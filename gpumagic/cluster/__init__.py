@@ -2,5 +2,5 @@
 
 from gpumagic.display import table
 
-table.register("gpumagic.cluster.ranks_report.RanksReport", "gpumagic.cluster.ranks_report")
-table.register("gpumagic.cluster.ranks_report.RanksTable", "gpumagic.cluster.ranks_report")
+table.register("gpumagic.cluster.output.RanksReport", "gpumagic.cluster.output")
+table.register("gpumagic.cluster.output.RanksTable", "gpumagic.cluster.output")

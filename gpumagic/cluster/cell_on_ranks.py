@@ -1,24 +1,30 @@
-"""Run a cell on ranks: send it, show its output, and end it on an error, a hang or Ctrl-C."""
+"""Run a cell on ranks: send it and its variables, show its output, end it on an error or a hang."""
 
+import ast
+import linecache
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import ipyparallel
 
-from gpumagic.cluster import engine
-from gpumagic.cluster.engine import ErrorInRank, Outcome
-from gpumagic.cluster.engines import Engines, RankEngine, died
-from gpumagic.cluster.output import Streamed
-from gpumagic.cluster.rank_messages import Orders
-from gpumagic.cluster.ranks_report import RankTime
-from gpumagic.cluster.this_rank import PULSE
+from gpumagic.cluster import engine, sending
+from gpumagic.cluster.engine import CellOrder, ErrorInRank, Outcome
+from gpumagic.cluster.engines import Engines, RankEngine
+from gpumagic.cluster.output import RankTime, Streamed
+from gpumagic.cluster.scattered import Sharing, SplitValues, check
+from gpumagic.cluster.sending import Wants
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.display.units import duration
-from gpumagic.errors import GpuError
+from gpumagic.display.units import duration, size
+from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import noted
-from gpumagic.usercode.files import label
+from gpumagic.usercode.files import label, shell, user_namespace
+from gpumagic.usercode.program import awaits
+from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 # A rank that has not ended this long after its interrupt is replaced.
 GRACE_S = 5.0
@@ -28,42 +34,99 @@ HANGS_S = 5.0
 _AGAIN_S = 0.5
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
+# Returned values above this many bytes are reported.
+_MUCH = 2**16
 _IMPATIENT = 3
 
 
-class CellOnRanks:
-    """One cell that runs on ranks.
+class RanksError(Exception):
+    """An error in a rank; shown as that rank's traceback, without frames of ours."""
 
-    Attributes
-    ----------
-    outcomes : dict
-        The outcome of each part.
-    failed : tuple of int and ErrorInRank, or None
-        The rank that failed first, and its error.
-    interrupted : bool
-        Whether Ctrl-C ended it.
-    replaced : list of int
-        Ranks that did not end.
-    """
+    def __init__(self, rank: int, error: ErrorInRank, ranks: int, notes: Sequence[str]) -> None:
+        place = f", {error.place}" if error.place else ""
+        super().__init__(f"rank {rank}{place}: {error}")
+        others = " (the other ranks were stopped)" * (ranks > 1)
+        shown = [f"error in rank {rank}{others}:", error.lines, *(f"  → {each}" for each in notes)]
+        show_as(self, lambda: ["\n".join(shown)])
+
+
+class CellOnRanks:
+    """One cell that runs on ranks: call `deliver`, then `run`."""
 
     def __init__(
-        self, engines: Engines, ranks: Sequence[RankEngine], orders: Orders, line: ProgressLine
+        self,
+        engines: Engines,
+        ranks: Sequence[RankEngine],
+        tree: ast.Module,
+        file: str,
+        asked: Sharing,
+        line: ProgressLine,
     ) -> None:
-        self.ranks, self.orders = list(ranks), orders
+        if awaiting := awaits(tree):
+            what = f"line {awaiting} awaits, and ranks have no loop"
+            raise GpuError(f"{what}; await it in a cell before")
+        space, ipython = user_namespace(), shell()
+        check(asked, tree, space)
+        self.ranks, self.asked = list(ranks), asked
         self._engines, self._line = engines, line
+        self.split = SplitValues(asked, space, len(ranks))
+        self._queues = dict(zip([rank.number for rank in ranks], self.split.queues, strict=True))
+        # What is sent.
+        there = sending.file_in_rank(file)
+        # The text of the cells by file, to explain errors in ranks.
+        self._sources = {there: "".join(linecache.getlines(file))}
+        read = names_read(tree, ipython.transform_cell if ipython else str)
+        names = [name for name in read if name not in asked.split]
+        hidden = ipython.user_ns_hidden if ipython else {}
+        found = sending.prints_of(variables_read(names, space), space, hidden)
+        self._values, self._prints = found
+        assigned = sending.prints_here(names_assigned(tree))
+        self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
+        self.sent = dict.fromkeys(asked.split)  # names, for the report
+        self.sent_bytes = 0
+        self.kept: dict[str, None] = {}  # names that changed both here and in ranks
+        # How it runs and ends.
         self._running: dict[int, tuple[int, Any]] = {}  # by rank: its part, and the answer
-        self.outcomes: dict[int, Outcome] = {}
-        self.failed: tuple[int, ErrorInRank] | None = None
-        self.interrupted = False
-        self.replaced: list[int] = []
+        self.outcomes: dict[int, Outcome] = {}  # by part
+        self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
+        self.interrupted = False  # by Ctrl-C
+        self.replaced: list[int] = []  # ranks that did not end
         self._signaled: float | None = None
         self._signaled_last = 0.0
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
-        self._streamed = Streamed([rank.number for rank in ranks])
+        self._streamed = Streamed()
+
+    def deliver(self) -> None:
+        """Send ranks with work what they lack. Raises `GpuError`, and a rank's `RanksError`."""
+        busy = [rank for rank in self.ranks if self._queues[rank.number]]
+        groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # of ranks that want the same
+        if self._prints:
+            found = self._engines.answers(busy, sending.wanted, self._prints)
+            for rank, wants in zip(busy, found, strict=True):
+                groups.setdefault(repr(wants), (wants, []))[1].append(rank)
+        for wants, ranks in groups.values():
+            self._send(ranks, wants)
+
+    def _send(self, ranks: Sequence[RankEngine], wants: Wants) -> None:
+        """Send ranks that want the same what they lack."""
+        values = {n: value for n, value in self._values.items() if n in wants.names}
+        prints = {name: self._prints[name] for name in (*values, *wants.kept)}
+        if not prints:
+            return
+        data = sending.pack(values, wants.tensors, self._sources) if values else b""
+        self.sent_bytes += len(data) * len(ranks)
+        self.kept |= dict.fromkeys(wants.kept)
+        for name, value in values.items():
+            if not isinstance(value, ModuleType):
+                self.sent[f"{name} again" if wants.names[name] else name] = None
+        refused = self._engines.answers(ranks, sending.receive, data, prints)
+        for rank, why in zip(ranks, refused, strict=True):
+            if why:
+                raise RanksError(rank.number, ErrorInRank(why, "", "", why), 1, ())
 
     def run(self) -> None:
-        """Run the orders on the ranks; always ends, since a rank that does not end is replaced."""
+        """Run it; always ends, since a rank that does not end is replaced."""
         began = time.monotonic()
         with noted(self._press, _IMPATIENT):
             for rank in self.ranks:
@@ -71,7 +134,6 @@ class CellOnRanks:
             while self._running:
                 self._look()
                 self._say(time.monotonic() - began)
-            self._streamed.end()
             self._replace_stuck()
 
     def times(self) -> Iterator[RankTime]:
@@ -80,19 +142,41 @@ class CellOnRanks:
             every = (each for each in self.outcomes.values() if each.rank == rank.number)
             if mine := [each for each in every if each.error is None]:
                 peak = max((each.peak for each in mine if each.peak is not None), default=None)
-                seconds = sum(each.seconds for each in mine)
-                virtual = bool(rank.about.get("virtual"))
-                yield RankTime(rank.number, seconds, peak, len(mine), virtual)
+                seconds, virtual = sum(each.seconds for each in mine), rank.about["virtual"]
+                yield RankTime(f"rank {rank.number}", seconds, peak, len(mine), virtual)
+
+    def transfers(self) -> Iterator[str]:
+        """Return the bytes moved in the ranks and returned from them, in words."""
+        done = self.outcomes.values()
+        if moved := sum(each.moved for each in done):
+            yield f"{size(moved)} moved to their GPUs"
+        back = sum(len(each.value) + sum(map(len, each.kept.values())) for each in done)
+        if back > _MUCH:
+            yield f"{size(back)} came back"
+
+    def broke_the_group(self) -> bool:
+        """Whether ranks are in different collectives, so that the group cannot be used."""
+        if self.replaced:
+            return False  # it was recreated with the replacement
+        outcomes = self.outcomes.values()
+        begun = {outcome.rank: outcome.collectives for outcome in outcomes}
+        apart = len(self.ranks) == len(self._engines.ranks) and len({*begun.values()}) > 1
+        return apart or any(outcome.cut for outcome in outcomes)
 
     def _next(self, rank: RankEngine) -> None:
         """Give a rank its next part, if there is one."""
-        queue = self.orders.queues[rank.number]
+        queue = self._queues[rank.number]
         if queue and self._signaled is None:
             part = queue.popleft()
             self._running[rank.number] = part, None
+            given = sending.pack(self.split.part(part)) if self.asked.split else b""
+            self.sent_bytes += len(given)
+            order = replace(self._order, label=self._label(rank), given=given)
             with suppress(GpuError):  # it has died; reported with its cause in a moment
-                asked = self._engines.ask(rank, engine.run, self.orders.order(part))
-                self._running[rank.number] = part, asked
+                self._running[rank.number] = part, self._engines.ask(rank, engine.run, order)
+
+    def _label(self, rank: RankEngine) -> str:
+        return str(rank.number) if len(self.ranks) > 1 else ""
 
     def _pending(self) -> list[RankEngine]:
         return [rank for rank in self.ranks if rank.number in self._running]
@@ -102,18 +186,20 @@ class CellOnRanks:
         if pending:
             self._running[pending[0].number][1].wait(_LOOK_S)
         if self._pressed:
-            self._interrupted()
+            self.interrupted = True
+            self._signal()
         for rank in pending:
             part, asked = self._running[rank.number]
             # The answer may come before the last output.
             over = asked.ready() and asked.wait_for_output(1)
-            self._streamed.take(rank.number, part, asked.metadata)
+            self._streamed.take(rank.number, part, asked.metadata, self._label(rank))
             if over:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in self._pending():
-            if rank.lost:
-                self._lost(rank)
+            if rank.lost:  # errors that follow in other ranks are not the cause
+                del self._running[rank.number]
+                self._fail(rank.number, "it has died", rank.lost, "", rank.died)
         self._end_the_stuck()
 
     def _take(self, rank: RankEngine, part: int, asked: Any) -> None:
@@ -130,31 +216,20 @@ class CellOnRanks:
         if outcome.error is not None:
             # A rank that was interrupted because another failed has not failed itself. A closed
             # connection may follow from another rank's failure and is not the cause.
-            failed = self.failed
-            victim = failed is not None and failed[1].is_of_the_group
+            victim = self.failed is not None and self.failed[1].is_of_the_group
             own = outcome.error.kind != "KeyboardInterrupt" and not outcome.error.is_of_the_group
             if self._signaled is None or (victim and own):
                 self.failed = rank.number, outcome.error
             self._signal()
         self._next(rank)
 
-    def _lost(self, rank: RankEngine) -> None:
-        """Record that a rank has died; errors that follow in other ranks are not the cause."""
-        error = ErrorInRank("it has died", rank.lost, "", f"RanksError: {died(rank)}")
-        del self._running[rank.number]
-        self.failed = rank.number, error
-        self._signal()
-
     # -- ending
     def _press(self, *_: object) -> None:
         self._pressed += 1
 
-    def _interrupted(self) -> None:
-        """Handle Ctrl-C; the second one does not wait for the ranks."""
-        self.interrupted = True
+    def _fail(self, rank: int, kind: str, message: str, place: str, words: str) -> None:
+        self.failed = rank, ErrorInRank(kind, message, place, f"RanksError: {words}")
         self._signal()
-        if self._pressed > 1:
-            self._signaled = float("-inf")
 
     def _signal(self) -> None:
         """Interrupt all ranks that still run."""
@@ -163,61 +238,52 @@ class CellOnRanks:
             self._signaled = now
         if now > self._signaled_last + _AGAIN_S:
             self._signaled_last = now
-            self._engines.interrupt(self._pending(), self.orders.cell)
+            self._engines.interrupt(self._pending(), self._order.cell)
 
     def _end_the_stuck(self) -> None:
         if self._signaled is None:
-            self._signal_the_waiting()
-        elif time.monotonic() - self._signaled > GRACE_S:
+            self._end_a_deadlock()
+        # The second Ctrl-C does not wait for the ranks.
+        elif self._pressed > 1 or time.monotonic() - self._signaled > GRACE_S:
             self.replaced += self._running
             self._running.clear()
         else:
             self._signal()
 
-    # -- waiting for one another
-    def _signal_the_waiting(self) -> None:
-        """End a deadlocked cell, and report where each rank waits."""
+    def _end_a_deadlock(self) -> None:
+        """Fail if all ranks wait, not in the same place; say where each rank waits."""
         waits = {rank.number: self._where(rank) for rank in self._pending()}
-        stuck = [w for w in waits.values() if w and w["call"] and w["idle"] >= HANGS_S]
-        if not stuck or len(stuck) < len(waits):
+        if not waits or not all(map(_waits, waits.values())):
             return
-        every, mine = self._engines.ranks, [rank.number for rank in self.ranks]
-        over = [n for n in mine if n not in self._running]
-        absent = [rank.number for rank in every if rank.number not in mine]
-        if not over and not absent and len({(w["file"], w["line"], w["call"]) for w in stuck}) == 1:
-            return
-        waiting = [
-            f"rank {number} waits in {w['call']} ({_place(w)})" for number, w in waits.items() if w
-        ]
-        waiting += [f"rank {number} has ended the cell" for number in over]
-        waiting += [f"rank {number} does not run this cell" for number in absent]
-        number, first = next((n, w) for n, w in waits.items() if w)
-        words = "; ".join(waiting)
-        lines = f"RanksError: deadlock: {words}"
-        self.failed = (number, ErrorInRank("ranks wait", words, _place(first), lines))
-        self._signal()
+        said = {n: f"waits in {w['call']} ({_place(w)})" for n, w in waits.items()}
+        for rank in self._engines.ranks:
+            ended = "has ended the cell" if rank in self.ranks else "does not run this cell"
+            said.setdefault(rank.number, ended)
+        if len({*said.values()}) > 1:
+            words = "; ".join(f"rank {number} {does}" for number, does in said.items())
+            first = min(waits)
+            self._fail(first, "ranks wait", words, _place(waits[first]), f"deadlock: {words}")
 
-    def _where(self, rank: RankEngine) -> dict[str, Any] | None:
-        place = self._engines.read(PULSE.format(rank.number))
+    def _where(self, rank: RankEngine) -> dict[str, Any]:
+        place = self._engines.pulse(rank)
         # A report on an earlier cell does not count.
-        return place if place and place["cell"] == self.orders.cell else None
+        return place if place and place["cell"] == self._order.cell else {}
 
     def _say(self, seconds: float) -> None:
         if seconds < self._said + _SAY_S:
             return
         self._said = seconds
         parts = [duration(seconds)]
-        if self.orders.asked.chunk:
-            parts.append(f"{len(self.outcomes)} of {self.orders.split.total} parts")
+        if self.asked.chunk:
+            parts.append(f"{len(self.outcomes)} of {self.split.total} parts")
         for rank in self.ranks[:_SHOWN]:
-            running = rank.number in self._running
-            where = self._where(rank) if running else None
-            state = "runs" if running else "has ended"
-            if where and where["line"]:
-                state = f"line {where['line']} {self._streamed.unfinished(rank.number)}".rstrip()
+            state = "runs" if rank.number in self._running else "has ended"
+            if state == "runs" and (where := self._where(rank)) and where["line"]:
+                state = f"line {where['line']} {where['bar']}".rstrip()
             parts.append(f"rank {rank.number} {state}")
-        left = len(self.ranks) - _SHOWN
-        self._line.update(" · ".join([*parts, *([f"{left} more"] if left > 0 else [])]))
+        if left := self.ranks[_SHOWN:]:
+            parts.append(f"{len(left)} more")
+        self._line.update(" · ".join(parts))
 
     def _replace_stuck(self) -> None:
         """Replace ranks that do not end; the user decides about dead ones."""
@@ -229,6 +295,10 @@ class CellOnRanks:
             for rank in stuck:
                 rank.lost = rank.lost or "it did not end its cell"
             raise
+
+
+def _waits(where: dict[str, Any]) -> bool:
+    return bool(where) and bool(where["call"]) and bool(where["idle"] >= HANGS_S)
 
 
 def _place(where: dict[str, Any]) -> str:

@@ -3,12 +3,10 @@
 A checkpoint is a directory. torch writes its `.metadata` last, so a directory without one is
 incomplete, and the previous checkpoint stays valid.
 
-The ranks call `save` and `restore`. Tensors are stored by the names of parameters, so a checkpoint
-fits any number of ranks, with or without DDP or `fully_shard`. All ranks make the same calls; if
-one fails, none proceeds.
+The ranks call `save` and `restore`. A checkpoint fits any number of ranks, with or without DDP or
+`fully_shard`. All ranks make the same calls; if one fails, none proceeds.
 """
 
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +30,6 @@ from gpumagic.usercode.files import shell
 dist: Any = torch.distributed  # without the types that leave names out
 dcp: Any = torch.distributed.checkpoint
 _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
-# Modules that wrap another one add these to the names of its parameters.
-_WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.")
 _FAILURES = (Exception, CheckpointException)  # torch's derives from BaseException
 
 
@@ -45,27 +41,28 @@ class Checkpoint(NamedTuple):
     error: str = ""
 
 
-def begin(directory: str) -> Path:
-    """Create the directory of the next checkpoint."""
-    numbers = [int(path.name) for path in _each(Path(directory))]
-    path = Path(directory) / f"{max(numbers, default=0) + 1:06}"
-    path.mkdir(parents=True)
-    return path
-
-
 def find(directory: str) -> Path:
     """Return the last complete checkpoint in a directory, or the directory itself."""
-    for path in (Path(directory), *reversed(_each(Path(directory)))):
+    for path in (Path(directory), *reversed(_each(directory))):
         if (path / ".metadata").is_file():
             return path
     raise GpuError(f"{directory}: there is no complete checkpoint")
 
 
-def _each(directory: Path) -> list[Path]:
+def _next(directory: str) -> Path:
+    """Create the directory of the next checkpoint."""
+    numbers = [int(path.name) for path in _each(directory)]
+    path = Path(directory) / f"{max(numbers, default=0) + 1:06}"
+    path.mkdir(parents=True)
+    return path
+
+
+def _each(directory: str) -> list[Path]:
     """Return the checkpoints, the oldest first."""
-    return sorted(directory.glob("[0-9]" * 6))
+    return sorted(Path(directory).glob("[0-9]" * 6))
 
 
+# -- the state of variables
 class State(NamedTuple):
     """The state of a variable, as tensors and data by path; `put` changes the variable."""
 
@@ -73,25 +70,11 @@ class State(NamedTuple):
     put: Callable[[dict[str, Any]], object]
 
 
-def _states(names: list[str], space: dict[str, Any], saved: dict[str, Any]) -> dict[str, State]:
-    """Return states by name; optimizers with room for their entries in `saved`."""
-    if missing := [name for name in names if name not in space]:
-        raise GpuError(f"there is no {some(missing)}; read or make it in a cell of %%ongpu @all")
-    modules = {name: space[name] for name in names if isinstance(space[name], nn.Module)}
-    parameters = {
-        f"{name}.{_WRAPPERS.sub('', path)}": parameter
-        for name, module in modules.items()
-        for path, parameter in module.named_parameters()
-    }
-    return {name: _state(name, space, parameters, saved.get(name, {})) for name in names}
-
-
-def _state(
-    name: str, space: dict[str, Any], parameters: dict[str, Any], saved: dict[str, Any]
-) -> State:
+def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
+    """Return the state of a variable; an optimizer's with room for its entries in `saved`."""
     value = space[name]
     if isinstance(value, Optimizer):
-        return _optimizer(name, value, parameters, saved)
+        return _optimizer(value, saved)
     if isinstance(value, nn.Module):
         found: Any = state_dict.get_model_state_dict(value)
         return State(found, lambda given: state_dict.set_model_state_dict(value, given))
@@ -106,37 +89,30 @@ def _state(
             f"{name} is a {type(value).__name__}, which cannot be saved; what has a state_dict(), "
             "tensors, numbers, texts, and lists and dicts of them can"
         )
-    return _new(name, space, _on_cpu(value))
+    return _assigned(name, space, _on_cpu(value))
 
 
-def _new(name: str, space: dict[str, Any], value: Any) -> State:
+def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
     """Return the state of a variable that is assigned, not changed."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 
-def _optimizer(
-    name: str, optimizer: Optimizer, parameters: dict[str, Any], saved: dict[str, Any]
-) -> State:
-    paths = {id(parameter): path for path, parameter in parameters.items()}
+def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
+    """Return its state by the number of the parameter: ``"0/exp_avg"``."""
     mine = [each for group in optimizer.param_groups for each in group["params"]]
-    if any(id(each) not in paths for each in mine):
-        raise GpuError(f"{name}: name the module that has its parameters too, as in net,{name}")
-    order, now = [paths[id(each)] for each in mine], optimizer.state_dict()
-    values = {
-        f"{order[number]}/{key}": value
-        for number, state in now["state"].items()
-        for key, value in state.items()
-    }
+    now, parameters = optimizer.state_dict(), dict(enumerate(mine))
+    values = {f"{n}/{key}": v for n, held in now["state"].items() for key, v in held.items()}
     if saved:  # a new optimizer has no state before its first step
-        entries = [(path.partition("/")[0], path, at) for path, at in saved.items()]
-        values = {path: _room(at, parameters[its]) for its, path, at in entries if its in order}
-    values |= {"groups": _on_cpu(now["param_groups"]), "of": [type(optimizer).__name__, *order]}
+        numbered = {path: int(path.partition("/")[0]) for path in saved if "/" in path}
+        values = {path: _room(saved[path], parameters.get(n)) for path, n in numbered.items()}
+    shapes = [tuple(each.shape) for each in mine]
+    values |= {"groups": _on_cpu(now["param_groups"]), "of": [type(optimizer).__name__, shapes]}
 
     def put(given: dict[str, Any]) -> None:
         state: dict[int, dict[str, Any]] = {}
         for path in given.keys() - {"groups", "of"}:
-            parameter, _, key = path.partition("/")
-            state.setdefault(order.index(parameter), {})[key] = given[path]
+            number, _, key = path.partition("/")
+            state.setdefault(int(number), {})[key] = given[path]
         optimizer.load_state_dict({"state": state, "param_groups": given["groups"]})
 
     return State(values, put)
@@ -155,6 +131,35 @@ def _on_cpu(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
 
 
+def _states(names: list[str], space: dict[str, Any], saved: dict[str, Any]) -> dict[str, State]:
+    if missing := [name for name in names if name not in space]:
+        raise GpuError(f"there is no {some(missing)}; read or make it in a cell of %%ongpu @all")
+    return {name: _state(name, space, saved.get(name, {})) for name in names}
+
+
+def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
+    """Return the states of the variables here; raise `GpuError` if they do not fit."""
+    saved: dict[str, dict[str, Any]] = {}
+    for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
+        saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
+    new = {
+        name: _assigned(name, space, _room(each[""]))
+        for name, each in saved.items()
+        if "" in each and not (hasattr(each[""], "properties") and torch.is_tensor(space.get(name)))
+    }
+    found = new | _states([name for name in saved if name not in new], space, saved)
+    for name, each in saved.items():
+        # torch compares shapes and missing entries.
+        if lacking := sorted(each.keys() - found[name].values.keys()):
+            raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
+    return found
+
+
+def _by_path(found: dict[str, State]) -> dict[str, Any]:
+    return {f"{n}/{key}": value for n, each in found.items() for key, value in each.values.items()}
+
+
+# -- on all ranks
 def _why(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         rank, (cause, _) = next(iter(error.failures.items()))
@@ -176,11 +181,7 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
     return [value for value, _ in found]
 
 
-def _by_path(found: dict[str, State]) -> dict[str, Any]:
-    return {f"{n}/{key}": value for n, each in found.items() for key, value in each.values.items()}
-
-
-def save(names: list[str], directory: str) -> Checkpoint:
+def save(directory: str, names: list[str]) -> Checkpoint:
     """Write a checkpoint, or say why not."""
     values: dict[str, Any] = {}
 
@@ -190,12 +191,11 @@ def save(names: list[str], directory: str) -> Checkpoint:
 
     try:
         first, *others = _on_all(look)
-        odd = {path for each in others for path, _ in first.items() ^ each.items()}
-        if odd:
+        if odd := {path for each in others for path, _ in first.items() ^ each.items()}:
             named = some(sorted({path.partition("/")[0] for path in odd}))
             raise GpuError(f"{named}: the shapes are not the same on all ranks")
         # Rank 0 creates the directory; other hosts may not see it.
-        path = _on_all(lambda: begin(directory) if dist.get_rank() == 0 else None)[0]
+        path = _on_all(lambda: _next(directory) if dist.get_rank() == 0 else None)[0]
         if not all(_on_all(path.is_dir)):
             raise GpuError(f"not all hosts see {directory}; give a directory that they share")
         planner = dcp.DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
@@ -232,21 +232,3 @@ def restore(directory: str) -> Checkpoint:
         for name, each in found.items():
             each.put({key: read[f"{name}/{key}"] for key in each.values})
     return Checkpoint(str(path), tuple(found))
-
-
-def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of the variables here; raise `GpuError` if they do not fit."""
-    saved: dict[str, dict[str, Any]] = {}
-    for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
-        saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
-    new = {
-        name: _new(name, space, _room(each[""]))
-        for name, each in saved.items()
-        if "" in each and not (hasattr(each[""], "properties") and torch.is_tensor(space.get(name)))
-    }
-    found = new | _states([name for name in saved if name not in new], space, saved)
-    for name, each in saved.items():
-        # torch compares shapes and missing entries.
-        if lacking := sorted(each.keys() - found[name].values.keys()):
-            raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
-    return found

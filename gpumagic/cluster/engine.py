@@ -1,83 +1,215 @@
-"""Run cells in a rank for the notebook, and report their line meanwhile.
+"""Join a rank to its process group, run cells in it for the notebook, and report their line.
 
-The notebook's process calls these functions by name; they run in the engine's process.
+The notebook's process calls these functions by name; they run in the engine's process. A collective
+waits in C++, where Python sees no interrupt. Aborting its connection ends it and keeps all
+variables. A thread does this, since the main thread waits; it is the one that reports the position.
+
+A late interrupt ends no other cell: the store names the cell that is to end.
 """
 
 import ast
+import contextlib
+import json
 import linecache
 import os
+import signal
+import socket
+import stat
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import sending, this_rank
-from gpumagic.cluster.output import bounded_output
-from gpumagic.cluster.sending import Print, State
-from gpumagic.cluster.this_rank import ThisRank
+from gpumagic.cluster import sending
+from gpumagic.cluster.output import MOST, WholeLines, whole_lines
+from gpumagic.cluster.sending import Print
 from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry.host import host_name
 from gpumagic.usercode.files import is_users, label, shell
-from gpumagic.usercode.frames import cut_ours, errors, folded
+from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
+_dist: Any = dist  # without the types that leave its stores out
+_PULSE_S = 0.5
+# A cell that runs this many pulses after it was to end waits in a collective.
+_FREE = 3
 
-@dataclass
-class CellOrder:
-    """A cell for a rank to run: plain data, with variables as bytes."""
+orphaned: list[Callable[[], None]] = []
+"""Called before this engine ends because the notebook is gone; `launching.main` adds to it."""
 
-    cell: str  # its number, the same for all ranks
-    tree: ast.Module
-    file: str
-    sources: dict[str, str]  # the text of the cells, for tracebacks
-    given: bytes = b""  # this rank's own variables
-    keep: tuple[str, ...] = ()  # names whose values are returned
-    assigned: dict[str, Print] = field(default_factory=dict)  # variables that the notebook has too
-
-
-@dataclass
-class Outcome:
-    """The result of a cell on a rank."""
-
-    rank: int
-    seconds: float = 0.0
-    value: bytes = b""
-    kept: dict[str, bytes] = field(default_factory=dict)
-    error: "ErrorInRank | None" = None
-    moved: int = 0
-    peak: int | None = None
-    sequence: int = -1
-    cut: bool = False  # it was freed from a collective, so the group is broken
+# Keys of the store.
+ENDING = "end/{}"
+"""Set when a cell must end."""
+PULSE = "pulse/{}"
+"""The last position of a rank."""
 
 
-@dataclass
-class ErrorInRank:
-    """An error of the user's code in a rank, as text."""
+# -- the process group
+_connections: set[int] = set()
+_make_group = distributed_c10d._new_process_group_helper
+_init = dist.init_process_group
 
-    kind: str
-    message: str
-    place: str  # "In [4], line 3"
-    lines: str  # the traceback, as IPython draws it
 
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.message}" if self.message else self.kind
+def _sockets() -> set[int]:
+    """Return the numbers of this process's open sockets."""
+    found = set()
+    for each in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if stat.S_ISSOCK(os.fstat(int(each)).st_mode):
+                found.add(int(each))
+    return found
 
-    @property
-    def is_of_the_group(self) -> bool:
-        """Whether the error is a lost connection to another rank."""
-        words = ("gloo", "Connection closed by peer", "NCCL", "Connection reset by peer")
-        return any(word in self.message for word in words)
+
+def _make_and_note(*args: Any, **kwargs: Any) -> Any:
+    before = _sockets()
+    try:
+        return _make_group(*args, **kwargs)
+    finally:
+        _connections.update(_sockets() - before)
+
+
+def _init_once(*args: Any, **kwargs: Any) -> None:
+    """Replace `init_process_group`: a script's call gets the existing group."""
+    if not dist.is_initialized():
+        _init(*args, **kwargs)
+
+
+def join(generation: int) -> None:
+    """Leave the group, if there is one, and join the next with all other ranks.
+
+    The store is in the notebook's process; each generation has its own keys.
+    """
+    if dist.is_initialized():
+        with faults.kept("leaving a process group"):  # of a group that another rank has broken
+            dist.destroy_process_group()
+    _connections.clear()
+    distributed_c10d._new_process_group_helper = _make_and_note
+    dist.init_process_group = distributed_c10d.init_process_group = _init_once
+    real = not _this.device.virtual and dist.is_nccl_available()
+    store = _dist.PrefixStore(f"generation-{generation}", _this.store)
+    backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
+    _init(backend, store=store, rank=_this.rank, world_size=ranks)
+
+
+def _cut() -> bool:
+    """Close the group's connections, so waiting threads fail. Return whether any were open."""
+    if not dist.is_initialized():
+        return False
+    if "nccl" in dist.get_backend_config():
+        distributed_c10d._abort_process_group()
+    for number in _connections:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            connection.getpeername()  # raises for a listening one, which gloo needs
+            connection.shutdown(socket.SHUT_RDWR)
+    return bool(_connections)
+
+
+def _collectives() -> int:
+    """Return the number of collectives that this rank has begun; -1 if unknown."""
+    try:
+        group: Any = distributed_c10d._get_default_group()
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, ValueError, AttributeError):
+        return -1
+
+
+def _place_of(thread: int) -> tuple[str, int, str]:
+    """Return a thread's position: the user's file and line, and its `torch.distributed` call."""
+    call = ""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code.co_filename):
+            return code.co_filename, frame.f_lineno, call
+        if code.co_filename == distributed_c10d.__file__ and code.co_name != "wrapper":
+            call = code.co_name
+        elif code.co_name == "_engine_run_backward":
+            call = call or "backward"
+        frame = frame.f_back
+    return "", 0, call
+
+
+# -- this process as a rank
+class ThisRank:
+    """This process as a rank, with the notebook's store."""
+
+    def __init__(self, store: tuple[str, int]) -> None:
+        self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
+        self.store = _dist.TCPStore(*store, is_master=False)
+        self.output: WholeLines | None = None  # of the cell
+        self.cut = self.in_code = False
+        self._main = threading.get_ident()
+        self._running = ""  # the cell
+        threading.Thread(target=self._pulse, daemon=True).start()
+
+    @contextmanager
+    def runs(self, cell: str, name: str) -> Iterator[None]:
+        """Within, report the cell's position, and let an interrupt end a collective."""
+        handler = signal.signal(signal.SIGINT, self._interrupt)
+        self.cut, self._running = False, cell
+        try:
+            with whole_lines(lambda: name, MOST) as self.output:
+                yield
+        finally:
+            self._running = ""
+            signal.signal(signal.SIGINT, handler)
+
+    def _is_to_end(self, cell: str) -> bool:
+        return bool(cell) and bool(self._call("check", [ENDING.format(cell)]))
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Call the notebook's store; end this engine if the notebook is gone."""
+        try:
+            return getattr(self.store, method)(*args)
+        except RuntimeError:  # the watch of this cluster may be on another machine
+            for end_children in orphaned:
+                end_children()
+            os._exit(1)
+
+    def _interrupt(self, *_: object) -> None:
+        """Interrupt the user's code, but not the work after it."""
+        if self.in_code and self._is_to_end(self._running):
+            self.in_code = False
+            raise KeyboardInterrupt
+
+    def _pulse(self) -> None:
+        """Report the cell's position and idle time twice a second.
+
+        Abort a collective in which a cell waits that is to end.
+        """
+        last, since, used, ending_for = None, 0.0, 0.0, 0
+        while True:
+            time.sleep(_PULSE_S)
+            cell, said = self._running, ""
+            ending_for = ending_for + 1 if self._is_to_end(cell) else 0
+            if ending_for >= _FREE and self._running == cell:
+                self.cut |= _cut()
+            if cell:
+                now, busy = time.monotonic(), time.process_time()
+                place = cell, *_place_of(self._main)
+                if place != last or busy - used > _PULSE_S / 4:
+                    last, since = place, now
+                used = busy
+                pulse = dict(zip(("cell", "file", "line", "call"), place, strict=True))
+                bar = self.output.unfinished() if self.output else ""
+                said = json.dumps({**pulse, "idle": now - since, "bar": bar})
+            self._call("set", PULSE.format(self.rank), said)
 
 
 _this: ThisRank
@@ -89,7 +221,7 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
         virtual.enable(1, memory)
-    _this = ThisRank(int(os.environ["RANK"]), find("cuda:0"), store)
+    _this = ThisRank(store)
     return about()
 
 
@@ -101,17 +233,59 @@ def about() -> dict[str, Any]:
         "pid": os.getpid(),
         "device": str(device),
         "virtual": device.virtual,
-        "uuid": device.uuid,
         "name": device.name,
         "total": device.memory_total,
         "used": torch.cuda.memory_allocated(),
     }
 
 
-def join(generation: int) -> None:
-    """Join the process group of this generation."""
-    real = not _this.device.virtual and dist.is_nccl_available()
-    this_rank.join(generation, "cpu:gloo,cuda:nccl" if real else "gloo")
+# -- cells
+@dataclass
+class CellOrder:
+    """A cell for a rank to run: plain data, with variables as bytes."""
+
+    cell: str  # its number, the same for all ranks
+    tree: ast.Module
+    file: str
+    sources: dict[str, str]  # the text of the cells, for tracebacks
+    keep: tuple[str, ...]  # names whose values are returned
+    assigned: dict[str, Print]  # variables that the notebook has too
+    label: str = ""  # of what it prints
+    given: bytes = b""  # this rank's own variables
+
+
+@dataclass
+class ErrorInRank:
+    """An error of the user's code in a rank, as text."""
+
+    kind: str
+    message: str
+    place: str = ""  # "In [4], line 3"
+    lines: str = ""  # the traceback, as IPython draws it
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+    @property
+    def is_of_the_group(self) -> bool:
+        """Whether the error is a lost connection to another rank."""
+        words = ("gloo", "Connection closed by peer", "NCCL", "Connection reset by peer")
+        return any(word in self.message for word in words)
+
+
+@dataclass
+class Outcome:
+    """The result of a cell on a rank."""
+
+    rank: int
+    seconds: float = 0.0
+    value: bytes = b""
+    kept: dict[str, bytes] = field(default_factory=dict)
+    error: ErrorInRank | None = None
+    moved: int = 0
+    peak: int | None = None
+    collectives: int = -1
+    cut: bool = False  # it was freed from a collective, so the group is broken
 
 
 def pull(names: list[str]) -> dict[str, bytes]:
@@ -125,111 +299,46 @@ def _unwrapped(value: Any) -> Any:
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
-_sent: dict[str, Print] = {}
-"""The notebook's variables that this rank has received, or replaced by its own."""
-_received: dict[str, bytes | None] = {}
-"""Fingerprints of the variables sent to this rank, from the start of the first cell with them."""
-_fresh: set[str] = set()
-
-
-@dataclass
-class Wants:
-    """What a rank lacks of the variables that a cell reads."""
-
-    names: dict[str, bool]  # whether it has had another value from the notebook
-    kept: list[str]  # the notebook and this rank have changed the same object
-    tensors: dict[int, State]  # tensors that the rank has
-
-
-def wanted(prints: dict[str, Print]) -> Wants:
-    """Return which of these variables of the notebook this rank needs."""
-    wants, space = Wants({}, [], sending.known_tensors()), shell().user_ns
-    for name, (now, thing) in prints.items():
-        before = _sent.get(name) if name in space else None
-        if before is None or before[0] != now:
-            same = before is not None and before[1] == thing
-            if same and _received.get(name) != _print_of(name):
-                wants.kept.append(name)
-            else:
-                wants.names[name] = before is not None
-    return wants
-
-
-def receive(variables: bytes, prints: dict[str, Print]) -> "ErrorInRank | None":
-    """Take variables and remember what the notebook has; or return why not."""
-    try:
-        got = sending.unpack(variables) if variables else {}
-    except Exception as error:  # noqa: BLE001  whatever the user's own object raises
-        words = f"{type(error).__name__}: {error}"
-        lines = f"{words} (where the rank made what the notebook has sent)"
-        return ErrorInRank(type(error).__name__, str(error), "", lines)
-    shell().user_ns.update(got)
-    _fresh.update(got)
-    _sent.update(prints)
-    return None
-
-
-def _print_of(name: str) -> bytes | None:
-    try:
-        return sending.fingerprint(name, shell().user_ns[name])
-    except GpuError:
-        return None
-
-
-def bring(order: CellOrder) -> dict[str, Any]:
-    """Take this rank's own variables, and the text of the cells.
-
-    Return the previous values of the split names, to restore them.
-    """
-    space = shell().user_ns
-    parts = sending.unpack(order.given) if order.given else {}
-    kept = parts.keys() & space.keys() - {*names_assigned(order.tree)}
-    whole = {name: space[name] for name in kept}
-    space.update(parts)
-    for file, text in order.sources.items():
-        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    return whole
-
-
 def run(order: CellOrder) -> Outcome:
     """Run a cell and return its outcome. The user's errors are not raised."""
     outcome, space = Outcome(_this.rank), shell().user_ns
-    with _this.runs(order.cell):
-        whole = bring(order)
+    with _this.runs(order.cell, order.label):
+        parts = sending.unpack(order.given) or {}
+        # Afterwards a split name is all of its items again.
+        split = parts.keys() & space.keys() - {*names_assigned(order.tree)}
+        whole = {name: space[name] for name in split}
+        space.update(parts)
+        for file, text in order.sources.items():
+            linecache.cache[file] = (len(text), None, text.splitlines(True), file)
         before = {name: id(space[name]) for name in order.assigned if name in space}
         _run(order, outcome, space)
-        for name, printed in order.assigned.items():
-            # A failed cell may not have assigned it.
-            same = name in space and before.get(name) == id(space[name])
-            if name in space and not (outcome.error and same):
-                _sent[name] = printed
+        there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
+        if outcome.error:  # a failed cell may not have assigned it
+            there = {n: print_ for n, print_ in there.items() if before.get(n) != id(space[n])}
+        sending.receive(b"", there)
         space.update(whole)
-    outcome.cut, outcome.sequence = _this.cut, this_rank.sequence()
+    outcome.cut, outcome.collectives = _this.cut, _collectives()
     return outcome
 
 
 def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
-    names = names_read(order.tree, shell().transform_cell, space)
-    placed = Run(_this.device, space, names)
+    placed = Run(_this.device, space, names_read(order.tree, shell().transform_cell, space))
     error: BaseException | None = None
     value, began = None, time.perf_counter()
-    with bounded_output():
-        try:
-            placed.start()
-            _received.update({name: _print_of(name) for name in _fresh if name in space})
-            _fresh.clear()
-            body, last = compile_cell(order.tree, order.file)
-            _this.in_code = True
-            exec(body, space)
-            value = None if last is None else eval(last, space)
-            # Figures of matplotlib are drawn at the end of a cell.
-            shell().events.trigger("post_execute")
-            _this.in_code = False
-        except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
-            _this.in_code = False
-            error = raised
-            outcome.error = _in_words(raised)
-        report = placed.finish(error)
+    try:
+        placed.start()
+        body, last = compile_cell(order.tree, order.file)
+        _this.in_code = True
+        exec(body, space)
+        value = None if last is None else eval(last, space)
+        # Figures of matplotlib are drawn at the end of a cell.
+        shell().events.trigger("post_execute")
+        _this.in_code = False
+    except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
+        _this.in_code = False
+        error = raised
+        outcome.error = _in_words(raised)
+    report = placed.finish(error)
     outcome.seconds = time.perf_counter() - began
     if report is not None:
         outcome.moved = report.moved_bytes
@@ -248,18 +357,13 @@ def _in_words(error: BaseException) -> ErrorInRank:
     trace = error.__traceback__
     while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    frames = traceback.extract_tb(trace)
-    users = [each for each in frames if is_users(each.filename)]
+    users = [each for each in traceback.extract_tb(trace) if is_users(each.filename)]
     place = f"{label(users[-1].filename)}, line {users[-1].lineno}" if users else ""
     if isinstance(error, GpuError) or trace is None:
         lines = [f"{type(error).__name__}: {error}"]
     else:
+        lines = shell().InteractiveTB.structured_traceback(type(error), error, trace)
         error.__traceback__ = trace
-        draw = shell().InteractiveTB.structured_traceback
-        with folded(error) as left_out:
-            lines = draw(type(error), error, error.__traceback__)
-        if left_out:
-            lines.insert(-1, f"[… {left_out:,} more frames at lines that stand above]\n")
         with faults.kept("explaining an error of a rank"):
             found = explain(error) or explain_out_of_memory(error)
             lines = [*lines, *([str(found)] if found else [])]

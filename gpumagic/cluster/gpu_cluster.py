@@ -3,26 +3,15 @@
 import ast
 import atexit
 import os
-import sys
-import threading
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.cluster import engine, launching
-from gpumagic.cluster.cell_on_ranks import CellOnRanks
-from gpumagic.cluster.engines import (
-    Engines,
-    RankEngine,
-    RanksError,
-    died,
-    interrupt,
-    named,
-    others,
-    rows_of,
-)
-from gpumagic.cluster.rank_messages import Orders, prints_here, values_of
-from gpumagic.cluster.ranks_report import RanksReport, RanksTable
-from gpumagic.cluster.scattered import Sharing, Whole, put_together, sharing_in_words
+from gpumagic.cluster import engine, launching, sending
+from gpumagic.cluster.cell_on_ranks import CellOnRanks, RanksError
+from gpumagic.cluster.engines import Engines, RankEngine
+from gpumagic.cluster.output import RanksReport, RanksTable, sent_in_words
+from gpumagic.cluster.scattered import Sharing, put_together, sharing_in_words
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import many, some
 from gpumagic.errors import GpuError
@@ -31,11 +20,10 @@ from gpumagic.usercode.files import shell
 if TYPE_CHECKING:
     from gpumagic.cluster.checkpoints import Checkpoint
 
-_LOOK_S = 0.5
 _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard again"
 
 
-class GpuCluster:
+class GpuCluster(AbstractContextManager["GpuCluster"]):
     """The ranks of a cluster; `gpumagic.cluster` starts one.
 
     A context manager: its end stops everything.
@@ -50,24 +38,14 @@ class GpuCluster:
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
+        self.size = len(engines.ranks)
         self.last_report: RanksReport | None = None
         self._broken = False
-        self._busy = threading.Lock()
-        self._ending = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
         atexit.register(self.stop)
 
     @property
     def stopped(self) -> bool:
         return self._engines.stopped
-
-    @property
-    def size(self) -> int:
-        return len(self._engines.ranks)
-
-    def __enter__(self) -> "GpuCluster":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
@@ -115,90 +93,77 @@ class GpuCluster:
             An error of the code.
         """
         self.last_report = None
-        ranks, asked = self._ranks(where), asked or Whole()
+        ranks = self._ranks(where)
         tree = ast.parse(code) if isinstance(code, str) else code
-        with self._busy:
-            if self._broken:
-                self._engines.join()
-                self._broken = False
-            began = time.perf_counter()
-            with ProgressLine(shell(), silent=quiet) as line:
-                line.update("sending what the cell reads")
-                orders = Orders(tree, file, ranks, asked)
-                orders.deliver(self._engines)
-                sent_s = time.perf_counter() - began
-                self._broken = True  # until it has succeeded
-                cell = CellOnRanks(self._engines, ranks, orders, line)
-                cell.run()
-            self._broken = self._is_broken(cell, len(ranks))
-        seconds = time.perf_counter() - began
-        return self._finish(cell, sent_s, seconds)
+        if self._broken:
+            self._engines.join()
+            self._broken = False
+        began = time.perf_counter()
+        with ProgressLine(shell(), silent=quiet) as line:
+            line.update("sending what the cell reads")
+            cell = CellOnRanks(self._engines, ranks, tree, file, asked or Sharing(), line)
+            cell.deliver()
+            sent_s = time.perf_counter() - began
+            self._broken = True  # until it has succeeded
+            cell.run()
+        self._broken = cell.broke_the_group()
+        return self._finish(cell, sent_s, time.perf_counter() - began)
 
     def _ranks(self, where: str) -> list[RankEngine]:
         asked = where.removeprefix("@").strip()
         ranks = self._engines.ranks
         if asked != "all":
             numbers = [part.strip() for part in asked.split(",")]
-            wrong = [n for n in numbers if not n.isdecimal() or int(n) >= len(ranks)]
+            wrong = [n for n in numbers if not n.isdecimal() or int(n) >= self.size]
             if wrong or len(set(numbers)) < len(numbers):
-                there = f"the ranks are 0 to {len(ranks) - 1}"
+                there = f"the ranks are 0 to {self.size - 1}"
                 raise GpuError(f"@{asked}: {there}; type @all, @0 or @0,1")
             ranks = [ranks[number] for number in sorted(map(int, numbers))]
+        self._engines.check()
         if lost := [rank for rank in ranks if rank.lost]:
-            raise GpuError(died(lost[0]))
+            raise GpuError(lost[0].died)
         return ranks
 
     def _finish(
         self, cell: CellOnRanks, sent_s: float, seconds: float
     ) -> tuple[Any, dict[str, Any]]:
         """Return the values, or raise the error, after writing the report."""
-        ranks, orders = cell.ranks, cell.orders
+        notes = self._notes(cell)
+        done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
+        made: dict[str, Any] = {}
+        wrong: list[str] = []
+        if cell.failed is None and not cell.interrupted:
+            kept = [{n: sending.unpack(data) for n, data in o.kept.items()} for o in done]
+            made, wrong = put_together(cell.asked, kept)
+        said = [
+            *([str(cell.split)] if cell.asked.split else []),
+            *sent_in_words(cell.sent, cell.sent_bytes, sent_s),
+            *cell.transfers(),
+            *sharing_in_words(cell.asked, made, len(done)),
+        ]
+        times = tuple(cell.times())
+        self.last_report = RanksReport(times, seconds, tuple(said), tuple(notes), tuple(wrong))
+        if cell.interrupted:
+            ended = f"the cell has ended on {many(len(cell.ranks), 'rank')}"
+            raise KeyboardInterrupt("; ".join([ended, *notes]))
+        if cell.failed is not None:
+            raise RanksError(*cell.failed, len(cell.ranks), notes)
+        values = [sending.unpack(o.value) for o in done]
+        return (None if all(value is None for value in values) else values), made
+
+    def _notes(self, cell: CellOnRanks) -> list[str]:
         notes = [
             f"rank {number} did not end and was replaced; its variables are lost"
             for number in cell.replaced
         ]
         if self._broken or cell.replaced:
             notes.append(_REWRAP)
-        if kept := orders.kept:
+        if kept := cell.kept:
             again = f"del {next(iter(kept))} there to get the notebook's"
             notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {again}")
         if cell.interrupted:
-            notes += [died(rank) for rank in ranks if rank.lost]
-        done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
-        made: dict[str, Any] = {}
-        wrong: list[str] = []
-        if cell.failed is None and not cell.interrupted:
-            parts = [dict(zip(o.kept, values_of([*o.kept.values()]), strict=True)) for o in done]
-            made, wrong = put_together(orders.asked, parts)
-        self.last_report = RanksReport(
-            tuple(cell.times()),
-            seconds,
-            str(orders.split),
-            orders.sent,
-            orders.sent_bytes,
-            sent_s,
-            sum(len(o.value) + sum(map(len, o.kept.values())) for o in done),
-            sum(o.moved for o in done),
-            sharing_in_words(orders.asked, made, len(done)),
-            tuple(notes),
-            tuple(wrong),
-        )
-        if cell.interrupted:
-            raise interrupt(f"the cell has ended on {named(ranks)}", notes)
-        if cell.failed is not None:
-            number, error = cell.failed
-            raise RanksError(number, error, others(ranks, number), notes)
-        values = values_of([o.value for o in done])
-        return (None if all(value is None for value in values) else values), made
-
-    def _is_broken(self, cell: CellOnRanks, count: int) -> bool:
-        """Whether ranks are in different collectives, so that the group cannot be used."""
-        if cell.replaced:
-            return False  # it was recreated with the replacement
-        outcomes = cell.outcomes.values()
-        begun = {outcome.rank: outcome.sequence for outcome in outcomes}
-        apart = count == self.size and len(set(begun.values())) > 1
-        return apart or any(outcome.cut for outcome in outcomes)
+            notes += [rank.died for rank in cell.ranks if rank.lost]
+        return notes
 
     # -- checkpoints
     def checkpoint(self, *names: str, to: str | None) -> str:
@@ -210,8 +175,7 @@ class GpuCluster:
         """
         if not names or len(set(names)) < len(names) or not to:
             raise GpuError("name each variable once, as in checkpoint net,opt --to runs/cats")
-        path: str = self._of_checkpoints("save", [*names], to).path
-        return path
+        return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":
         """Load a checkpoint into the variables of all ranks, of any number.
@@ -223,10 +187,9 @@ class GpuCluster:
         self.keep(*loaded.variables)
         return loaded
 
-    def _of_checkpoints(self, function: str, *args: Any) -> "Checkpoint":
+    def _of_checkpoints(self, function: str, directory: str, *args: Any) -> "Checkpoint":
         """Call a function of `checkpoints` on all ranks, as a cell; return rank 0's answer."""
-        *before, directory = args
-        given = [*before, os.path.abspath(os.path.expanduser(directory))]
+        given = (os.path.abspath(os.path.expanduser(directory)), *args)
         module = "__import__('gpumagic.cluster.checkpoints', fromlist=['save'])"
         answers, _ = self.run(f"{module}.{function}(*{given!r})")
         made: Checkpoint = answers[0]
@@ -243,21 +206,21 @@ class GpuCluster:
         GpuError
             A name that no rank has.
         """
-        ranks = self._ranks("@all")
-        found = self._engines.answers(ranks, engine.pull, list(names))
+        found = self._engines.answers(self._ranks("@all"), engine.pull, list(names))
         missing = [name for name in names if not any(name in each for each in found)]
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
-        return {n: values_of([each[n] for each in found if n in each]) for n in names}
+        return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
         """Keep the ranks' values of variables until the notebook's change."""
-        self._engines.answers(self._ranks("@all"), engine.receive, b"", prints_here(names))
+        prints = sending.prints_here(names)
+        self._engines.answers(self._ranks("@all"), sending.receive, b"", prints)
 
     # -- the ranks
     def status(self) -> RanksTable:
         """Return the table of ranks: where they are and what they do."""
-        return RanksTable(repr(self), rows_of(self._engines))
+        return RanksTable(repr(self), self._engines.rows())
 
     def restart(self, *numbers: int) -> None:
         """Replace ranks by new engines; the others keep their variables.
@@ -269,27 +232,14 @@ class GpuCluster:
             there = f"the ranks are 0 to {self.size - 1}"
             again = "type %gpucluster restart 0"
             raise GpuError(f"restart {', '.join(map(str, numbers))}: {there}; {again}")
-        with self._busy, ProgressLine(shell()) as line:
+        with ProgressLine(shell()) as line:
             self._engines.replace(ranks, line.update)
             self._broken = False
 
     def stop(self) -> None:
         """End all engines and their children."""
         atexit.unregister(self.stop)
-        self._ending.set()
-        self._watcher.join()
         self._engines.stop()
-
-    def _watch(self) -> None:
-        """Report at once when a rank dies between cells."""
-        while not self._ending.wait(_LOOK_S):
-            if not self._busy.acquire(blocking=False):
-                continue
-            try:
-                for rank in self._engines.check():
-                    print(died(rank), file=sys.stderr)
-            finally:
-                self._busy.release()
 
 
 _current: GpuCluster | None = None
@@ -343,8 +293,8 @@ def cluster(
     elif mpi is not None:
         plan = launching.mpi(str(mpi), ip)
     else:
-        plan = launching.local(None if where is None else str(where))
-    engines = Engines(plan, launching.virtual_memory(plan))
+        plan = launching.local("all" if where is None else str(where))
+    engines = Engines(plan)
     try:
         with ProgressLine(shell()) as line:
             engines.start(line.update)

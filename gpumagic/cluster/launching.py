@@ -1,37 +1,50 @@
-"""Plan how ipyparallel's launchers start the engines: here, by SSH, Slurm or MPI; start one.
+"""Plan how ipyparallel's launchers start the engines, be one, and end them with the notebook.
 
 An engine is ``python -m gpumagic.cluster.launching``, with ipyparallel's options of an engine. It
 sets its rank and its GPU before anything reads them.
+
+``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` ends every process of a cluster
+when the process PID has ended, for any reason, and removes the directory. Every process of the
+cluster has its mark in the environment, which children inherit. An engine's mark begins with the
+cluster's.
 """
 
+import contextlib
 import os
+import re
+import shutil
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from shlex import quote
 from typing import Any
+
+import psutil
 
 from gpumagic import device
 from gpumagic.display.units import many
 from gpumagic.errors import GpuError
-from gpumagic.virtual.torchless import part_of_the_host
+from gpumagic.virtual import part_of_the_host
 
-LOOPBACK = "127.0.0.1"
-_MODULE = ["-m", "gpumagic.cluster.launching"]
+_LOOPBACK = "127.0.0.1"
+_ENGINE = ["-m", "gpumagic.cluster.launching"]
 # Seconds an engine waits for the controller's file and answer, on a busy machine.
-_PATIENT = ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
+_ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
+_MOST_VIRTUAL = 64
 
-# The launchers' variables for the rank, and for the rank on a machine.
-_RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-LOCAL = "GPUMAGIC_LOCAL_RANK"
-"""The number of the engine on its machine, where nobody else numbers them."""
-_LOCALS = (LOCAL, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-ONE_GPU = "GPUMAGIC_ONE_GPU"
-"""Set where the engine is to see one GPU of its machine: that of its number there."""
-
+# The launchers' variables for the rank, and for the rank on a machine, by which an engine sees one
+# of its GPUs.
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LOCAL = "GPUMAGIC_LOCAL_RANK"  # for launchers that have none
+_LOCALS = (_LOCAL, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 FIRST = "GPUMAGIC_FIRST_ENGINE"
-"""The number that the engine of rank 0 of this start has, or would have, for ipyparallel."""
+"""ipyparallel's number of the engine of rank 0 of this start."""
+MARK = "GPUMAGIC_CLUSTER"
+"""The mark of a process of a cluster."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +67,8 @@ class Plan:
 
     launcher: str  # ipyparallel's name: "local", "ssh", "slurm", "mpi"
     sets: tuple[EngineSet, ...]
-    address: str = LOOPBACK  # where the controller and the store listen
-    description: str = ""  # "on 2 GPUs of this machine"
+    address: str = _LOOPBACK  # where the controller and the store listen
+    description: str = ""  # "2 GPUs of this machine"
     directory: str | None = None  # a directory that all machines see
 
     @property
@@ -64,74 +77,76 @@ class Plan:
 
     @property
     def local(self) -> bool:
-        return self.address == LOOPBACK
+        return self.address == _LOOPBACK
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of all engines."""
+        found = {"WORLD_SIZE": str(self.count), "MASTER_ADDR": self.address}
+        if self.local:  # gloo and NCCL listen only there
+            name = "lo0" if sys.platform == "darwin" else "lo"
+            found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+        if "OMP_NUM_THREADS" not in os.environ:  # `torchrun` would give each engine one thread
+            share = (os.cpu_count() or 1) // max(self.count, 1)
+            found["OMP_NUM_THREADS"] = str(max(1, share))
+        return found
+
+    @property
+    def virtual_memory(self) -> int:
+        """The bytes of an engine's virtual GPU: this process's, or its share."""
+        virtual = [gpu for gpu in device.here() if gpu.virtual]
+        return (virtual and virtual[0].memory_total) or part_of_the_host(self.count)
 
 
-def _command(python: str) -> dict[str, Any]:
-    return {"engine_cmd": [python, *_MODULE, *_PATIENT]}
+# -- plans
+def _command(python: str = sys.executable) -> dict[str, Any]:
+    return {"engine_cmd": [python, *_ENGINE]}
 
 
-def local(where: str | None) -> Plan:
+def local(asked: str) -> Plan:
     """Plan an engine for each named GPU; without GPUs, the given number, or two."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
+    most, kind = (len(gpus), "GPU") if gpus else (_MOST_VIRTUAL, "virtual GPU")
+    if asked.isdecimal() and not 0 < int(asked) <= most:
+        there = f"1 to {many(most, kind)} are possible"
+        raise GpuError(f"{asked} engines: {there}; type %gpucluster start")
     if gpus:
-        count = _count(where, gpus)
-        wanted = gpus[:count] if count else device.resolve(where or "all")
+        wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked)
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
     else:
-        names = [""] * _virtual_count(where)
-    command = _command(sys.executable)
+        names = [""] * _virtual(asked)
     # HIP's variable takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
-        EngineSet((rank,), {shows: name, "RANK": str(rank)}, command)
+        EngineSet((rank,), {shows: name, "RANK": str(rank)}, _command())
         for rank, name in enumerate(names)
     )
-    what = many(len(names), "GPU" if gpus else "virtual GPU")
-    return Plan("local", sets, description=f"{what} of this machine")
+    return Plan("local", sets, description=f"{many(len(names), kind)} of this machine")
 
 
-def _count(where: str | None, gpus: Sequence[device.Device]) -> int:
-    """Return the number of engines in `%gpucluster start 2`; 0 for a list such as `0,1`."""
-    if where is None or not where.isdecimal():
-        return 0
-    if not 0 < int(where) <= len(gpus):
-        there = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}"
-        raise GpuError(f"{where} engines: this machine has {there}; type %gpucluster start")
-    return int(where)
-
-
-_MOST_VIRTUAL = 64
-
-
-def _virtual_count(where: str | None) -> int:
-    if where is None or where == "all":
-        return 2
-    if where.isdecimal():
-        if not 0 < int(where) <= _MOST_VIRTUAL:
-            most = f"1 to {_MOST_VIRTUAL} virtual GPUs are possible"
-            raise GpuError(f"{where} engines: {most}; type %gpucluster start 2")
-        return int(where)
-    parts = where.split(",")
-    if all(part.strip().isdecimal() for part in parts):
-        return len(parts)
-    raise GpuError(f"{where}: this machine has no GPU; type %gpucluster start 2 for virtual ones")
+def _virtual(asked: str) -> int:
+    """Return the number of virtual GPUs in `2`, `0,1` or `all`, which is two."""
+    if not re.fullmatch(r"all|\d+(,\d+)*", asked):
+        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
+    if asked.isdecimal():
+        return int(asked)
+    return 2 if asked == "all" else asked.count(",") + 1
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
     """Plan an engine on each host, or the number after its colon, with a GPU each."""
     sets: list[EngineSet] = []
+    names = []
     for part in hosts.split(","):
         host, _, number = part.strip().partition(":")
         if not host or (number and not number.isdecimal()):
             raise GpuError(f"--ssh {hosts}: hosts are needed; type --ssh host1,host2:4")
+        names.append(host.rpartition("@")[2])
+        there = python or sys.executable
+        options = {"engines": {host: 1}, "remote_python": there, **_command(there)}
         for local_rank in range(int(number or 1)):
-            environment = {"RANK": str(len(sets)), ONE_GPU: "1", LOCAL: str(local_rank)}
-            command = _command(python or sys.executable)
-            options: dict[str, Any] = {"engines": {host: 1}, **command}
-            options["remote_python"] = python or sys.executable
+            environment = {"RANK": str(len(sets)), _LOCAL: str(local_rank)}
             sets.append(EngineSet((len(sets),), environment, options))
-    names = [part.strip().partition(":")[0].rpartition("@")[2] for part in hosts.split(",")]
     return Plan("ssh", tuple(sets), ip or _address(names), f"{len(sets)} engines on {hosts}")
 
 
@@ -143,8 +158,8 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     count = int(nodes) * int(each)
     asked = [f"--nodes={nodes}", f"--ntasks={count}", f"--gpus-per-node={each}"]
     asked += [f"--partition={partition}"] if partition else []
-    options = {"options": "\n".join(f"#SBATCH {line}" for line in asked)}
-    one = EngineSet(tuple(range(count)), {ONE_GPU: "1"}, {**options, **_command(sys.executable)})
+    options = {"options": "\n".join(f"#SBATCH {line}" for line in asked), **_command()}
+    one = EngineSet(tuple(range(count)), {}, options)
     description = f"{count} engines of Slurm"
     return Plan("slurm", (one,), ip or _address([""]), description, os.path.expanduser("~"))
 
@@ -153,8 +168,21 @@ def mpi(number: str, ip: str | None) -> Plan:
     """Plan engines that `mpiexec` starts."""
     if not number.isdecimal() or not int(number):
         raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
-    one = EngineSet(tuple(range(int(number))), {ONE_GPU: "1"}, _command(sys.executable))
-    return Plan("mpi", (one,), ip or LOOPBACK, f"{number} engines of MPI")
+    one = EngineSet(tuple(range(int(number))), {}, _command())
+    return Plan("mpi", (one,), ip or _LOOPBACK, f"{number} engines of MPI")
+
+
+def _address(hosts: Sequence[str]) -> str:
+    """Return this machine's address for others; loopback if all ranks are here."""
+    if all(host in ("localhost", _LOOPBACK, "::1") for host in hosts):
+        return _LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: it only looks up the route.
+            probe.connect((hosts[0] or socket.getfqdn(), 9))
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            raise GpuError(f"{hosts[0] or 'this machine'} has no address ({error})") from None
 
 
 async def stop_elsewhere(cluster: Any) -> None:
@@ -166,54 +194,15 @@ async def stop_elsewhere(cluster: Any) -> None:
         each.ssh_sender.check_output(f"rm -rf {quote(each.remote_profile_dir)}")
 
 
-def _address(hosts: Sequence[str]) -> str:
-    """Return this machine's address for others; loopback if all ranks are here."""
-    if all(host in ("localhost", LOOPBACK, "::1") for host in hosts):
-        return LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Sends nothing: it only looks up the route.
-            probe.connect((hosts[0] or socket.getfqdn(), 9))
-            return str(probe.getsockname()[0])
-        except OSError as error:
-            raise GpuError(f"{hosts[0] or 'this machine'} has no address ({error})") from None
-
-
-def connections(address: str) -> dict[str, str]:
-    """Return the variables that keep gloo and NCCL to the loopback, if all ranks are here."""
-    if address != LOOPBACK:
-        return {}
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-
-
-def threads(count: int) -> dict[str, str]:
-    """Return each engine's share of the processors; `torchrun` would give it one thread."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(count, 1)))}
-
-
-def virtual_memory(plan: Plan) -> int:
-    """Return the bytes of an engine's virtual GPU: this process's, or its share."""
-    virtual = [gpu for gpu in device.here() if gpu.virtual]
-    return (virtual and virtual[0].memory_total) or part_of_the_host(plan.count)
-
-
-def _first(names: tuple[str, ...], environment: MutableMapping[str, str], default: str) -> str:
-    return next((environment[name] for name in names if name in environment), default)
-
-
+# -- being an engine
 def take_place(environment: MutableMapping[str, str]) -> None:
     """Set the rank for `torch.distributed`, and leave one GPU visible."""
-    environment.setdefault("RANK", _first(_RANKS, environment, "0"))
-    local = int(_first(_LOCALS, environment, "0"))
-    # It sees one GPU, the first.
-    environment["LOCAL_RANK"] = "0"
-    if environment.pop(ONE_GPU, ""):
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        known = [each for each in visible.split(",") if each]
-        environment["CUDA_VISIBLE_DEVICES"] = known[local % len(known)] if known else str(local)
+    environment["RANK"] = next((environment[n] for n in _RANKS if n in environment), "0")
+    environment["LOCAL_RANK"] = "0"  # it sees one GPU, the first
+    if local := [int(environment[name]) for name in _LOCALS if name in environment]:
+        known = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        one = known[local[0] % len(known)] if known else str(local[0])
+        environment["CUDA_VISIBLE_DEVICES"] = one
 
 
 def main() -> None:
@@ -230,12 +219,65 @@ def main() -> None:
     from ipyparallel.engine import app
     from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
-    import gpumagic.cluster.engine  # noqa: F401
+    from gpumagic.cluster import engine
 
+    engine.orphaned.append(partial(end, os.environ[MARK]))
     # Only cells handle interrupts: none must cut off an order or an answer.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
 
 
+# -- ending with the notebook
+_LOOK_S = 0.3
+_GONE_S = 1.0
+# For processes that started while others were killed.
+_AGAIN_S = 3.0
+
+
+def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
+    """Watch this process from another one, outside the cluster."""
+    command = [sys.executable, "-m", __name__, "--watch", str(os.getpid()), mark, directory]
+    environment = {name: value for name, value in os.environ.items() if name != MARK}
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes on this machine whose mark begins with `mark`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            its = process.environ().get(MARK)
+            if its is not None and its.startswith(mark) and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def end(mark: str) -> None:
+    """Kill the processes that have the mark."""
+    until = time.monotonic() + _GONE_S
+    # A zombie has no environment.
+    while (left := marked(mark)) and time.monotonic() < until:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(_GONE_S / 50)
+
+
+def watch(pid: str, mark: str, directory: str) -> None:
+    """Wait until the parent has ended, then end the cluster."""
+    while os.getppid() == int(pid):
+        time.sleep(_LOOK_S)
+    until = time.monotonic() + _AGAIN_S
+    while time.monotonic() < until:
+        end(mark)
+        time.sleep(_LOOK_S)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--watch"]:
+        watch(*sys.argv[2:])
+    else:
+        main()

@@ -1,181 +1,237 @@
-"""Show what ranks print: whole lines, labelled by rank, limited in size.
+"""Show what ranks and threads print, in whole lines with their label, and how their cell ran."""
 
-Figures and tables are shown as they arrive, below the rank's number.
-"""
-
-import re
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
 
-from gpumagic.display.table import short
+from gpumagic.display import table
+from gpumagic.display.table import Shown, block, coded
+from gpumagic.display.units import NOT_KNOWN, duration, share, size, some
 
 MOST = 2**18
-"""Characters of each stream that a rank sends in a cell, without text that "\\r" replaces."""
-OVER = "\x1e"
-"""Replaces a carriage return in transit: ipyparallel would interpret it, and badly."""
-_OFTEN_S = 0.25
+"""Characters of each stream that a rank sends in a cell."""
+_BAR = 40  # characters of a progress bar
 
 
-class _Bounded:
-    """A stream that passes on a limited output, then counts lines."""
+class WholeLines:
+    """A stream that passes on whole lines, each after the label of who printed it.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._left = MOST
-        self._last = 0.0
-        self.dropped = 0
+    Text that a carriage return replaces (a progress bar) is not passed on, unless `bars`. `label`
+    returns None for text that is passed on as it is. After `most` characters, lines are counted.
+    """
 
-    def write(self, text: str) -> int:
-        if "\r" in text and "\n" not in text:
-            self._write_over(text)
-            return len(text)
-        if passed := text[: self._left]:
-            self._left -= len(passed)
-            self._stream.write(passed.replace("\r\n", "\n").replace("\r", OVER))
-        self.dropped += text.count("\n", len(passed))
-        return len(text)
-
-    def _write_over(self, text: str) -> None:
-        """Pass on a progress bar, as often as it is visible."""
-        now = time.monotonic()
-        if now - self._last >= _OFTEN_S:
-            self._last = now
-            self._stream.write(OVER + text.rpartition("\r")[2])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def bounded_output() -> Iterator[None]:
-    """Within, limit stdout and stderr; the last line says how much was left out."""
-    streams = sys.stdout, sys.stderr
-    mine = [_Bounded(stream) for stream in streams]
-    sys.stdout, sys.stderr = mine
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
-        for each, stream in zip(mine, streams, strict=True):
-            if each.dropped:
-                stream.write(f"\n… and {each.dropped:,} more lines\n")
-            stream.flush()
-
-
-@contextmanager
-def whole_lines(labels: Mapping[int, str]) -> Iterator[None]:
-    """Within, threads with these idents print whole lines; others print as usual."""
-    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    streams = {name: _WholeLines(stream, labels) for name, stream in before.items()}
-    for name, stream in streams.items():
-        setattr(sys, name, stream)
-    try:
-        yield
-    finally:
-        for name, stream in streams.items():
-            stream.end()
-            # Another stream may have replaced it since; keep that.
-            if getattr(sys, name) is stream:
-                setattr(sys, name, before[name])
-
-
-_MOVES = re.compile("[\r\x1b]")
-
-
-class _Labelled:
-    """Writes whole lines, after the label of who printed them."""
-
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
-        self.begun: dict[str, str] = {}  # unfinished lines by label
-
-    def add(self, label: str, text: str) -> None:
-        *lines, self.begun[label] = (self.begun.get(label, "") + text).split("\n")
-        # Text replaced by a carriage return (a progress bar) is not kept.
-        lines = [line.rpartition(OVER)[2] for line in lines]
-        mark = f"[{label}] " if label else ""
-        if lines:
-            self._write("".join(f"{mark}{line}\n" if line else "\n" for line in lines))
-
-    def end(self) -> None:
-        """Write unfinished lines."""
-        for label, rest in self.begun.items():
-            if rest:
-                self.add(label, "\n")
-
-
-class _WholeLines:
-    """A stream of whole lines."""
-
-    def __init__(self, stream: Any, labels: Mapping[int, str]) -> None:
-        self._stream, self._labels = stream, labels
+    def __init__(
+        self, stream: Any, label: Callable[[], str | None], most: float, *, bars: bool = False
+    ) -> None:
+        self._stream, self._label, self._left, self._bars = stream, label, most, bars
         self._lock = threading.Lock()
-        self._lines = _Labelled(stream.write)
-        self.end = self._lines.end
+        self._begun: dict[str, str] = {}  # unfinished lines by label
+        self._dropped = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        label = self._labels.get(threading.get_ident())
-        # A line that is overwritten, as a progress bar, has no end to wait for.
-        if label is None or _MOVES.search(text):
+        label = self._label()
+        if label is None or (self._bars and ("\r" in text or "\x1b" in text)):
             self._stream.write(text)
         else:
             with self._lock:
-                self._lines.add(label, text)
+                self._add(label, text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
+    def unfinished(self) -> str:
+        """Return the unfinished line: a progress bar."""
+        return table.short("".join(self._begun.values()).strip(), _BAR)
 
-_BAR = 40  # characters
+    def end(self) -> None:
+        """Write unfinished lines, and how many were left out."""
+        for label in [label for label, rest in self._begun.items() if rest]:
+            self._add(label, "\n")
+        if self._dropped:
+            self._stream.write(f"… and {self._dropped:,} more lines\n")
+        self._stream.flush()
+        self._left = float("inf")  # a logger may keep the stream
+
+    def _add(self, label: str, text: str) -> None:
+        every = (self._begun.get(label, "") + text).split("\n")
+        *lines, rest = (line[line.rfind("\r", 0, -1) + 1 :] for line in every)
+        self._begun[label] = rest[:MOST]
+        mark = f"[{label}] " if label else ""
+        whole = [f"{mark}{line}".rstrip("\r") + "\n" if line else "\n" for line in lines]
+        while whole and self._left > 0:
+            self._left -= len(whole[0])
+            self._stream.write(whole.pop(0))
+        self._dropped += len(whole)
+
+
+@contextmanager
+def whole_lines(
+    label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
+) -> Iterator[WholeLines]:
+    """Within, stdout and stderr pass on whole lines; yields the stream with progress bars."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    mine = {name: WholeLines(each, label, most, bars=bars) for name, each in before.items()}
+    for name, stream in mine.items():
+        setattr(sys, name, stream)
+    try:
+        yield mine["stderr"]
+    finally:
+        for name, stream in mine.items():
+            stream.end()
+            # Another stream may have replaced it since; keep that.
+            if getattr(sys, name) is stream:
+                setattr(sys, name, before[name])
 
 
 class Streamed:
-    """The output of a cell's ranks, shown as it arrives."""
+    """The output of a cell's ranks, shown as it arrives: their lines have labels already."""
 
-    def __init__(self, ranks: list[int]) -> None:
-        self._labels = {rank: str(rank) * (len(ranks) > 1) for rank in ranks}
-        self._lines = {
-            "stdout": _Labelled(lambda text: sys.stdout.write(text)),
-            "stderr": _Labelled(lambda text: sys.stderr.write(text)),
-        }
+    def __init__(self) -> None:
         self._shown: dict[tuple[int, int, str], int] = {}  # length already read, by rank's part
 
-    def take(self, rank: int, part: int, metadata: Mapping[str, Any]) -> None:
-        """Show new output of a rank's part."""
-        for name, lines in self._lines.items():
-            lines.add(self._labels[rank], self._new(rank, part, name, metadata[name]))
+    def take(self, rank: int, part: int, metadata: Mapping[str, Any], label: str) -> None:
+        """Show new output of a rank's part; figures and tables below the label."""
+        from IPython.display import display
+
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            stream.write(self._new(rank, part, name, metadata[name]))
+            stream.flush()
         for drawn in self._new(rank, part, "outputs", metadata["outputs"]):
-            self._draw(rank, drawn)
-        sys.stdout.flush()
-        sys.stderr.flush()
+            if label:
+                print(f"[{label}]", flush=True)
+            display(drawn["data"], metadata=drawn["metadata"] or {}, raw=True)
 
     def _new(self, rank: int, part: int, name: str, every: Any) -> Any:
         known = self._shown.get((rank, part, name), 0)
         self._shown[rank, part, name] = len(every)
         return every[known:]
 
-    def unfinished(self, rank: int) -> str:
-        """Return a rank's unfinished line: a progress bar."""
-        begun = self._lines["stderr"].begun.get(self._labels[rank], "")
-        return short(begun.rstrip().rpartition(OVER)[2].strip(), _BAR)
 
-    def end(self) -> None:
-        """Show unfinished lines."""
-        for lines in self._lines.values():
-            lines.end()
+# -- the report
+@dataclass(frozen=True)
+class RankTime:
+    """One rank, or one device of this process: its seconds and peak bytes (None if unknown)."""
 
-    def _draw(self, rank: int, drawn: Mapping[str, Any]) -> None:
-        from IPython.display import display
+    name: str  # "rank 1", "cuda:1"
+    seconds: float
+    peak: int | None = None
+    parts: int = 1
+    virtual: bool = False
 
-        if label := self._labels[rank]:
-            print(f"[{label}]", flush=True)
-        display(drawn["data"], metadata=drawn["metadata"] or {}, raw=True)
+
+@dataclass(frozen=True, repr=False)
+class RanksReport(Shown):
+    """One cell on the ranks of a cluster, or on several devices of this process.
+
+    Attributes
+    ----------
+    ranks : tuple of RankTime
+        By rank, without the interrupted ones.
+    seconds : float
+        From sending the orders to the last answer.
+    said : tuple of str
+        What was split, sent, moved, returned and gathered.
+    notes : tuple of str
+        A replaced rank, a recreated process group.
+    wrong : tuple of str
+        Variables that could not be gathered, and why: they are lists of their parts.
+    """
+
+    ranks: tuple[RankTime, ...]
+    seconds: float
+    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+
+
+def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> list[str]:
+    """Return what was sent, as a part of the report; empty if nothing was."""
+    sent = some(names) if nbytes else ""
+    return [f"sent {sent}: {size(nbytes)} in {duration(seconds)}"] if sent else []
+
+
+@dataclass(frozen=True, repr=False)
+class RanksTable(Shown):
+    """The ranks of a cluster: a row for each, with the cause of its end."""
+
+    title: str
+    rows: tuple[dict[str, Any], ...] = field(default=())
+
+
+def text(record: RanksReport | RanksTable) -> str:
+    """A line: `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
+    if isinstance(record, RanksTable):
+        return "\n".join([record.title, *table.lines(_columns(record), "  ")])
+    return "\n".join([" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)])
+
+
+def html(record: RanksReport | RanksTable) -> str:
+    """Return the line as HTML; a click shows each rank."""
+    if isinstance(record, RanksTable):
+        return block(f"<div>{escape(record.title)}</div>{table.html(_columns(record))}")
+    head, *rest = _parts(record)
+    line = f'<b class="gm-where">{escape(head)}</b>' + "".join(
+        f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
+    )
+    columns = [
+        table.Column("", [each.name for each in record.ranks]),
+        table.Column("parts", [f"{each.parts:,}" for each in record.ranks], number=True),
+        table.Column("time", [duration(each.seconds) for each in record.ranks], number=True),
+        table.Column("peak", [size(each.peak) for each in record.ranks], number=True),
+    ]
+    body = f"<details><summary>{line}</summary>{table.html(columns)}</details>"
+    body += "".join(f"<div>→ {coded(note)}</div>" for note in record.notes)
+    return block(body, "report", css="gpumagic gm-report")
+
+
+def _parts(report: RanksReport) -> list[str]:
+    names = [each.name for each in report.ranks]
+    several = len(names) > 1 and names[0].startswith("rank")
+    head = f"{len(names)} ranks" if several else some(names)
+    virtual = " (virtual)" if any(each.virtual for each in report.ranks) else ""
+    peaks = {size(each.peak): each for each in report.ranks if each.peak is not None}
+    parts = [head + virtual, _times(report), *report.said]
+    if len(peaks) == 1:
+        parts.append(f"peak {next(iter(peaks))}" + " each" * (len(names) > 1))
+    elif peaks:
+        most = max(peaks.values(), key=lambda each: each.peak or 0)
+        parts.append(f"peak {size(most.peak)} on {most.name}")
+    return parts
+
+
+def _times(report: RanksReport) -> str:
+    ran: Sequence[RankTime] = sorted((e for e in report.ranks if e.parts), key=lambda e: -e.seconds)
+    parts = []
+    if len(ran) > 1:
+        parts = [f"{ran[0].name} took longest, {duration(ran[0].seconds)}"]
+        parts.append(f"{ran[-1].name} {duration(ran[-1].seconds)}")
+    if idle := [each.name for each in report.ranks if not each.parts]:
+        parts.append(f"{some(idle)} had nothing to do")
+    return duration(report.seconds) + (f" ({'; '.join(parts)})" if parts else "")
+
+
+def _columns(record: RanksTable) -> list[table.Column]:
+    rows = record.rows
+    memory = [
+        NOT_KNOWN if row.get("used") is None else share(row["used"], row["total"]) for row in rows
+    ]
+    virtual = ["virtual" if row.get("virtual") else row.get("name", "") for row in rows]
+    return [
+        table.Column("rank", [str(row["rank"]) for row in rows], number=True),
+        table.Column("host", [row.get("host", "") for row in rows]),
+        table.Column("device", [row.get("device", "") for row in rows]),
+        table.Column("GPU", virtual, fit="cut"),
+        table.Column("memory", memory, number=True),
+        table.Column("pid", [str(row.get("pid", "")) for row in rows], number=True),
+        table.Column("state", [row["state"] for row in rows], fit="wrap"),
+    ]

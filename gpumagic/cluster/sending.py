@@ -1,7 +1,12 @@
 """Send the variables that a cell reads to the ranks, with the notebook's code.
 
-Only variables that a rank lacks or that differ are sent. A tensor that the rank has is sent by
-name, so an optimizer that follows finds its parameters. A function reads the variables of its rank.
+A variable is sent if the rank does not have it, or if the notebook has assigned or changed it
+since. A value that the rank changed stays as it is until then. A tensor that the rank has is sent
+by number, so an optimizer that follows finds its parameters. A function reads the variables of its
+rank.
+
+The notebook calls `fingerprint`, `prints_of` and `pack`; the ranks call `wanted` and `receive`, and
+remember which of the notebook's values they have, so a rank that was replaced lacks all.
 """
 
 import hashlib
@@ -11,6 +16,8 @@ import re
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,58 +26,41 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpumagic.cluster.scattered import Unsent
 from gpumagic.errors import GpuError
-from gpumagic.faults import first_line
+from gpumagic.faults import first_line, in_words
 from gpumagic.usercode.files import label, user_namespace
 from gpumagic.usercode.values import globals_of
 from gpumagic.usercode.variables import NOT_VARIABLES
 
-_FILE = "<ipython-input-{}-rank>"
-_numbers = count(1)
-_number_of: Any = WeakTensorKeyDictionary()
 State = tuple[int, bool]
 """A tensor's version, and its `requires_grad`."""
 Print = tuple[bytes, int]
 """A variable's fingerprint, and the id of its object."""
-_known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
-"""In a rank: the tensors that were sent to it, by the numbers that the notebook gave them."""
-_states: dict[int, State] = {}
-"""Their states in the notebook when they were sent."""
 
 
-def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
-    tensor: torch.Tensor = make(*args)
-    _known[number], _states[number] = tensor, state
-    return tensor
+# -- in the notebook
+_numbers = count(1)
+_number_of: Any = WeakTensorKeyDictionary()
 
 
-def _known_tensor(number: int, state: State) -> torch.Tensor:
-    """Return the rank's tensor, with the notebook's `requires_grad` if that has changed."""
-    tensor = _known[number]
-    if state != _states[number] and tensor.is_leaf:
-        tensor.requires_grad_(state[1])
-    _states[number] = state
-    return tensor
+def _number(tensor: torch.Tensor) -> int:
+    """Return a number that is unique to a living tensor."""
+    if tensor not in _number_of:
+        _number_of[tensor] = next(_numbers)
+    return int(_number_of[tensor])
 
 
-def known_tensors() -> dict[int, State]:
-    """Return the states in which the notebook sent the tensors that are still in this rank."""
-    for number in _states.keys() - _known.keys():
-        del _states[number]
-    return dict(_states)
-
-
-class _Variables:
-    """A placeholder for the notebook's variables, which becomes the rank's."""
-
-    def __reduce__(self) -> Any:
-        return user_namespace, ()
+def _state(tensor: torch.Tensor) -> State:
+    """Return the tensor's version, which each write changes; always new in inference mode."""
+    version = next(_numbers) if tensor.is_inference() else tensor._version
+    return version, tensor.requires_grad
 
 
 def file_in_rank(file: str) -> str:
     """Return the name of a cell in a rank, which has none of the notebook's files."""
     number = re.search(r"\d+", label(file))
-    return _FILE.format(number[0] if number else 0)
+    return f"<ipython-input-{number[0] if number else 0}-rank>"
 
 
 def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeType:
@@ -81,6 +71,13 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
         for each in code.co_consts
     )
     return code.replace(co_filename=file, co_consts=tuple(consts))
+
+
+class _Variables:
+    """A placeholder for the notebook's variables, which becomes the rank's."""
+
+    def __reduce__(self) -> Any:
+        return user_namespace, ()
 
 
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -104,38 +101,17 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Return how pickle recreates a tensor."""
-        return NotImplemented
+        """Return how pickle recreates a tensor; here its number and state, for a fingerprint."""
+        return tuple, ((_number(tensor), _state(tensor)),)
 
 
-class _Fingerprint(NotebookPickler):
-    """Writes a tensor as its number, version and `requires_grad`."""
+def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
+    """Return a hash of the value, and the variables that its functions read.
 
-    def tensor(self, tensor: torch.Tensor) -> Any:
-        return tuple, ((number_of(tensor), _version(tensor), tensor.requires_grad),)
-
-
-def number_of(tensor: torch.Tensor) -> int:
-    """Return a number that is unique to a living tensor."""
-    if tensor not in _number_of:
-        _number_of[tensor] = next(_numbers)
-    return int(_number_of[tensor])
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Return the tensor's version, which each write changes; always new in inference mode."""
-    return next(_numbers) if tensor.is_inference() else tensor._version
-
-
-def fingerprint(name: str, value: Any) -> bytes:
-    """Return a hash of the value; raise `GpuError` if it cannot be sent."""
-    return _read(name, value)[0]
-
-
-def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
-    """Return its fingerprint, and the variables that its functions read."""
+    Raises `GpuError` if it cannot be sent.
+    """
     stream = io.BytesIO()
-    pickler = _Fingerprint(stream)
+    pickler = NotebookPickler(stream)
     try:
         pickler.dump(value)
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
@@ -144,50 +120,13 @@ def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
     return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.met
 
 
-def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
-    """Return values as bytes; unchanged tensors in `known` are sent by number."""
-    there = known or {}
-
-    class Pickler(NotebookPickler):
-        def __init__(self, stream: Any, protocol: int | None = None) -> None:
-            super().__init__(stream, protocol)
-            self.sources = sources if sources is not None else {}
-
-        def tensor(self, tensor: torch.Tensor) -> Any:
-            number, state = number_of(tensor), (_version(tensor), tensor.requires_grad)
-            if number in there and there[number][0] == state[0]:
-                return _known_tensor, (number, state)
-            make, args, *_ = tensor.__reduce_ex__(2)
-            return _keep, (number, state, make, args)
-
-    module = types.ModuleType("gpumagic_pickle")
-    module.Pickler = Pickler  # type: ignore[attr-defined]
-    stream = io.BytesIO()
-    torch.save(values, stream, pickle_module=module)
-    return stream.getvalue()
-
-
-class Unsent:
-    """A placeholder for a rank's value that cannot be pickled, with the reason."""
-
-    def __init__(self, text: str, why: str) -> None:
-        self._text, self.why = text, why
-
-    def __repr__(self) -> str:
-        return f"{self._text} (it stays in its rank)"
-
-
-def pack_any(value: Any) -> bytes:
-    """Return the bytes of a value, or of an `Unsent`."""
-    try:
-        return pack(value)
-    except Exception as error:  # noqa: BLE001  the user's value has no pickle
-        return pack(Unsent(repr(value), first_line(error)))
-
-
-def unpack(data: bytes) -> Any:
-    """Return the values, tensors on the CPU."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+def prints_here(names: Iterable[str]) -> dict[str, Print]:
+    """Return the fingerprints of the notebook's variables that can be sent."""
+    space, prints = user_namespace(), dict[str, Print]()
+    for name in space.keys() & set(names):
+        with suppress(GpuError):  # it cannot be sent
+            prints[name] = fingerprint(name, space[name])[0], id(space[name])
+    return prints
 
 
 def prints_of(
@@ -205,7 +144,116 @@ def prints_of(
         if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
             continue
         values[name] = value
-        hashed, met = _read(name, value)
+        hashed, met = fingerprint(name, value)
         prints[name] = hashed, id(value)
         queue.extend((each, space[each]) for each in met if each in space)
     return values, prints
+
+
+def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
+    """Return values as bytes; unchanged tensors in `known` are sent by number."""
+    there = known or {}
+
+    class Pickler(NotebookPickler):
+        def __init__(self, stream: Any, protocol: int | None = None) -> None:
+            super().__init__(stream, protocol)
+            self.sources = sources if sources is not None else {}
+
+        def tensor(self, tensor: torch.Tensor) -> Any:
+            number, state = _number(tensor), _state(tensor)
+            if number in there and there[number][0] == state[0]:
+                return _known_tensor, (number, state)
+            make, args, *_ = tensor.__reduce_ex__(2)
+            return _keep, (number, state, make, args)
+
+    module = types.ModuleType("gpumagic_pickle")
+    module.Pickler = Pickler  # type: ignore[attr-defined]
+    stream = io.BytesIO()
+    torch.save(values, stream, pickle_module=module)
+    return stream.getvalue()
+
+
+def pack_any(value: Any) -> bytes:
+    """Return the bytes of a value, or of an `Unsent`."""
+    try:
+        return pack(value)
+    except Exception as error:  # noqa: BLE001  the user's value has no pickle
+        return pack(Unsent(repr(value), first_line(error)))
+
+
+def unpack(data: bytes) -> Any:
+    """Return the values, tensors on the CPU; None if there are no bytes."""
+    if not data:
+        return None
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+
+# -- in a rank
+_known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+"""The tensors that were sent to it, by the numbers that the notebook gave them."""
+_states: dict[int, State] = {}
+"""Their states in the notebook when they were sent."""
+_sent: dict[str, Print] = {}
+"""The notebook's variables that this rank has received, or replaced by its own."""
+_received: dict[str, bytes | None] = {}
+"""Fingerprints of the variables sent to this rank, as it got them."""
+
+
+def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
+    tensor: torch.Tensor = make(*args)
+    _known[number], _states[number] = tensor, state
+    return tensor
+
+
+def _known_tensor(number: int, state: State) -> torch.Tensor:
+    """Return the rank's tensor, with the notebook's `requires_grad` if that has changed."""
+    tensor = _known[number]
+    if state != _states[number] and tensor.is_leaf:
+        tensor.requires_grad_(state[1])
+    _states[number] = state
+    return tensor
+
+
+@dataclass
+class Wants:
+    """What a rank lacks of the variables that a cell reads."""
+
+    names: dict[str, bool]  # whether it has had another value from the notebook
+    kept: list[str]  # the notebook and this rank have changed the same object
+    tensors: dict[int, State]  # tensors that the rank has
+
+
+def wanted(prints: dict[str, Print]) -> Wants:
+    """Return which of these variables of the notebook this rank needs."""
+    for number in _states.keys() - _known.keys():
+        del _states[number]
+    wants, space = Wants({}, [], dict(_states)), user_namespace()
+    for name, (now, thing) in prints.items():
+        before = _sent.get(name) if name in space else None
+        if before is None or before[0] != now:
+            same = before is not None and before[1] == thing
+            if same and _received.get(name) != _now(name):
+                wants.kept.append(name)
+            else:
+                wants.names[name] = before is not None
+    return wants
+
+
+def receive(variables: bytes, prints: dict[str, Print]) -> str:
+    """Take variables and remember what the notebook has; or return why not.
+
+    Without variables, the rank has replaced the notebook's by its own.
+    """
+    try:
+        got = unpack(variables) or {}
+    except Exception as error:  # noqa: BLE001  whatever the user's own object raises
+        return f"{in_words(error)} (where the rank made what the notebook has sent)"
+    user_namespace().update(got)
+    _received.update({name: _now(name) for name in got})
+    _sent.update(prints)
+    return ""
+
+
+def _now(name: str) -> bytes | None:
+    print_ = prints_here([name]).get(name)
+    return print_ and print_[0]

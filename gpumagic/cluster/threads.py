@@ -23,25 +23,23 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from gpumagic.cluster.output import whole_lines
-from gpumagic.cluster.ranks_report import RanksReport, RankTime
+from gpumagic.cluster.output import RanksReport, RankTime, sent_in_words, whole_lines
 from gpumagic.cluster.scattered import Sharing, SplitValues, check, put_together, sharing_in_words
-from gpumagic.copies.namespace import CopiedVariables
-from gpumagic.copies.trial import place
+from gpumagic.copies.trial import CopiedVariables, place
 from gpumagic.device import Device
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, note
 from gpumagic.isolation.settings import deferred, thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
-from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.ledger.dispatch import MemoryMeter
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch
-from gpumagic.usercode.lines import innermost_of
+from gpumagic.usercode.files import innermost_of
 from gpumagic.usercode.program import awaits, compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
-Codes = tuple[CodeType, CodeType | None]
+_MAGICS = ("run_line_magic", "run_cell_magic")
 # One thread at a time: an object with a lock cannot be copied twice at once.
 _copying = threading.Lock()
 
@@ -69,7 +67,7 @@ class SharedVariables:
             if any(found.root == name for found in finder.tensors):
                 self.with_tensors.append(name)
             if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
-                self._kept[id(value)] = value
+                self.keep(value)
 
     def keep(self, value: Any) -> None:
         """Add a shared value."""
@@ -88,42 +86,28 @@ class DeviceThread:
     """A device, its thread, and the thread's variables."""
 
     def __init__(
-        self,
-        device: Device,
-        codes: Codes,
-        namespace: dict[str, Any],
-        names: Iterable[str],
-        stays: SharedVariables,
+        self, device: Device, namespace: dict[str, Any], names: list[str], stays: SharedVariables
     ) -> None:
         self.device, self._target = device, as_torch(device)
         self._namespace = namespace
-        self._codes = [None if code is None else own_code(code) for code in codes]
-        self._context, self.stack = copy_context(), ExitStack()
         self.worker = Worker(str(device))
         self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
         self.number = 0  # the number of its current or last part
         self._copies = CopiedVariables(namespace, names, self._target, stays=stays)
         self.copied_bytes, self.copy_seconds = self._copies.sent, self._copies.seconds
         self.notes = self._copies.notes
-        self.sent: dict[str, None] = {}  # names of copied parts
+        self.sent = dict.fromkeys(stays.with_tensors)  # names
 
-    def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Queue a job for the thread."""
-        # The notebook finds the printing cell by the context.
-        return self.worker.submit(partial(self._context.run, job))
+    def place(self, stack: ExitStack) -> None:
+        """On the thread: place new tensors on the device until the stack is closed."""
+        place(stack, self._target, self._copies.globals)
 
-    def set_up(self, modes: Callable[[ExitStack], None], labels: dict[int, str]) -> None:
-        """On the thread: enter the placement, with the caller's modes."""
-        labels[threading.get_ident()] = str(self.device)
-        modes(self.stack)
-        place(self.stack, self._target, self._copies.globals)
-
-    def run(self, part: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def run(self, codes: Sequence[CodeType | None], part: dict[str, Any]) -> Any:
         """On the thread: run the cell on a part; return its value and its variables."""
         space = self._copies.globals
         space.update(self._brought(part))
         began, value = time.perf_counter(), None
-        for code in self._codes:
+        for code in codes:
             value = None if code is None else FunctionType(code, space)()
         wait_for(self._target)
         self.seconds += time.perf_counter() - began
@@ -144,19 +128,16 @@ class DeviceThread:
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}
 
-    def time(self, rank: int, peaks: Mapping[str, int]) -> RankTime:
+    def time(self, peaks: Mapping[str, int]) -> RankTime:
         """Return its time, with the peak memory by device."""
-        peak, virtual = peaks.get(str(self.device)), self.device.virtual
-        return RankTime(rank, self.seconds, peak, self.parts, virtual, str(self.device))
+        name, virtual = str(self.device), self.device.virtual
+        return RankTime(name, self.seconds, peaks.get(name), self.parts, virtual)
 
     def close(self, *, failed: bool) -> None:
         """End the thread. Gathered functions keep its variables. An error loses them, or its frames
         would keep copies on every device."""
         self.worker.close()
         self._copies.close(emptied=failed)
-
-
-_MAGICS = ("run_line_magic", "run_cell_magic")
 
 
 class CellOnDevices:
@@ -183,7 +164,6 @@ class CellOnDevices:
         self._split = SplitValues(asked, namespace, len(devices))
         self._names = [name for name in names if name not in asked.split]
         self._own = {*names_assigned(tree), *asked.split}
-        self._gathered = (*asked.gather, *dict(asked.reduce))
         self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # by part: value and variables
         self._threads: list[DeviceThread] = []
         self._failed = True  # until all have succeeded
@@ -197,21 +177,16 @@ class CellOnDevices:
             self._copy(progress)
             stack.callback(meter.stop)
             meter.start()
-            stack.enter_context(whole_lines(labels))
-            modes = thread_modes()
-            set_up = [each.submit(partial(each.set_up, modes, labels)) for each in self._threads]
-            wait_for_all(set_up)
-            for future in set_up:
-                future.result()
+            stack.enter_context(whole_lines(lambda: labels.get(threading.get_ident()), bars=True))
             began = time.perf_counter()
-            self._run_all(progress)
+            self._run_all(partial(self._work, thread_modes(), labels, progress))
             seconds = time.perf_counter() - began
             self._failed = False
             peaks = {memory.device: memory.peak for memory in meter.stop()}
         came = [self._came[number] for number in sorted(self._came)]
         made, wrong = put_together(self._asked, [variables for _, variables in came])
         self._namespace.update(made)
-        self._tell(seconds, peaks, made, wrong)
+        self.report = self._reported(seconds, peaks, made, wrong)
         values = [value for value, _ in came]
         return None if all(value is None for value in values) else values
 
@@ -219,18 +194,18 @@ class CellOnDevices:
         stays = SharedVariables(self._names, self._namespace, self._own)
         for name in self._asked.split:
             stays.keep(self._namespace[name])
-        self._sent = stays.with_tensors
         for device in self._devices:
             progress(f"copying to {device}")
-            self._threads.append(
-                DeviceThread(device, self._codes, self._namespace, self._names, stays)
-            )
+            self._threads.append(DeviceThread(device, self._namespace, self._names, stays))
 
-    def _run_all(self, progress: Callable[[str], object]) -> None:
+    def _run_all(self, work: Callable[[DeviceThread, "deque[int]"], None]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                futures[thread.submit(partial(self._work, thread, queue, progress))] = thread
+            with deferred():  # an interrupt must reach all of them
+                for thread, queue in zip(self._threads, self._split.queues, strict=True):
+                    # The notebook finds the printing cell by the context.
+                    job = partial(copy_context().run, work, thread, queue)
+                    futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
             failed = [(f, error) for f in futures if f.done() and (error := f.exception())]
             if failed:
@@ -240,7 +215,32 @@ class CellOnDevices:
                 raise error
         except KeyboardInterrupt:
             self._end(futures)
-            raise _interrupted(futures) from None
+            raise KeyboardInterrupt("nothing was gathered") from None
+
+    def _work(
+        self,
+        modes: Callable[[ExitStack], None],
+        labels: dict[int, str],
+        progress: Callable[[str], object],
+        thread: DeviceThread,
+        queue: "deque[int]",
+    ) -> None:
+        """On a thread: run parts until none is left, with the caller's modes."""
+        labels[threading.get_ident()] = str(thread.device)
+        where = some(str(device) for device in self._devices)
+        codes = [None if code is None else own_code(code) for code in self._codes]
+        with ExitStack() as stack:
+            modes(stack)
+            thread.place(stack)
+            while True:
+                progress(f"{where}: {len(self._came)} of {self._split.total} parts")
+                try:
+                    thread.number = queue.popleft()
+                except IndexError:
+                    return
+                value, space = thread.run(codes, self._split.part(thread.number))
+                kept = {n: space[n] for n in self._asked.made if n in space}
+                self._came[thread.number] = value, kept
 
     def _end(self, futures: dict[Future[Any], DeviceThread]) -> None:
         for queue in self._split.queues:
@@ -249,21 +249,6 @@ class CellOnDevices:
             if not future.done():
                 thread.worker.interrupt()
         wait_for_all(futures)
-
-    def _work(
-        self, thread: DeviceThread, queue: "deque[int]", progress: Callable[[str], object]
-    ) -> None:
-        """On a thread: run parts until none is left."""
-        where = some(str(device) for device in self._devices)
-        while True:
-            progress(f"{where}: {len(self._came)} of {self._split.total} parts")
-            try:
-                number = queue.popleft()
-            except IndexError:
-                return
-            thread.number = number
-            value, space = thread.run(self._split.part(number))
-            self._came[number] = value, {n: space[n] for n in self._gathered if n in space}
 
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
         """Return an error's place: the device, the line, and the items of the part."""
@@ -274,42 +259,28 @@ class CellOnDevices:
             where += [f"{name}[{start}:{stop}]" for name in self._asked.split]
         return ", ".join(filter(None, where))
 
-    def _tell(
+    def _reported(
         self, seconds: float, peaks: dict[str, int], made: dict[str, Any], wrong: list[str]
-    ) -> None:
+    ) -> RanksReport:
         threads = self._threads
-        sent = dict.fromkeys(self._sent) | {n: None for each in threads for n in each.sent}
-        fallen = [f"{device}: {device.note}" for device in self._devices if device.note]
-        notes = dict.fromkeys([*fallen, *(line for each in threads for line in each.notes)])
-        self.report = RanksReport(
-            tuple(each.time(rank, peaks) for rank, each in enumerate(threads)),
-            seconds,
-            str(self._split),
-            tuple(sent),
-            sum(each.copied_bytes for each in threads),
-            sum(each.copy_seconds for each in threads),
-            made=sharing_in_words(self._asked, made, len(self._came)),
-            notes=tuple(notes),
-            wrong=tuple(wrong),
-        )
+        sent = {name: None for each in threads for name in each.sent}
+        nbytes = sum(each.copied_bytes for each in threads)
+        notes = [f"{device}: {device.note}" for device in self._devices if device.note]
+        notes += dict.fromkeys(line for each in threads for line in each.notes)
+        said = [
+            *([str(self._split)] if self._asked.split else []),
+            *sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
+            *sharing_in_words(self._asked, made, len(self._came)),
+        ]
+        times = tuple(each.time(peaks) for each in threads)
+        return RanksReport(times, seconds, tuple(said), tuple(notes), tuple(wrong))
 
     def _close(self) -> None:
         with deferred():
-            wait_for_all([each.submit(each.stack.close) for each in self._threads])
             for each in self._threads:
                 each.close(failed=self._failed)
         if self._failed:
             self._came.clear()
-
-
-def _interrupted(futures: dict[Future[Any], DeviceThread]) -> KeyboardInterrupt:
-    """Return an interrupt that says where the threads were."""
-    places = []
-    for future, thread in futures.items():
-        error = future.exception()
-        line = innermost_of(error.__traceback__) if error else None
-        places += [f"{thread.device} was at {line.place}: {line.source}"] if line else []
-    return KeyboardInterrupt("; ".join([*places, "nothing was gathered"]))
 
 
 def _refuse(tree: ast.Module) -> None:

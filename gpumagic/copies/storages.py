@@ -1,130 +1,116 @@
-"""Copy tensors and the storages they share, all at once, or move them in place.
+"""Copy tensors and arrays with the memory they share, all at once.
 
-Guarantees: tensors that share memory share it in the copy (views, `from_numpy`, tied weights);
-strides and offsets stay; the source is only read, and never copied on its own device first.
+Tensors and NumPy arrays that overlap in memory overlap in the copy (views, `from_numpy`, tied
+weights), with their strides and offsets. The source is only read, and never copied on its own
+device first. Arrays of other frameworks get a copy each, which a function may donate. torch is used
+only if the notebook has imported it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 import weakref
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from gpumagic.copies.arrays import ALIGNMENT, Arrays, Stretch, memory, reach
-from gpumagic.copies.memo import Uncopied
 from gpumagic.frameworks.framework import FrameworksOn
-from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.moving.move import bytes_of
-from gpumagic.usercode.values import own
+from gpumagic.usercode.values import is_tensor, own, torch_here
 
+if TYPE_CHECKING:
+    import torch
+
+# Bytes between allocations, as in torch: a multiple of every element size.
+_ALIGNMENT = 64
 # A whole storage is copied, so that `as_strided` and `storage_offset` stay valid, unless its
 # tensors use only a small part.
 _SMALL = 2**20
-_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+# NumPy's classes that are no more than a layout of their memory.
+_ARRAYS = ("ndarray", "recarray", "matrix", "memmap")
 
 
-class StorageCopier(Arrays):
+@dataclass
+class Stretch:
+    """One tensor or array, its addresses, and the copied range."""
+
+    index: int
+    source: Any
+    first: int
+    start: int
+    stop: int
+    device: Any = None  # of a tensor: where it is, and where its copy is made
+    home: Any = None
+
+
+class StorageCopier:
     """Tensors and arrays to copy, each once, by the number that `add` returns."""
 
     def __init__(self, others: FrameworksOn | None = None) -> None:
-        super().__init__(others)
+        self.nbytes = self.sent = 0  # sent: to another device
+        self._others = others
+        self._sources: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
-        self._token: Tensor | None = None  # the root of tensors that autograd tracks
+        self._token: Any = None  # the root of tensors that autograd tracks
+
+    def has(self, value: Any, kind: type) -> bool:
+        """Whether a value is an array that is copied here."""
+        of_numpy = kind.__name__ in _ARRAYS and kind.__module__.partition(".")[0] == "numpy"
+        if of_numpy and not value.dtype.hasobject:
+            return True
+        return self._others is not None and self._others.of(value) is not None
+
+    def know(self, kind: type) -> bool:
+        """Whether a framework knows a class by its identity, so that it must not be copied."""
+        return self._others is not None and self._others.know(kind)
 
     def reduce(self, source: Any) -> Any:
-        """Return how pickle recreates it; a tensor with its gradient and hooks."""
-        if not issubclass(type(source), Tensor):
-            return super().reduce(source)
+        """Return how pickle recreates an array."""
+        return self.copied, (self._add(source),)
+
+    def reduce_tensor(self, source: torch.Tensor) -> Any:
+        """Return how pickle recreates a tensor, with its gradient and hooks."""
+        torch = torch_here()
         if torch.nn.parameter.is_lazy(source):
-            raise Uncopied("a lazy parameter", source)
-        number, kind = self.add(source), type(source)
+            raise TypeError("cannot copy a lazy parameter")
+        held: dict[str, Any] = {}
         with torch._C.DisableTorchFunctionSubclass():
-            leaf = source.is_leaf
-            held: dict[str, Any] = {}
-            if leaf and source.grad is not None:
-                held["grad"] = source.grad
-            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-                if leaf and getattr(source, name, None):
-                    held[name] = getattr(source, name)
-        state = (held, own(source) or None)
-        args = (number, None if kind is Tensor else kind)
-        if not any(state):
-            return self.copied, args
-        return self.copied, args, state, None, None, _set_tensor
+            for name in ("grad", "_backward_hooks", "_post_accumulate_grad_hooks"):
+                if source.is_leaf and (item := getattr(source, name, None)) is not None:
+                    held[name] = item
+        kind = None if type(source) is torch.Tensor else type(source)
+        state = held, own(source) or None
+        args = self._add(source), kind
+        return (self.copied, args, *((state, None, None, _set_tensor) if any(state) else ()))
 
-    def copy(self, homes: Mapping[int, torch.device]) -> None:
-        """Make all copies, on the devices in `homes` (by id), or on their own."""
-        self._token = torch.zeros((), device="cpu", requires_grad=True)
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            super().copy(homes)
+    def _add(self, source: Any) -> int:
+        number = self._numbers.setdefault(id(source), len(self._sources))
+        if number == len(self._sources):
+            self._sources.append(source)
+        return number
 
-    def _copied_alone(self, index: int, source: Any, homes: Mapping[int, Any]) -> bool:
-        if super()._copied_alone(index, source, homes):
-            return True
-        if not isinstance(source, Tensor) or _lies_plainly(source):
-            return False
-        home = homes.get(id(source), source.device)
-        self._made[index] = _copied_alone(source, home)
-        self.nbytes += bytes_of(source)
-        self.sent += bytes_of(source) * (home != source.device)
-        return True
-
-    def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch:
-        if not isinstance(source, Tensor):
-            host = torch.device("cpu")
-            return replace(super()._piece(index, source, homes), device=host, home=host)
-        size, storage = source.element_size(), source.untyped_storage()
-        low, high = reach(tuple(source.shape), size, tuple(step * size for step in source.stride()))
-        first = source.data_ptr()
-        start, stop = first + low, first + high
-        if high and storage.nbytes() <= 2 * (high - low) + _SMALL:
-            start = _base(source)
-            stop = start + storage.nbytes()
-        home = homes.get(id(source), source.device)
-        return Stretch(index, source, first, start, stop, source.device, home)
-
-    def _filled(self, piece: Stretch, family: list[Stretch], start: int, stop: int) -> Tensor:
-        pinned = piece.home.type == piece.device.type == "cpu" and _is_pinned(piece.source)
-        lead = start % ALIGNMENT
-        new = torch.empty(
-            lead + stop - start, dtype=torch.uint8, device=piece.home, pin_memory=pinned
-        )
-        new[lead:].copy_(_bytes_between(start, stop, family))
-        return new
-
-    def _laid_out(self, piece: Stretch, buffer: Any, offset: int) -> Any:
-        source = piece.source
-        if not isinstance(source, Tensor):
-            return super()._laid_out(piece, None if buffer is None else buffer.numpy(), offset)
-        new = torch.empty(0, dtype=source.dtype, device=piece.home)
-        if buffer is None or not source.numel():
-            return new.set_(new.untyped_storage(), 0, source.size(), source.stride())
-        first = offset // source.element_size()
-        return new.set_(buffer.untyped_storage(), first, source.size(), source.stride())
+    def copy(self, homes: Mapping[int, Any]) -> None:
+        """Make all copies; tensors on the devices in `homes`, by id, or on their own."""
+        with ExitStack() as stack:
+            if (torch := torch_here()) is not None:
+                self._token = torch.zeros((), device="cpu", requires_grad=True)
+                stack.enter_context(torch.no_grad())
+                stack.enter_context(torch._C.DisableTorchFunctionSubclass())
+            every = enumerate(self._sources)
+            pieces = [piece for each in every if (piece := self._piece(*each, homes)) is not None]
+            for device in dict.fromkeys(piece.device for piece in pieces):
+                for family in _families(piece for piece in pieces if piece.device == device):
+                    self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
         """Return the copy with this number; a tensor as one of class `kind`."""
-        source, data = self._sources[number], self._made[number]
-        if number in self._finished:
-            return self._finished[number]
-        with torch._C.DisableTorchFunctionSubclass():
-            tracked = getattr(source, "grad_fn", None) is not None
-            needs = getattr(source, "requires_grad", False)
-        if type(data) is not Tensor:
-            made = data
-        elif tracked:
-            with torch.enable_grad():
-                made = _Rooted.apply(self._token, [data])  # type: ignore[no-untyped-call]
-        elif kind is None:
-            made = data.requires_grad_(needs)
-        else:
-            made = torch.Tensor._make_subclass(kind, data, needs)
-        self._finished[number] = made
-        return made
+        if number not in self._finished:
+            self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
+        return self._finished[number]
 
     def made(self) -> list[weakref.ref[Any]]:
         """Return weak references to all copies."""
@@ -132,25 +118,133 @@ class StorageCopier(Arrays):
 
     def clear(self) -> None:
         """Drop all references."""
-        super().clear()
-        self._finished.clear()
+        for held in (self._made, self._finished, self._numbers, self._sources):
+            held.clear()
+
+    def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
+        """Return the memory of a tensor or array; None if it has a copy of its own already."""
+        if is_tensor(source):
+            home = homes.get(id(source), source.device)
+            if _lies_plainly(source):
+                return _of_tensor(index, source, home)
+            self._made[index] = _copied_alone(source, home)
+            self._count(_bytes_of(source), sent=home != source.device)
+        elif self._others is not None and (framework := self._others.of(source)) is not None:
+            self._made[index] = framework.copy(source, self._others.device)
+            self._count(framework.nbytes(source), sent=True)
+        else:
+            return _of_array(index, source)
+        return None
+
+    def _count(self, nbytes: int, *, sent: bool) -> None:
+        self.nbytes += nbytes
+        self.sent += nbytes * sent
+
+    def _copy_family(self, family: list[Stretch]) -> None:
+        """Copy overlapping tensors and arrays, once for each device on which a copy is made."""
+        start, stop = min(p.start for p in family), max(p.stop for p in family)
+        lead = start % _ALIGNMENT
+        buffers: dict[Any, Any] = {}
+        for piece in family:
+            if piece.home not in buffers and stop > start:
+                buffers[piece.home] = _filled(piece, family, start, stop)
+                self._count(stop - start, sent=piece.home != piece.device)
+            lay_out = _tensor_in if is_tensor(piece.source) else _array_in
+            buffer = buffers.get(piece.home)
+            self._made[piece.index] = lay_out(piece, buffer, piece.first - start + lead)
+
+    def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
+        """Return the data as a tensor of this class, tracked by autograd as the source is."""
+        torch = torch_here()
+        if torch is None or type(data) is not torch.Tensor:
+            return data
+        with torch._C.DisableTorchFunctionSubclass():
+            tracked, needs = source.grad_fn is not None, source.requires_grad
+        if tracked:
+            with torch.enable_grad():
+                return _rooted().apply(self._token, [data])
+        if kind is None:
+            return data.requires_grad_(needs)
+        return torch.Tensor._make_subclass(kind, data, needs)
 
 
-class _Rooted(torch.autograd.Function):
-    """Turns a plain tensor into one that is no leaf, without more memory."""
+def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
+    """Group the stretches that overlap in memory."""
+    found: list[list[Stretch]] = []
+    end = -1
+    for one in sorted(pieces, key=lambda p: (p.start, p.stop)):
+        if one.start >= end or one.start == one.stop:
+            found.append([])
+        found[-1].append(one)
+        end = max(end, one.stop)
+    return found
 
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, held: list[Tensor]) -> Tensor:
-        return held[0]
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        return None, None
+def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int, int]:
+    """Return the first used byte and the one after the last."""
+    if not math.prod(shape):
+        return 0, 0
+    ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
+    return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + size
 
 
-def _lies_plainly(tensor: Tensor) -> bool:
+def _memory(start: int, stop: int) -> Any:
+    """Return the bytes between two addresses, as a view."""
+    return (ctypes.c_ubyte * (stop - start)).from_address(start)
+
+
+def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any:
+    """Return a new buffer with these bytes, aligned as they are."""
+    lead = start % _ALIGNMENT
+    torch = torch_here()
+    if torch is None:
+        import numpy
+
+        room = numpy.empty(lead + stop - start + _ALIGNMENT, numpy.uint8)
+        buffer = room[-room.ctypes.data % _ALIGNMENT :][: lead + stop - start]
+        buffer[lead:] = numpy.frombuffer(_memory(start, stop), numpy.uint8)
+        return buffer
+    pinned = (
+        piece.home.type == piece.device.type == "cpu"
+        and torch.cuda.is_initialized()
+        and is_tensor(piece.source)
+        and piece.source.is_pinned()
+    )
+    options = {"dtype": torch.uint8, "device": piece.home, "pin_memory": pinned}
+    buffer = torch.empty(lead + stop - start, **options)
+    buffer[lead:].copy_(_bytes_between(start, stop, family))
+    return buffer
+
+
+# -- arrays of NumPy
+def _of_array(index: int, source: Any) -> Stretch:
+    torch = torch_here()
+    host = None if torch is None else torch.device("cpu")
+    first = int(source.__array_interface__["data"][0])
+    low, high = _reach(source.shape, source.itemsize, source.strides)
+    return Stretch(index, source, first, first + low, first + high, host, host)
+
+
+def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
+    """Return an array with the layout of the source in a buffer, or an empty one."""
+    import numpy
+
+    source = piece.source
+    if buffer is None:
+        return source.copy(order="K")
+    layout = {"offset": offset, "strides": source.strides}
+    made: Any = numpy.ndarray(source.shape, source.dtype, numpy.asarray(buffer), **layout)
+    made = made.view(type(source))
+    made.flags.writeable = source.flags.writeable
+    return made
+
+
+# -- tensors
+def _lies_plainly(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no more than a layout of its storage."""
+    torch = torch_here()
     return (
-        type(tensor).__torch_dispatch__ is _NO_DISPATCH
+        type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_inference()
@@ -158,50 +252,80 @@ def _lies_plainly(tensor: Tensor) -> bool:
     )
 
 
-def _copied_alone(tensor: Tensor, home: torch.device) -> Tensor:
+def _of_tensor(index: int, source: torch.Tensor, home: Any) -> Stretch:
+    size, storage = source.element_size(), source.untyped_storage()
+    low, high = _reach(tuple(source.shape), size, (step * size for step in source.stride()))
+    first = source.data_ptr()
+    start, stop = first + low, first + high
+    if high and storage.nbytes() <= 2 * (high - low) + _SMALL:
+        start = _base(source)
+        stop = start + storage.nbytes()
+    return Stretch(index, source, first, start, stop, source.device, home)
+
+
+def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> torch.Tensor:
+    """Return a tensor with the layout of the source in a buffer, or an empty one."""
+    source = piece.source
+    new: torch.Tensor = torch_here().empty(0, dtype=source.dtype, device=piece.home)
+    empty = buffer is None or not source.numel()
+    storage = (new if empty else buffer).untyped_storage()
+    first = 0 if empty else offset // source.element_size()
+    return new.set_(storage, first, source.size(), source.stride())
+
+
+def _copied_alone(tensor: torch.Tensor, home: torch.device) -> Any:
+    torch = torch_here()
     with torch.inference_mode(tensor.is_inference()):
         made = tensor.detach().to(home if tensor.device.type != "meta" else "meta", copy=True)
-    if isinstance(tensor, nn.Parameter) and not isinstance(made, nn.Parameter):
-        return nn.Parameter(made, tensor.requires_grad)
-    if not made.is_inference():
-        made.requires_grad_(tensor.requires_grad)
-    return made
+    kind: Any = torch.nn.Parameter
+    if isinstance(tensor, kind) and not isinstance(made, kind):
+        return kind(made, tensor.requires_grad)
+    return made if made.is_inference() else made.requires_grad_(tensor.requires_grad)
 
 
-def _base(tensor: Tensor) -> int:
+def _bytes_of(tensor: torch.Tensor) -> int:
+    from gpumagic.moving.move import bytes_of
+
+    return bytes_of(tensor)
+
+
+def _base(tensor: torch.Tensor) -> int:
     """Return the address of its storage."""
     return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Tensor:
-    for source in (piece.source for piece in family if isinstance(piece.source, Tensor)):
+def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
+    torch = torch_here()
+    for source in (piece.source for piece in family if is_tensor(piece.source)):
         storage, base = source.untyped_storage(), _base(source)
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
     # Several storages of the same memory: arrays and their tensors by `from_numpy`.
-    return torch.frombuffer(memory(start, stop), dtype=torch.uint8)
+    return torch.frombuffer(_memory(start, stop), dtype=torch.uint8)
 
 
-def _set_tensor(tensor: Tensor, state: Any) -> None:
+@cache
+def _rooted() -> Any:
+    """Return a function that turns a plain tensor into one that is no leaf, without more memory."""
+    import torch
+
+    class Rooted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, token: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+            return held[0]
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+            return None, None
+
+    return Rooted
+
+
+def _set_tensor(tensor: torch.Tensor, state: Any) -> None:
     held, attributes = state
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch_here()._C.DisableTorchFunctionSubclass():
         for name, value in held.items():
             setattr(tensor, name, value)
     if attributes:
         own(tensor).update(attributes)
-
-
-def _is_pinned(source: Any) -> bool:
-    return isinstance(source, Tensor) and torch.cuda.is_initialized() and source.is_pinned()
-
-
-def homes(
-    namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device
-) -> tuple[dict[int, torch.device], list[str]]:
-    """Return the device of each tensor's copy, by id; and a note on each that autograd tracks."""
-    finder = TensorFinder(namespace.get("__name__") or "__main__")
-    finder.variables(values.items())
-    tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
-    notes = [f"{path}: copied without its autograd graph" for path in tracked]
-    return {id(found.tensor): found.home or device for found in finder.tensors}, notes

@@ -1,26 +1,158 @@
-"""Run a program on one device, on copies of the variables that it reads.
+"""Run code on copies of the variables that it reads, so that the user's do not change.
 
-Guarantees: after `close` it leaves nothing on the device or in the variables.
+Guarantees: the user's variables, every object in them, autograd's graphs and memory are unchanged;
+functions and classes of the notebook see the copies; two sets of copies can be used at the same
+time, on two threads; after `close`, an error or an interrupt nothing is left.
 """
 
 from __future__ import annotations
 
+import time
+import types
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.copier import Copier
+from gpumagic.copies.storages import StorageCopier
+from gpumagic.device import cuda_state
+from gpumagic.errors import GpuError
+from gpumagic.faults import first_line, in_words
 from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.usercode.program import FUNCTION, Program
-from gpumagic.usercode.values import torch_here
+from gpumagic.usercode.values import comes_from, torch_here
 
 if TYPE_CHECKING:
     import torch
 
+_FUNCTION = "(function)"
+
+
+class CopiedVariables:
+    """Make copies, on one device, of the variables that a piece of code reads.
+
+    `names` are the code's; functions of the notebook are followed. Tensors are copied to `device`,
+    arrays of other frameworks to the device that `others` has. `stays` decides what else is shared.
+    Raises GpuError for a variable that cannot be copied, with what to type instead, and
+    torch.OutOfMemoryError; then nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        names: Iterable[str],
+        device: torch.device | None,
+        *,
+        others: FrameworksOn | None = None,
+        function: Callable[..., Any] | None = None,
+        stays: Callable[[Any], bool] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.seconds, self.nbytes = 0.0, 0  # of copying, with the device synchronized
+        self.sent = 0  # bytes of these that came from another device
+        self.notes: tuple[str, ...] = ()
+        self.function = function
+        # The module of the code. Names that it does not read are there too, not copied.
+        self._module = types.ModuleType(namespace.get("__name__") or "__main__")
+        self.globals = vars(self._module)
+        self.globals.clear()
+        self.globals.update(namespace)
+        self._namespace, self._stays, self._others = namespace, stays, others
+        self._storages = StorageCopier(others)
+        values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
+        if function is not None:
+            values[_FUNCTION] = function
+        start = clock()
+        try:
+            self._copy(values, device)
+            if device is not None:
+                from gpumagic.moving.move import wait_for
+
+                wait_for(device)
+            if others is not None:
+                others.wait()
+            self.seconds = clock() - start
+        except BaseException as error:  # noqa: BLE001  its frames would keep the copies alive
+            self.close()
+            raise error.with_traceback(None) from None
+
+    def close(self, *, emptied: bool = True) -> None:
+        """Free the memory at once.
+
+        Without `emptied`, functions made with these variables keep them.
+        """
+        made = self._storages.made()
+        self._storages.clear()
+        space, self.globals, self.function = self.globals, {}, None
+        if emptied:
+            for name in [n for n in space if not n.startswith("__")]:
+                del space[name]
+        del space, self._module
+        if any(reference() is not None for reference in made):
+            # Functions, classes and hooks form cycles, which only the collector frees.
+            cuda_state.collect()
+
+    def _copy(self, values: dict[str, Any], device: torch.device | None) -> None:
+        copier = Copier(self._namespace, self.globals, self._storages, self._stays)
+        try:
+            try:
+                copier.write(values)
+            except Exception as error:  # noqa: BLE001  what pickling the user's own objects may raise
+                raise self._refusal(values, error) from None
+            homes, tracked = _homes(self._namespace, {**values, **copier.met}, device)
+            self._storages.copy(homes)
+            try:
+                made = copier.read()
+            except Exception as error:
+                if comes_from(type(error), "torch.OutOfMemoryError"):
+                    raise
+                raise GpuError(
+                    f"copying {', '.join(values)} raised {in_words(error)}; make them in the cell"
+                ) from None
+            self.notes = (*tracked, *copier.notes)
+        finally:
+            copier.clear()
+        self.function = made.pop(_FUNCTION, None)
+        self.globals.update(made)
+        self.nbytes, self.sent = self._storages.nbytes, self._storages.sent
+
+    def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
+        """Return an error that names the variable that cannot be copied."""
+        name = next(iter(values))
+        for name, value in values.items():
+            copier = Copier(self._namespace, {}, StorageCopier(self._others), self._stays)
+            try:
+                copier.write({name: value})
+            except Exception as its:  # noqa: BLE001  as above
+                error = its
+                break
+            finally:
+                copier.clear()
+        name = name if name != _FUNCTION else getattr(self.function, "__name__", "the function")
+        return GpuError(
+            f"{name} cannot be copied ({first_line(error)}), so each run would change it; make it "
+            "in the cell"
+        )
+
+
+def _homes(
+    namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device | None
+) -> tuple[dict[int, torch.device], list[str]]:
+    """Return the device of each tensor's copy, by id; and a note on each that autograd tracks."""
+    if device is None:
+        return {}, []
+    from gpumagic.moving.find_tensors import TensorFinder
+
+    finder = TensorFinder(namespace.get("__name__") or "__main__")
+    finder.variables(values.items())
+    tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
+    notes = dict.fromkeys(f"{path}: copied without its autograd graph" for path in tracked)
+    return {id(found.tensor): found.home or device for found in finder.tensors}, [*notes]
+
 
 def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None:
     """Place this thread's new tensors on a device, until a stack is closed."""
-    from gpumagic.placement.scope import suspended
+    from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
     # The CPU needs nothing.
@@ -31,7 +163,7 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
 
 
 class Trial:
-    """The program on one device, with the sweep's variable set by `values`."""
+    """A program on one device, on copies, with the sweep's variable set by `values`."""
 
     # Set by `set_up`: runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]

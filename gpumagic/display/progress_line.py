@@ -8,49 +8,46 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextvars import copy_context
 from shutil import get_terminal_size
-from typing import Any, TextIO
+from typing import Any
 
 from gpumagic.display.table import block, tag
 
 PATIENCE_S = 2.0
+# A front end shows the HTML; empty HTML shows nothing.
+_NOTHING = {"text/plain": "", "text/html": ""}
 
 
-def _bar(now: object) -> str:
+def _bar(now: object) -> dict[str, str]:
     """Return HTML's progress bar, in our color, with text."""
     share: float | None = getattr(now, "share", None)
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
-    return block(f'<progress style="{style}"{value}></progress>{tag("span", now)}')
+    drawn = f'<progress style="{style}"{value}></progress>{tag("span", now)}'
+    return {"text/plain": str(now), "text/html": block(drawn)}
 
 
 class ProgressLine:
-    """The progress line; a timer also writes it once, since the first step may take long."""
+    """A context with a progress line, whose first update is shown when a timer ends."""
 
     def __init__(
         self,
         shell: Any,
-        clock: Callable[[], float] = time.monotonic,
         *,
         silent: bool = False,
-        terminal: TextIO | None = None,
         timer: Callable[..., threading.Timer] = threading.Timer,
     ) -> None:
         self._notebook = hasattr(shell, "kernel")
-        self._clock = clock
-        self._terminal = terminal or sys.stderr
-        self._began = clock()
-        self._bar: Any = None
-        self._output: Any = None
+        self._output: Any = None  # IPython's display handle
+        self._line: Any = None  # tqdm's
         self._latest: object = None
+        self._due, self._over = False, silent
         self._lock = threading.Lock()
-        self._over = silent
         # The notebook finds the cell by the context.
         context = copy_context()
-        self._timer = timer(PATIENCE_S, lambda: context.run(self._write))
+        self._timer = timer(PATIENCE_S, lambda: context.run(self._begin))
         self._timer.daemon = True
         if not silent:
             self._timer.start()
@@ -62,43 +59,43 @@ class ProgressLine:
         self.close()
 
     def update(self, now: object) -> None:
-        """Write ``str(now)``, if it is due; the bar's length is its `share`, from 0 to 1."""
+        """Show ``str(now)`` if it is due; the bar's length is its `share`, from 0 to 1."""
         self._latest = now
-        if self._clock() - self._began >= PATIENCE_S:
+        if self._due:
             self._write()
 
+    def _begin(self) -> None:
+        self._due = True
+        self._write()
+
     def _write(self) -> None:
+        from IPython.display import display
+
         with self._lock:
             if self._over or self._latest is None:
                 return
-            if self._notebook:
-                self._publish(self._latest)
-            else:
+            if not self._notebook:
                 self._draw(str(self._latest))
-
-    def _publish(self, now: object) -> None:
-        from IPython.display import display
-
-        shown = {"text/plain": str(now), "text/html": _bar(now)}
-        if self._output is None:
-            self._output = display(shown, raw=True, display_id=True)
-        else:
-            self._output.update(shown, raw=True)
+            elif self._output is None:
+                self._output = display(_bar(self._latest), raw=True, display_id=True)
+            else:
+                self._output.update(_bar(self._latest), raw=True)
 
     def _draw(self, words: str) -> None:
+        from tqdm import tqdm
+
         # A line that wraps would not be erased completely.
         words = words[: get_terminal_size().columns - 1]
-        if self._bar is not None:
-            self._bar.set_description_str(words)
+        if self._line is not None:
+            self._line.set_description_str(words)
             return
-        from tqdm import tqdm
 
         class Line(tqdm):  # type: ignore[misc]
             monitor_interval = 0  # no thread that would live on
 
-        # None turns it off without a terminal.
-        self._bar = Line(
-            desc=words, bar_format="{desc}", leave=False, disable=None, file=self._terminal
+        # `disable=None` shows nothing without a terminal.
+        self._line = Line(
+            desc=words, bar_format="{desc}", leave=False, disable=None, file=sys.stderr
         )
 
     def close(self, result: Any = None) -> None:
@@ -108,14 +105,13 @@ class ProgressLine:
         self._timer.cancel()
         with self._lock:
             self._over = True
-        if self._bar is not None:
-            self._bar.close()
+        if self._line is not None:
+            self._line.close()
         if self._output is None:
             if result is not None:
                 display(result)
         elif result is None:
-            # A front end shows the HTML; empty HTML shows nothing.
-            self._output.update({"text/plain": "", "text/html": ""}, raw=True)
+            self._output.update(_NOTHING, raw=True)
         else:
             # One output of the cell, not an empty one above the result.
             self._output.update(result)

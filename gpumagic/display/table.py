@@ -10,8 +10,9 @@ double-width characters count as two.
 """
 
 import re
+import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from html import escape
@@ -38,20 +39,11 @@ def view(record: object) -> Any:
 
 
 # Fields in bytes whose names do not say so.
-_BYTES = {
-    *("adds", "after", "allocated", "before", "free", "gives", "held_for_it", "limit", "measured"),
-    *(
-        "memory_free",
-        "memory_reserved",
-        "memory_total",
-        "memory_used",
-        "needed",
-        "other_in_process",
-        "others",
-    ),
-    *("peak", "predicted", "reserved", "returned", "room", "taken", "torn", "total"),
-    *("traceback_holds", "used", "wanted"),
-}
+_BYTES = re.compile(
+    r"memory_(free|reserved|total|used)|adds|after|allocated|before|free|gives|held_for_it|limit"
+    r"|measured|needed|other_in_process|others|peak|predicted|reserved|returned|room|taken|torn"
+    r"|total|traceback_holds|used|wanted"
+)
 _LEFT_OUT = {"file", "filename", "html", "others_by_name", "processes", "uuid"}
 _MOST_ITEMS = 10
 """Items of each list, so that a notebook's file stays small."""
@@ -63,23 +55,17 @@ def as_json(record: object) -> dict[str, Any]:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {key: _plain(getattr(record, name)) for name, key in _keys(record.__class__)}
-
-
-@lru_cache
-def _keys(kind: Any) -> list[tuple[str, str]]:
-    """Return the fields of a record's class with their keys."""
-    return [
-        (field.name, _key(field.name, str(field.type)))
-        for field in fields(kind)
+    return {
+        _key(field.name, str(field.type)): _plain(getattr(record, field.name))
+        for field in fields(record)
         if field.name not in _LEFT_OUT and not field.name.startswith("_")
-    ]
+    }
 
 
 def _key(name: str, kind: str) -> str:
-    if name.endswith("nbytes"):
-        return name.replace("nbytes", "bytes")
-    return f"{name}_bytes" if name in _BYTES and "int" in kind else name
+    if "int" in kind and _BYTES.fullmatch(name):
+        return f"{name}_bytes"
+    return name.replace("nbytes", "bytes") if name.endswith("nbytes") else name
 
 
 def _plain(value: Any) -> Any:
@@ -95,11 +81,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in [*value][:_MOST_ITEMS]]
     # Anything else may be the user's, and reading it may wait for a GPU.
     return type(value).__name__
-
-
-def json_bundle(record: object) -> dict[str, Any]:
-    """Return a record as JSON for IPython, which displays it with the text and the HTML."""
-    return {JSON: as_json(record)}
 
 
 class Shown:
@@ -132,10 +113,8 @@ def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
 
 def tag(name: str, text: object, css: str = "", title: str = "") -> str:
     """Return an element around text, which is escaped."""
-    attributes = f' class="{css}"' if css else ""
-    if title:
-        attributes += f' title="{escape(title)}"'
-    return f"<{name}{attributes}>{escape(str(text))}</{name}>"
+    tip = f' title="{escape(title)}"' if title else ""
+    return f"<{name}{_css(css)}{tip}>{escape(str(text))}</{name}>"
 
 
 def coded(text: str) -> str:
@@ -149,20 +128,14 @@ def folded(summary: str, content: str, *, unfolded: bool = False) -> str:
 
 
 def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> str:
-    """Return a bar of colored parts, each a CSS class and its share from 0 to 1, with a label for
-    screen readers."""
-    left = 1.0
-    pieces = []
+    """Return a bar of parts, each a CSS class and its share from 0 to 1; never more than full."""
+    left, pieces, text = 1.0, "", escape(label)
     for css, part in parts:
-        # Never longer than the bar, whatever the driver says.
-        width = min(max(part, 0.0), left)
-        left -= width
-        if width > 0:
-            pieces.append(f'<i class="{css}" style="width:{100 * width:.2f}%"></i>')
+        if (width := min(max(part, 0.0), left)) > 0:
+            pieces += f'<i class="{css}" style="width:{100 * width:.2f}%"></i>'
+            left -= width
     css = "gm-bar gm-short" if short else "gm-bar"
-    text = escape(label)
-    attributes = f'class="{css}" role="img" aria-label="{text}" title="{text}"'
-    return f"<span {attributes}>{''.join(pieces)}</span>"
+    return f'<span class="{css}" role="img" aria-label="{text}" title="{text}">{pieces}</span>'
 
 
 WIDTH = 100
@@ -188,6 +161,15 @@ class Column:
     # The cells as HTML, if they are more than text.
     html: Sequence[str] = ()
 
+    @property
+    def width(self) -> int:
+        """The width of the widest cell as text."""
+        return max(map(width, (self.head, *self.cells)))
+
+    def note(self, row: int) -> str:
+        """Return the note on a row, or ``""``."""
+        return self.notes[row] if self.notes else ""
+
 
 @dataclass(frozen=True)
 class Fold:
@@ -196,6 +178,17 @@ class Fold:
     first: int
     last: int = 0
     words: str = "and {} more"
+
+    def rows(self, count: int) -> tuple[list[int], list[int], str]:
+        """Return the rows before and after the note, and the note; ``""`` if all are shown."""
+        left = count - self.first - self.last
+        if left <= 0:
+            return [*range(count)], [], ""
+        after = [*range(count - self.last, count)]
+        return [*range(self.first)], after, self.words.format(f"{left:,}")
+
+
+_UNFOLDED = Fold(sys.maxsize)
 
 
 def width(text: str) -> int:
@@ -232,75 +225,59 @@ def lines(
     """Return a table as lines of text; columns that do not fit follow in a second table."""
     if not columns or not (columns[0].cells or columns[0].head):
         return []
-    room -= len(margin)
-    count = _fitting(columns, room)
-    fitting = columns[:count]
-    widths = _widths(fitting, room)
-    kept, left = _kept(len(columns[0].cells), fold)
-    rows = [_row(fitting, widths, n, room) for n in kept]
-    if fold and left:
-        rows.insert(fold.first, [fold.words.format(f"{left:,}")])
-    if any(column.head for column in fitting):
-        heads = [short(column.head, most) for column, most in zip(fitting, widths, strict=True)]
-        rows.insert(0, [_line(heads, fitting, widths)])
-    found = [f"{margin}{line}".rstrip() for row in rows for line in row]
+    count, space = len(columns), room - len(margin)
+    # At least two fit, since the first names the rows.
+    while _total(_widths(columns[:count], space)) > space and count > 2:
+        count -= 1
+    shown = _table(columns[:count], fold or _UNFOLDED, space)
+    found = [f"{margin}{line}".rstrip() for line in shown]
     if count < len(columns):
-        found += ["", *lines([columns[0], *columns[count:]], margin, fold, room + len(margin))]
+        found += ["", *lines([columns[0], *columns[count:]], margin, fold, room)]
     return found
 
 
-def _kept(count: int, fold: Fold | None) -> tuple[list[int], int]:
-    """Return the rows to show, and the number of the others."""
-    left = max(count - fold.first - fold.last, 0) if fold else 0
-    if not fold or not left:
-        return list(range(count)), 0
-    return [*range(fold.first), *range(count - fold.last, count)], left
+def _table(columns: Sequence[Column], fold: Fold, room: int) -> Iterator[str]:
+    widths = _widths(columns, room)
+    before, after, note = fold.rows(len(columns[0].cells))
+    if any(column.head for column in columns):
+        heads = [short(column.head, most) for column, most in zip(columns, widths, strict=True)]
+        yield _line(heads, columns, widths)
+    for n in before:
+        yield from _row(columns, widths, n, room)
+    if note:
+        yield note
+    for n in after:
+        yield from _row(columns, widths, n, room)
 
 
-def fits(columns: Sequence[Column], room: int = WIDTH) -> bool:
-    """Whether a table needs no shortened column."""
-    return sum(map(_natural, columns)) + len(_GAP) * (len(columns) - 1) <= room
-
-
-def _natural(column: Column) -> int:
-    return max(map(width, (column.head, *column.cells)))
-
-
-def _fitting(columns: Sequence[Column], room: int) -> int:
-    """Return the number of columns that fit, at least two, since the first names the rows."""
-    used = 0
-    for n, column in enumerate(columns):
-        used += min(_natural(column), column.least) if column.fit else _natural(column)
-        if used > room and n > 1:
-            return n
-        used += len(_GAP)
-    return len(columns)
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
 def _widths(columns: Sequence[Column], room: int) -> list[int]:
-    widths = [_natural(column) for column in columns]
+    widths = [column.width for column in columns]
     # To wrap loses nothing, so it comes first.
     for fit in ("wrap", "cut"):
-        for n, column in ((n, c) for n, c in enumerate(columns) if c.fit == fit):
-            others = sum(widths) - widths[n] + len(_GAP) * (len(columns) - 1)
-            widths[n] = min(widths[n], max(room - others, column.least))
+        for n, column in enumerate(columns):
+            if column.fit == fit:
+                over = max(_total(widths) - room, 0)
+                widths[n] = min(widths[n], max(widths[n] - over, column.least))
     return widths
 
 
 def _row(columns: Sequence[Column], widths: Sequence[int], n: int, room: int) -> list[str]:
     """Return a row's lines, with notes below."""
-    cells = []
-    for column, most in zip(columns, widths, strict=True):
-        cell = column.cells[n]
-        cells.append(wrap(cell, most) if column.fit == "wrap" else [cell])
-        if column.fit == "cut":
-            cells[-1] = [short(cell, most)]
+    cells = [
+        wrap(column.cells[n], most)
+        if column.fit == "wrap"
+        else [short(column.cells[n], most) if column.fit else column.cells[n]]
+        for column, most in zip(columns, widths, strict=True)
+    ]
     found = [_line(parts, columns, widths) for parts in zip_longest(*cells, fillvalue="")]
     for k, column in enumerate(columns):
-        if column.notes and column.notes[n]:
-            indent = " " * sum(most + len(_GAP) for most in widths[:k])
-            note = wrap(column.notes[n], room - len(indent), subsequent_indent="  ")
-            found += [indent + line for line in note]
+        indent = " " * sum(most + len(_GAP) for most in widths[:k])
+        note = wrap(column.note(n), room - len(indent), subsequent_indent="  ")
+        found += [indent + line for line in note]
     return found
 
 
@@ -320,30 +297,28 @@ def html(
     if title:
         heads = f'<th scope="colgroup" colspan="{len(columns)}">{escape(title)}</th>'
     elif any(column.head for column in columns):
-        heads = "".join(_head(column) for column in columns)
-    kept, left = _kept(len(columns[0].cells) if columns else 0, fold)
-    body = "".join(_html_row(columns, n) for n in kept)
+        heads = "".join(
+            f'<th scope="col"{_css("gm-number" * column.number)}>{escape(column.head)}</th>'
+            for column in columns
+        )
+    before, after, note = (fold or _UNFOLDED).rows(len(columns[0].cells) if columns else 0)
+    body = "".join(_html_row(columns, n) for n in [*before, *after])
     head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
-    attribute = f' class="{css}"' if css else ""
-    table = f"<table{attribute}>{head}<tbody>{body}</tbody></table>"
-    if fold and left:
-        table += tag("div", fold.words.format(f"{left:,}"), "gm-note")
-    return table
-
-
-def _head(column: Column) -> str:
-    css = ' class="gm-number"' if column.number else ""
-    return f'<th scope="col"{css}>{escape(column.head)}</th>'
+    below = tag("div", note, "gm-note") if note else ""
+    return f"<table{_css(css)}>{head}<tbody>{body}</tbody></table>{below}"
 
 
 def _html_row(columns: Sequence[Column], n: int) -> str:
     cells, notes = [], ""
     for k, column in enumerate(columns):
         css = column.css if isinstance(column.css, str) else column.css[n]
-        css = f"gm-number {css}".strip() if column.number else css
         content = column.html[n] if column.html else escape(column.cells[n])
-        cells.append(f'<td class="{css}">{content}</td>' if css else f"<td>{content}</td>")
-        if column.notes and column.notes[n] and not column.html:
-            note = f'<td colspan="{len(columns) - k}">{escape(column.notes[n])}</td>'
+        cells.append(f"<td{_css(f'gm-number {css}' if column.number else css)}>{content}</td>")
+        if column.note(n) and not column.html:
+            note = f'<td colspan="{len(columns) - k}">{escape(column.note(n))}</td>'
             notes += f'<tr class="gm-below">{"<td></td>" * k}{note}</tr>'
     return f"<tr>{''.join(cells)}</tr>{notes}"
+
+
+def _css(names: str) -> str:
+    return f' class="{names.strip()}"' if names else ""

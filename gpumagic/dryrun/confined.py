@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from gpumagic.dryrun.fakes import Stopped, suspended
-from gpumagic.placement.scope import suspended as unplaced
+from gpumagic.placement import suspended as unplaced
 from gpumagic.usercode.files import is_users
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC

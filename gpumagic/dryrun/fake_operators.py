@@ -31,7 +31,7 @@ from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
-from gpumagic.usercode.lines import in_cell
+from gpumagic.usercode.files import in_cell
 from gpumagic.virtual.scratch import rule_of, temporary_bytes
 
 aten: Any = torch.ops.aten
@@ -159,7 +159,8 @@ class Crossings:
         key = (copy, operator, source, destination, how, at)
         count = self._counts.get(key)
         if count is None:
-            count = count_for(copy, operator, source, destination, how, user, inner)
+            kind = "copy" if copy else "wait"
+            count = count_for(kind, operator, source, destination, how, user, inner)
             self._counts[key] = count
         count.count += 1
         count.calls += 1
@@ -168,7 +169,7 @@ class Crossings:
     def ledger(self, virtual: bool) -> Ledger:
         """What was counted."""
         entries = (replace(count.entry(), seconds=None) for count in self._counts.values())
-        return Ledger(merged(entries), virtual)
+        return Ledger(merged(entries), virtual, predicted=True)
 
 
 class Operators(TorchDispatchMode):

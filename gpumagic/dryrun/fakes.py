@@ -30,8 +30,8 @@ from gpumagic.display.units import many
 from gpumagic.dryrun.result import Assigned
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.placement.scope import placement
-from gpumagic.usercode.lines import UserLine, innermost
+from gpumagic.placement import placement
+from gpumagic.usercode.files import UserLine, innermost
 
 raised: list["Stopped"] = []
 """Of the dry run that is under way: a bare `except:` must not hide them."""

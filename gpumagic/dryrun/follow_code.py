@@ -38,10 +38,10 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
 from gpumagic.moving.move import move_all, optimizers_in
 from gpumagic.moving.moved import Moved
-from gpumagic.placement.scope import placement, put_in_force
+from gpumagic.placement import placement, put_in_force
 from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch
-from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
+from gpumagic.usercode.files import BEFORE, UserLine, innermost, innermost_of
 from gpumagic.virtual import switch
 from gpumagic.virtual.virtual_gpus import keep_after_fork
 

@@ -23,7 +23,7 @@ from gpumagic.device.cards import Card
 from gpumagic.dryrun.result import OnCard, Peak, cards_meant
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
-from gpumagic.usercode.lines import UserLine, innermost
+from gpumagic.usercode.files import UserLine, innermost
 from gpumagic.virtual import gate
 
 

@@ -14,7 +14,7 @@ from gpumagic.errors import GpuError
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.moved import Moved
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 LIMIT_S = 60.0
 """After so long a dry run stops, with the result up to there."""

@@ -1,8 +1,7 @@
 """Find the largest value with which code fits into a GPU's memory: `gpumagic.fit`.
 
-Dry runs predict what each value needs, then runs on copies confirm it. Guarantees: the user's
-variables, random state and settings are afterwards as they were, and so is the memory; Ctrl-C
-or an error keeps the results so far. Files that the code writes are written.
+Guarantees: the user's variables, random state and settings are afterwards as they were, and so is
+the memory; Ctrl-C or an error keeps the results so far. Files that the code writes are written.
 """
 
 import inspect
@@ -10,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 from gpumagic import faults
@@ -20,11 +18,10 @@ from gpumagic.display.table import view
 from gpumagic.dryrun.held_memory import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
-from gpumagic.fitting.fit_search import Asked, Fitting
+from gpumagic.fitting.fit_search import Search
 from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
-from gpumagic.usercode.program import FUNCTION, Program, program
-from gpumagic.usercode.variables import variables_read
+from gpumagic.usercode.program import Program, program
 
 MARGIN = 0.05
 _TYPE = "type one such as batch=range(1, 4097)"
@@ -97,15 +94,15 @@ def fit(
         namespace = sys._getframe(1).f_globals if own is None else own
     made = _program(code, namespace, name, filename, text)
     device, cards = _place(on)
-    asked = Asked(made, namespace, name, values, device, cards, margin, dry or bool(cards))
-    fitting = Fitting(asked, progress or (lambda line: None))
+    tell = progress or (lambda line: None)
+    search = Search(made, namespace, name, values, device, cards, margin, tell)
+    interrupted = False
     try:
-        fitting.run()
+        search.run(dry=dry or bool(cards))
     except KeyboardInterrupt:
-        fitting.interrupted = True
-        fitting.stopped = "interrupted: the values tried until then"
+        interrupted, search.stopped = True, "interrupted: the values tried until then"
     except Exception as error:
-        if not fitting.stop(error):
+        if not search.stop(error):
             raise
         faults.keep("searching for what fits", error)
     finally:
@@ -113,13 +110,13 @@ def fit(
     result = Fit(
         code=made.text.strip("\n"),
         name=name,
-        largest=fitting.found(),
-        tried=fitting.tried(),
-        trains=fitting.predicting.trains,
+        largest=search.found(),
+        tried=search.tried(),
+        trains=search.trains,
         margin=margin,
-        notes=tuple(fitting.notes | fitting.predicting.notes),
-        interrupted=fitting.interrupted,
-        stopped=fitting.stopped,
+        notes=tuple(search.notes),
+        interrupted=interrupted,
+        stopped=search.stopped,
         values=values,
         seconds=time.monotonic() - began,
         time=time.time(),
@@ -151,32 +148,26 @@ def _values(given: dict[str, Sequence[float]], hint: str) -> tuple[str, Sequence
 def _program(
     code: Any, namespace: dict[str, Any], name: str, filename: str | None, text: str | None
 ) -> Program:
+    if not isinstance(code, str) and not callable(code):
+        kind = type(code).__name__
+        raise GpuError(f"fit takes code or a function, not {kind}; type fit(step, …)")
     passed = []
     if callable(code):
         try:
             passed = [name] if name in inspect.signature(code).parameters else []
         except (TypeError, ValueError):  # of C: it can be called, and says no more
             passed = [name]
-    elif not isinstance(code, str):
+    known = {**namespace, name: None}
+    made = program(code, known, filename=filename, text=text, passed=passed)
+    if callable(code) and name not in (*passed, *made.reads):
+        called = getattr(code, "__name__", type(code).__name__)
         raise GpuError(
-            f"fit takes code or a function, not {type(code).__name__}; type fit(step, …)"
-        )
-    made = program(code, namespace, filename=filename, text=text, passed=passed)
-    if isinstance(code, FunctionType) and not passed and not _reads(code, name, namespace):
-        raise GpuError(
-            f"{name} makes no difference: {code.__name__} neither takes it nor reads it; "
-            f"type def {code.__name__}({name}): …"
+            f"{name} makes no difference: {called} neither takes it nor reads it; "
+            f"type def {called}({name}): …"
         )
     if unread := sweeping.unread({name: ()}, made, namespace):
         raise GpuError(f"{unread[0]}; give one that it reads")
     return made
-
-
-def _reads(function: FunctionType, name: str, namespace: dict[str, Any]) -> bool:
-    """Whether a function reads a global, by itself or through others of its module."""
-    space = {**namespace, name: None, FUNCTION: function}
-    read = variables_read([FUNCTION], space, str(function.__module__))
-    return any(found == name for found, _ in read)
 
 
 def _place(on: object) -> tuple[Device, tuple[Card, ...]]:

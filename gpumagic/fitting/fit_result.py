@@ -102,13 +102,14 @@ class Fit(Shown):
 
 def text(fit: Fit) -> str:
     """For terminals."""
-    lines = [*answer(fit), "", *table.lines(_columns(fit), "  ")]
+    answers = [_answer(fit, found) for found in fit.largest]
+    lines = [*answers, "", *table.lines(_columns(fit), "  ")]
     return "\n".join([*lines, *(f"  {note}" for note in _notes(fit))])
 
 
 def html(fit: Fit) -> str:
     """For notebooks."""
-    first, *rest = answer(fit)
+    first, *rest = [_answer(fit, found) for found in fit.largest]
     bad = any(found.value is None for found in fit.largest)
     parts = [tag("div", first, f"gm-answer{' gm-bad' * bad}"), *(tag("div", each) for each in rest)]
     parts += [tag("div", fit.title, "gm-code gm-title")]
@@ -122,35 +123,39 @@ def panel(fit: Fit) -> dict[str, object]:
     return {"title": fit.title, "bars": []}
 
 
-def answer(fit: Fit) -> Iterator[str]:
-    """``batch = 384 is the largest that fits on cuda:0: it needs 14.2 GiB of 15.0 GiB free``."""
-    for found in fit.largest:
-        yield _answer(fit, found)
-
-
 def _answer(fit: Fit, found: Largest) -> str:
+    """``batch = 384 is the largest that fits on cuda:0: it needs 14.2 GiB of 15.0 GiB free``."""
     where = f"{found.where} (virtual)" if found.virtual else found.where
     spare = f"of {size(found.free)} free"
-    smallest = fit.tried[0] if fit.tried else None
+    if not fit.tried:
+        return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
     if found.value is None:
-        if smallest is None:
-            return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
-        least = f"{fit.name} = {smallest.value} needs {_need(smallest)}"
+        least = f"{fit.name} = {fit.tried[0].value} needs {size(fit.tried[0].needed)}"
         return f"no {fit.name} fits on {where}: {least} {spare}"
-    best = fit.at(found.value)
-    how = "a run confirms it" if found.confirmed else "predicted, not run"
+    best = next(tried for tried in fit.tried if tried.value == found.value)
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
-    needs = f"it needs {_need(best)} {spare}"
+    how = "a run confirms it" if found.confirmed else "predicted, not run"
+    needs = f"it needs {size(best.needed)} {spare}; {how}"
     if fit.values and found.value == fit.values[-1]:
         named = f"the largest that you named is {found.value}"
-        return f"all fit on {where}{kind[fit.trains]}: {named}, {needs}; {how}"
-    above = _far_above(fit, found.value)
-    words = "is the largest that fits" if above is None else "is the largest known to fit"
-    if above not in (None, math.inf):
-        words += f", and {_rounded(fit, found, above, math.ceil)} does not,"
+        return f"all fit on {where}{kind[fit.trains]}: {named}, {needs}"
     shown = _rounded(fit, found, found.value, math.floor)
-    said = f"{fit.name} = {shown} {words} on {where}{kind[fit.trains]}: {needs}; {how}"
-    return said + _power_of_two(fit, found.value)
+    words = f"{fit.name} = {shown} {_how_sure(fit, found, found.value)}"
+    power = 1 << max(int(found.value).bit_length() - 1, 0)
+    below = 2 < power < found.value and power in fit.values
+    also = f"; the power of two below: {power:_}" if below else ""
+    return f"{words} on {where}{kind[fit.trains]}: {needs}{also}"
+
+
+def _how_sure(fit: Fit, found: Largest, value: float) -> str:
+    """Return what is known of larger values, of which the next one is known not to fit if sure."""
+    above = next((tried.value for tried in fit.tried if tried.value > value), None)
+    if fit.stopped or above is None:
+        return "is the largest known to fit"
+    if bisect_left(fit.values, above) - bisect_left(fit.values, value) <= 1:
+        return "is the largest that fits"
+    shown = _rounded(fit, found, above, math.ceil)
+    return f"is the largest known to fit, and {shown} does not,"
 
 
 def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:
@@ -160,41 +165,19 @@ def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int])
     return f"{near:_}" if unit > 1 and near in fit.values else f"{value}"
 
 
-def _power_of_two(fit: Fit, value: float) -> str:
-    power = 1 << max(int(value).bit_length() - 1, 0)
-    asked = 2 < power < value and power in fit.values
-    return f"; the power of two below: {power:_}" if asked else ""
-
-
-def _far_above(fit: Fit, value: float) -> float | None:
-    """Return the least value known not to fit, unless it is the next; infinite if none is known."""
-    above = next((t.value for t in fit.tried if t.value > value), math.inf)
-    if fit.stopped:
-        return math.inf
-    return above if bisect_left(fit.values, above) - bisect_left(fit.values, value) > 1 else None
-
-
-def _need(tried: Tried | None) -> str:
-    return size(None if tried is None else tried.needed)
-
-
 def _columns(fit: Fit) -> list[table.Column]:
-    tried = fit.tried
-    known = [size(t.predicted) if t.predicted is not None else "" for t in tried]
-    measured = ["out of memory" if t.ran is False else _measured(t) for t in tried]
+    predicted = ["" if t.predicted is None else size(t.predicted) for t in fit.tried]
+    measured = ["" if t.measured is None else size(t.measured) for t in fit.tried]
+    runs = ["out of memory" if t.ran is False else measured[n] for n, t in enumerate(fit.tried)]
     columns = [
-        table.Column(fit.name, [f"{t.value}" for t in tried], number=True, css="gm-code"),
-        table.Column("dry run", known, number=True),
-        table.Column("run", measured, number=True),
+        table.Column(fit.name, [f"{t.value}" for t in fit.tried], number=True, css="gm-code"),
+        table.Column("dry run", predicted, number=True),
+        table.Column("run", runs, number=True),
     ]
     for found in fit.largest:
         head = "" if len(fit.largest) == 1 else found.where
-        columns.append(table.Column(head, [_verdict(t, found) for t in tried], css="gm-dim"))
+        columns.append(table.Column(head, [_verdict(t, found) for t in fit.tried], css="gm-dim"))
     return [column for column in columns if any(column.cells)]
-
-
-def _measured(tried: Tried) -> str:
-    return "" if tried.measured is None else size(tried.measured)
 
 
 def _verdict(tried: Tried, found: Largest) -> str:
@@ -207,16 +190,13 @@ def _verdict(tried: Tried, found: Largest) -> str:
 
 
 def _notes(fit: Fit) -> Iterator[str]:
-    if fit.stopped:
-        yield fit.stopped
+    yield from [fit.stopped] * bool(fit.stopped)
     yield from fit.notes
-    ran = [t.value for t in fit.tried if t.ran is not None]
+    ran = [f"{t.value}" for t in fit.tried if t.ran is not None]
     if ran:
         times = "once" if len(ran) == 1 else f"{len(ran)} times"
-        yield (
-            f"the cell ran {times} ({fit.name} = {', '.join(map(str, ran))}): files that it writes "
-            "are written; --dry only predicts"
-        )
-    dry = sum(t.predicted is not None for t in fit.tried)
-    kept = f"{100 * fit.margin:.3g} % of the free memory stays free"
-    yield f"{many(dry, 'dry run')}, {many(len(ran), 'run')}, {duration(fit.seconds)}; {kept}"
+        written = "files that it writes are written; --dry only predicts"
+        yield f"the cell ran {times} ({fit.name} = {', '.join(ran)}): {written}"
+    dry = many(sum(t.predicted is not None for t in fit.tried), "dry run")
+    margin = f"{100 * fit.margin:.3g} % of the free memory stays free"
+    yield f"{dry}, {many(len(ran), 'run')}, {duration(fit.seconds)}; {margin}"

@@ -24,8 +24,7 @@ from gpumagic.frameworks.watching import CopyCounting
 from gpumagic.ledger.entry import Tally
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, keep_origins
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
-from gpumagic.usercode.values import MISSING, defined_in, own
-from gpumagic.usercode.walk import PLAIN
+from gpumagic.usercode.values import MISSING, PLAIN, defined_in, own
 
 _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
 _CAPTURED = "a function has captured it: give it as an argument, or make it in this cell"

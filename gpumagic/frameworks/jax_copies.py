@@ -38,9 +38,9 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks import watching
 from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
-from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_but_one
-from gpumagic.ledger.entry import USER, Count, Entry, kinds
-from gpumagic.usercode.lines import called, in_cell, name_in
+from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
+from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
+from gpumagic.usercode.files import called, in_cell, name_in
 
 
 def advise(entry: Entry) -> Advice | None:
@@ -51,15 +51,14 @@ def advise(entry: Entry) -> Advice | None:
     put = put_call(entry.destination, entry.names)
     if entry.repeats and entry.kind == "copy" and entry.destination != "cpu":
         text = f"the same array each time; once, before the loop: {put}"
-        share = entry.repeats / entry.count
-        return Advice(text, entry.repeats, share, "the time of all but the first")
+        return Advice(text, entry.repeats)
     if entry.operator != "operand":
         return None
     is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
     place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
     text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: put {it} there, and what is"
     text += f" the same each time once: {put}"
-    return Advice(text, 0, 1.0, "at most: all of it, if the same array comes each time")
+    return Advice(text)
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:
@@ -291,7 +290,7 @@ def _name(count: Count, array: Any, user: FrameType | None) -> None:
 def _add(found: Sequence[tuple[Count, _Copy]], result: Any, seconds: float) -> None:
     for count, copy in found:
         count.add(copy.nbytes, seconds / len(found))
-        if count.copy and isinstance(copy.array, jax.Array):
+        if count.kind == "copy" and isinstance(copy.array, jax.Array):
             count.looks += 1
             count.repeats += count.last is not None and count.last() is copy.array
             count.last = weakref.ref(copy.array)

@@ -29,8 +29,7 @@ from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failu
 from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import statement
+from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import MISSING
 
 _GPU = ("gpu", "cuda", "rocm")

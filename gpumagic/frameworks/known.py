@@ -231,7 +231,7 @@ class Needed:
     def check(self, what: str) -> None:
         """Raise GpuError if there is no framework for `what`."""
         if not self.torch and not self.others:
-            with torch_needed(f"{what} (of none of JAX, TensorFlow, CuPy)"):
+            with torch_needed(f"{what} without JAX, TensorFlow or CuPy"):
                 importlib.import_module("torch")
 
     def find(self, where: object) -> Device:

@@ -21,8 +21,7 @@ from gpumagic.frameworks.known import Needed, holds, imported
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moves, all_of
 from gpumagic.usercode.files import unseen
-from gpumagic.usercode.values import class_name
-from gpumagic.usercode.walk import Step, parts_of, walk
+from gpumagic.usercode.values import Step, class_name, parts_of, walk
 
 
 def devices(*, memory: bool = True) -> list[Device]:

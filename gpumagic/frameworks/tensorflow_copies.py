@@ -26,8 +26,8 @@ from tensorflow.python.framework import constant_op, kernels, op_callbacks, op_d
 
 from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, inside_of
-from gpumagic.ledger.advice import ADVISERS, OFTEN, Advice, all_of_them
-from gpumagic.ledger.entry import Count, Entry, Tally
+from gpumagic.ledger.entry import OFTEN, Count, Entry, Tally
+from gpumagic.ledger.ledger_view import ADVISERS, Advice
 
 _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an error"
 
@@ -35,18 +35,18 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 def advise(entry: Entry) -> Advice | None:
     """Advise on what only TensorFlow does; None for any other entry."""
     if entry.kind == "placement":
-        return Advice(f"{fell(entry)}: {_SOFT}", 0, 0.0, "")
+        return Advice(f"{fell(entry)}: {_SOFT}")
     if entry.operator == "operand":
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "NumPy's, or on the CPU" if entry.source == "cpu" else f"on {entry.source}"
         text = f"an operand is {where}: make it there, or put it there once, {put}"
-        return all_of_them(entry, text)
+        return Advice(text, entry.count)
     if entry.operator == "tf.function":
         text = f"each call copies it: give the function what is on {entry.destination}"
-        return all_of_them(entry, f"{text}, and make its variables there")
+        return Advice(f"{text}, and make its variables there", entry.count)
     if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
-        return Advice(f"ds = ds.apply({there}) copies ahead", 0, 1.0, "at most: all of it")
+        return Advice(f"ds = ds.apply({there}) copies ahead")
     return None
 
 
@@ -140,7 +140,7 @@ class TensorFlowCopies(CopyCounting):
         # A library reads by itself; so does a function of TensorFlow's own that is no read.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
-        about["untimed"] = kind != "wait" and name != "numpy"
+        about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
         counts = self.counts(call, kind, name, (source, "cpu"), **about)
         self.refuse(counts)
 
@@ -245,11 +245,11 @@ class TensorFlowCopies(CopyCounting):
     def _added(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], sizes: list[int | None]
     ) -> list[Count]:
-        about = {"implicit": operator not in ("batch", "identity"), "untimed": True}
+        about = {"implicit": operator not in ("batch", "identity"), "seconds": None}
         found = self.counts(call, kind, operator, ends, **about)
         for count in found:
             count.unsized |= None in sizes
-            count.add(sum(filter(None, sizes)), 0.0)
+            count.add(sum(filter(None, sizes)), None)
         return found
 
     def _is_data(self, dtype: Any) -> bool:

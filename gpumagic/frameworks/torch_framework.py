@@ -12,14 +12,12 @@ from torch import Tensor
 
 from gpumagic.device import Device, cuda_state
 from gpumagic.frameworks.framework import Counting, Framework
-from gpumagic.ledger.dispatch import counting
+from gpumagic.ledger.dispatch import MemoryMeter, counting
 from gpumagic.ledger.entry import Memory, Tally
-from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
 from gpumagic.moving.moved import Moves, Origins
-from gpumagic.placement import torch_devices
-from gpumagic.placement.scope import Placement
+from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
 
 

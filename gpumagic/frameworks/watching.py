@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 from gpumagic import faults
 from gpumagic.device import here
-from gpumagic.errors import CrossDeviceWarning, ImplicitCopyError
+from gpumagic.errors import CrossDeviceWarning
 from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import counted_here
 from gpumagic.ledger import ledger_view
-from gpumagic.ledger.advice import what
+from gpumagic.ledger.attribute import refusal
 from gpumagic.ledger.entry import (
     DISPLAY,
-    LIBRARY,
     PRINT,
     USER,
     Count,
@@ -34,8 +33,7 @@ from gpumagic.ledger.entry import (
     locate,
     of_thread,
 )
-from gpumagic.usercode.files import is_ours, module_of
-from gpumagic.usercode.lines import in_cell, line_at
+from gpumagic.usercode.files import in_cell, is_ours, module_of
 
 
 class watch:
@@ -149,14 +147,14 @@ class Call(NamedTuple):
 
     user: FrameType | None
     inner: FrameType | None  # the first frame that is not the framework's
-    how: int
+    via: str  # see `Entry.via`
     function: str  # the framework's, that was called there
 
     @property
     def library(self) -> str:
         """The module of a library that called by itself; empty if the user's code did."""
         file = "" if self.inner is None else self.inner.f_code.co_filename
-        return module_of(file) if self.how == LIBRARY and kinds[file] != USER else ""
+        return module_of(file) if not self.via and kinds[file] != USER else ""
 
 
 @dataclass(eq=False)
@@ -264,10 +262,10 @@ class CopyCounting:
             frame = frame.f_back
         if frame is not None and is_ours(frame.f_code.co_filename):
             return None
-        user, how = locate(frame)
+        user, via = locate(frame)
         if user is None:
             user = next(filter(None, (of_thread(one.thread) for one in self._running)), None)
-        return Call(user, frame, PRINT if printing and how == LIBRARY else how, function)
+        return Call(user, frame, via or (PRINT if printing else ""), function)
 
     def counts(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], **about: Any
@@ -275,17 +273,16 @@ class CopyCounting:
         """Return the count of this call in each tally; `about` has more fields of a new one."""
         frames = call.user, call.inner
         at = [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in frames]
-        key = ((kind, operator, *ends), *at, call.how, threading.get_ident())
+        key = ((kind, operator, *ends), *at, call.via, threading.get_ident())
         found = []
         for one in self.counters():
             count = one.tally.counts.get(key)
             if count is None:
-                code, where = (None, 0) if call.user is None else in_cell(call.user)
+                place = None if call.user is None else in_cell(call.user)
                 # Without the code of both frames its address may come to be another's.
                 kept = [None if frame is None else frame.f_code for frame in frames]
-                about |= {"kind": kind, "framework": self.framework, "kept": kept}
-                new = Count(kind == "copy", operator, *ends, call.how, code, where, **about)
-                count = one.tally.add(key, new)
+                about |= {"framework": self.framework, "via": call.via, "at": place, "kept": kept}
+                count = one.tally.add(key, Count(kind, operator, *ends, **about))
             found.append(count)
         return found
 
@@ -294,9 +291,5 @@ class CopyCounting:
         __tracebackhide__ = True
         if any(one.strict for one in self.counters()):
             for count in counts:
-                if count.implicit and count.how != DISPLAY and not count.within:
-                    line = "" if count.code is None else line_at(count.code, count.at).place + ": "
-                    said = f"{line}{what(count)}, which strict does not allow"
-                    refused = ImplicitCopyError(f"{said}; {self.instead(count)}")
-                    refused.raised_in = count.code
-                    raise refused
+                if count.implicit and count.via != DISPLAY and not count.within:
+                    raise refusal(count, self.instead(count))

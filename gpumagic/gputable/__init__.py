@@ -1,1 +1,123 @@
-"""Show the GPUs and who holds them: the table of `%gpus`."""
+"""Attribute GPU memory to its holders; `gpu_table` shows them, `top` keeps drawing them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
+
+SYSTEM = "system"
+"""The holder of memory that no visible process holds: the driver, or another container."""
+
+# The owners of memory in the order of bars, with a character for text. js/src/monitor/bars.ts
+# has the same names.
+OWNERS = {
+    "mine": ("█", "this notebook"),
+    "books": ("▓", "my other notebooks"),
+    "others": ("▒", "everyone else"),
+    "left": ("×", "orphaned"),
+    "system": ("░", SYSTEM),
+}
+# Less that no process holds is normal: rounding, and the driver's own memory.
+_MUCH = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A notebook, a program, or the system, with its bytes by GPU (None if unknown)."""
+
+    name: str
+    user: str | None
+    pids: tuple[int, ...]
+    memory: dict[str, int | None]
+    mine: bool = False
+    started: float | None = None
+    utilization: float | None = None  # percent, of the GPU that it uses most
+
+    @property
+    def total(self) -> int | None:
+        """The known bytes on all GPUs; None if none are known."""
+        known = [count for count in self.memory.values() if count is not None]
+        return sum(known) if known else None
+
+
+def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> dict[str, int] | None:
+    """Return the used bytes of one GPU by owner; None if unknown."""
+    if gpu.memory_total is None or gpu.memory_used is None:
+        return None
+    parts = dict.fromkeys(OWNERS, 0)
+    for process in processes:
+        if process.uuid == gpu.uuid:
+            parts[process.owner] += process.memory or 0
+    rest = gpu.memory_used
+    for name in OWNERS:
+        parts[name] = min(parts[name], rest)
+        rest -= parts[name]
+    parts["system"] = rest + (gpu.memory_reserved or 0)
+    return parts
+
+
+def holders(
+    gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
+) -> list[Holder]:
+    """Return the holders: this kernel first, then by memory, the system last.
+
+    One for `each` process, or one per notebook, or per program and user without a notebook.
+    """
+    shown = {gpu.uuid for gpu in gpus}
+    groups: dict[tuple[object, ...], list[ProcessSample]] = {}
+    for process in processes:
+        if process.uuid in shown:
+            who = process.notebook or process.name or process.user or process.pid
+            key = (process.pid,) if each else (process.mine, who, process.user)
+            groups.setdefault(key, []).append(process)
+    found = [_holder(group) for group in groups.values()]
+    if not each:
+        found = [holder for holder in found if holder.total != 0]
+    found.sort(key=lambda one: (not one.mine, -(one.total or 0), one.name))
+    system = _of_no_process(gpus, found)
+    return [*found, Holder(SYSTEM, None, (), system)] if system else found
+
+
+def _holder(group: Sequence[ProcessSample]) -> Holder:
+    first = group[0]
+    memory: dict[str, int | None] = {}
+    busy: dict[str, float] = {}
+    for process in group:
+        uuid, before = process.uuid, memory.get(process.uuid)
+        memory[uuid] = before if process.memory is None else (before or 0) + process.memory
+        if process.utilization is not None:
+            busy[uuid] = busy.get(uuid, 0.0) + process.utilization
+    return Holder(
+        name=_holder_name(first),
+        user=first.user,
+        pids=tuple(sorted({process.pid for process in group})),
+        memory=memory,
+        mine=first.mine,
+        started=first.started,
+        utilization=min(max(busy.values()), 100.0) if busy else None,
+    )
+
+
+def _holder_name(process: ProcessSample) -> str:
+    name = PurePath(process.notebook).name if process.notebook else None
+    if process.mine:
+        return f"this notebook ({name})" if name else "this process"
+    if name is None and process.name:
+        return f"{process.name} (you)"
+    return name or process.user or f"exited (PID {process.pid})"
+
+
+def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
+    """Return the bytes of each GPU that no visible process holds, if they are many and known."""
+    # A parent's memory is that of its MIG devices; count it once.
+    parents = {gpu.mig for gpu in gpus}
+    found: dict[str, int | None] = {}
+    for gpu in gpus:
+        if gpu.memory_used is None or gpu.unified or gpu.uuid in parents:
+            continue
+        held = [holder.memory.get(gpu.uuid, 0) for holder in holders]
+        rest = gpu.memory_used - sum(count or 0 for count in held)
+        if None not in held and rest > _MUCH:
+            found[gpu.uuid] = rest
+    return found

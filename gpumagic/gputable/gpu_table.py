@@ -1,138 +1,267 @@
-"""Show the tables of ``%gpus`` and ``%gpus --doctor``."""
+"""Show the GPUs and who holds their memory, and the doctor's checks, as text and HTML."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
-from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumagic.display import table
-from gpumagic.display.table import block, tag
-from gpumagic.display.units import share
+from gpumagic.display.table import GLUE, Column, bar, block, short, tag
+from gpumagic.display.units import NOT_KNOWN, age, many, share, size
 from gpumagic.errors import as_typed
-from gpumagic.gputable.gpu_columns import (
-    BARS,
-    FREE,
-    INKS,
-    OWNERS,
-    gpu_columns,
-    holder_columns,
-    holders,
-    label,
-    split,
-)
+from gpumagic.gputable import OWNERS, Holder, holders, split
 from gpumagic.telemetry.doctor import Check
-from gpumagic.telemetry.snapshot import GpuSample, Problem, Snapshot
+from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 
-_CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be sure"
+_BAR, _SHORTEST_BAR = 14, 6
+_VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
+_NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
+# The GPUs of a holder are listed up to this many; of more, the sum is shown.
+_LISTED = 4
+
+
+class _Cell(NamedTuple):
+    text: str
+    html: str
+    css: str = ""
+
+
+_GPU_COLUMNS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("device", {}),
+    ("GPU", {"number": True}),  # the driver's number, if it differs from the device's
+    ("name", {"fit": "cut", "least": 7}),
+    ("memory", {}),
+    ("", {"number": True}),
+    ("util", {"number": True}),
+    ("temp", {"number": True}),
+    ("power", {"number": True}),
+)
+
+
+def _gpu_columns(
+    gpus: Sequence[GpuSample], splits: Sequence[dict[str, int] | None], length: int = _BAR
+) -> list[Column]:
+    """Return a row for each GPU, without empty columns; text has bars of this length."""
+    parents = {gpu.mig for gpu in gpus}
+    rows = [
+        _gpu_row(gpu, parts, "MIG mode" if gpu.uuid in parents else device(gpu), length)
+        for gpu, parts in zip(gpus, splits, strict=True)
+    ]
+    columns = []
+    for (head, how), cells in zip(_GPU_COLUMNS, zip(*rows, strict=True), strict=True):
+        text, html, css = map(list, zip(*cells, strict=True))
+        columns.append(Column(head, text, html=html, css=css, **how))
+    if all(gpu.virtual for gpu in gpus):
+        del columns[-2:]  # a virtual GPU has no temperature and power
+    return [column for column in columns if column.head != "GPU" or any(column.cells)]
+
+
+def _gpu_row(
+    gpu: GpuSample, parts: dict[str, int] | None, shown: str, length: int
+) -> tuple[_Cell, ...]:
+    name, total = _name(gpu), gpu.memory_total
+    number = "" if gpu.mig or gpu.index in (None, gpu.ordinal) else str(gpu.index)
+    usable = tag("span", shown, "gm-dim") if gpu.ordinal is None else tag("b", shown, "gm-code")
+    badge = tag("span", "virtual", "gm-badge") if gpu.virtual else ""
+    text = f"{name} (virtual)" if badge and "virtual" not in name.lower() else name
+    number_of = _NUMBERED.get(gpu.vendor or "", "its number on this machine")
+    watts = "W" if gpu.power_limit is None else f"/ {gpu.power_limit:.0f} W"
+    hot = (gpu.temperature or 0.0) >= (gpu.temperature_limit or float("inf"))
+    return (
+        _Cell(shown, usable + badge),
+        _Cell(number, tag("span", number, title=number_of), "gm-dim"),
+        _Cell(text, tag("span", name, title=f"{gpu.name or ''} {gpu.uuid}"), "gm-name gm-model"),
+        _Cell(text_bar(parts, total, length), _memory_bar(parts, total), "gm-tight"),
+        _value(share(gpu.memory_used, total)),
+        _utilization(gpu.utilization),
+        _value(_reading(gpu.temperature, "°C"), "gm-bad" * hot),
+        _value(_reading(gpu.power, watts)),
+    )
+
+
+def _value(text: str, css: str = "") -> _Cell:
+    """Return a reading; N/A is dimmed."""
+    return _Cell(text, tag("span", text, "gm-dim" if text == NOT_KNOWN else css))
+
+
+def _utilization(percent: float | None) -> _Cell:
+    words = _reading(percent, "%")
+    drawn = "" if percent is None else bar([("gm-busy", percent / 100)], words, short=True)
+    return _Cell(words, drawn + _value(words).html)
+
+
+def _reading(value: float | None, unit: str) -> str:
+    return NOT_KNOWN if value is None else f"{value:.0f} {unit}"
+
+
+def text_bar(parts: dict[str, int] | None, total: int | None, length: int = _BAR) -> str:
+    """Return a bar of characters; blank if the use is unknown."""
+    if parts is None or not total:
+        return " " * length
+    drawn, seen = "", 0
+    for name, (ink, _) in OWNERS.items():
+        seen = min(seen + parts[name], total)
+        # Each part has at least one character.
+        least = 1 if parts[name] > total / 100 else 0
+        drawn += ink * max(round(seen / total * length) - len(drawn), least)
+    return drawn[:length].ljust(length, "·")
+
+
+def _memory_bar(parts: dict[str, int] | None, total: int | None) -> str:
+    if parts is None or not total:
+        return bar([], "unknown")
+    words = [f"{OWNERS[name][1]} {size(count)}" for name, count in parts.items() if count]
+    words.append(f"free {size(max(total - sum(parts.values()), 0))}")
+    return bar([(f"gm-{name}", count / total) for name, count in parts.items()], ", ".join(words))
+
+
+def device(gpu: GpuSample) -> str:
+    """Return torch's name: ``"cuda:1"``, ``"xpu:0"``, or why there is none."""
+    if gpu.ordinal is None:
+        return "lost" if gpu.lost else "not visible"
+    sure = "" if gpu.ordinal_certain else "?"
+    return gpu.called(gpu.ordinal) + sure + " lost" * gpu.lost
+
+
+def _name(gpu: GpuSample) -> str:
+    name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
+    # "H100 80GB HBM3 MIG 1g.10gb": its parent's line above has the rest.
+    return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
+
+
+def label(gpu: GpuSample) -> str:
+    """Return a GPU's name in a sentence."""
+    if gpu.ordinal is not None:
+        return gpu.called(gpu.ordinal) + (" (virtual)" if gpu.virtual else "")
+    if gpu.virtual:
+        return "virtual GPU"
+    # Each driver numbers its own GPUs.
+    vendor = _VENDORS.get(gpu.vendor or "", "")
+    return f"{vendor}GPU {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
+
+
+def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
+    """Return ``["cuda:0 10.2 GiB", "cuda:1 3.1 GiB"]``, or ``["21 GPUs 854 GiB"]``."""
+    used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
+    elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
+    if elsewhere or len(used) > _LISTED:
+        kind = "virtual GPU" if elsewhere else "GPU"
+        return [f"{many(len(used), kind)} {size(holder.total)}"]
+    parts: dict[str, int | None] = {}
+    for gpu in used:
+        count, before = holder.memory[gpu.uuid], parts.get(label(gpu))
+        parts[label(gpu)] = before if count is None else (before or 0) + count
+    return [f"{name} {size(count)}" for name, count in parts.items()]
+
+
+def _holder_columns(
+    holders: Sequence[Holder], gpus: Sequence[GpuSample], *more: Column
+) -> list[Column]:
+    """Return a row for each holder: its name, `more`, its memory."""
+    parts = [_held(holder, gpus) for holder in holders]
+    looks = {True: "gm-name gm-this", False: "gm-name"}
+    return [
+        Column(
+            "held by",
+            [short(h.name, 34) for h in holders],
+            fit="cut",
+            css=[looks[h.mine] if h.pids else "gm-name gm-dim" for h in holders],
+            html=[tag("span", h.name, title=h.name) for h in holders],
+        ),
+        *more,
+        Column(
+            "memory",
+            [" · ".join(part.replace(" ", GLUE) for part in each) for each in parts],
+            fit="wrap",
+            least=max(20, *(len(part) for each in parts for part in each)),
+            css="gm-wrap",
+            html=[" ".join(tag("span", part) for part in each) for each in parts],
+        ),
+    ]
+
+
+def _process_columns(holders: Sequence[Holder], now: float) -> list[Column]:
+    columns = [
+        Column("user", [short(h.user or "", 12) for h in holders]),
+        Column("PID", [" ".join(map(str, h.pids)) for h in holders]),
+        Column("running", ["" if h.started is None else age(now - h.started) for h in holders]),
+    ]
+    if any(h.utilization is not None for h in holders):
+        busy = [_reading(h.utilization, "%") if h.pids else "" for h in holders]
+        columns.append(Column("util", busy, number=True))
+    return columns
 
 
 class GpuTable:
     """The GPUs of a snapshot as text of 80 columns, or `width`, and as HTML.
 
-    Shows all GPUs, or those with a UUID in `only`; each process, or sums by notebook.
+    Holders are summed by notebook; with `processes` each process is a row.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        only: Collection[str] | None = None,
-        processes: bool = False,
-        width: int = 80,
-    ) -> None:
-        self.snapshot = snapshot
-        self.width = width
-        self.processes = processes
-        named = [g for g in snapshot.gpus if only is None or g.uuid in only or g.mig in only]
-        # Another kernel's virtual GPUs cannot be used here: its line has their number.
-        self.gpus = [gpu for gpu in named if not gpu.virtual or gpu.ordinal is not None]
+    def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
+        self.snapshot, self.processes, self.width = snapshot, processes, width
+        # Another kernel's virtual GPUs cannot be used here: their holder's row has their number.
+        self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
-        self._held = named
-        self.holders = holders(named, snapshot.processes, each=processes)
+        self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)
 
     def __repr__(self) -> str:
         blocks = []
         if self.gpus:
-            host, dot, facts = _caption(self.snapshot, self.gpus).partition(" · ")
-            host = table.short(host, max(self.width - table.width(dot + facts), 12))
-            blocks.append([table.short(host + dot + facts, self.width)])
-            blocks[-1] += self._gpu_lines() + _legend(self._owners(), self.width)
+            caption = table.wrapped(_caption(self.snapshot, self.gpus), "", "", self.width)
+            legend = "  ".join(f"{ink} {words}" for _, ink, words in self._legend())
+            blocks.append([*caption, *self._gpu_lines(), short(legend, self.width)])
         if self.holders:
-            held = self._holder_columns(html=False)
-            blocks.append(table.lines(held, room=self.width))
-        remarks = [
-            line for note in self._remarks() for line in table.wrapped(note, "", "", self.width)
-        ]
-        remarks += self._problem_lines()
-        if remarks:
-            blocks.append(remarks)
-        return "\n\n".join("\n".join(lines) for lines in blocks)
+            blocks.append(table.lines(self._holder_columns(), room=self.width))
+        remarks = [*self._notes(), *self._problems()]
+        blocks.append([x for line in remarks for x in table.wrapped(line, room=self.width)])
+        return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if lines)
 
     def _gpu_lines(self) -> list[str]:
         """Return the rows of GPUs: bars are shortened first, and then names."""
-        for length in BARS:
-            columns = gpu_columns(self.gpus, self.splits, length=length)
-            if table.fits(columns, self.width):
-                break
+        columns = _gpu_columns(self.gpus, self.splits)
+        over = sum(column.width + 2 for column in columns) - 2 - self.width
+        if over > 0:
+            columns = _gpu_columns(self.gpus, self.splits, max(_BAR - over, _SHORTEST_BAR))
         return table.lines(columns, room=self.width)
 
     def _repr_html_(self) -> str:
         parts = []
         if self.gpus:
             parts.append(tag("div", _caption(self.snapshot, self.gpus), "gm-caption"))
-            parts.append(
-                table.html(gpu_columns(self.gpus, self.splits, html=True), css="gm-titled")
-            )
-            marks = (
-                f'<i class="gm-{part}"></i><span>{OWNERS[part]}</span>' for part in self._owners()
-            )
+            parts.append(table.html(_gpu_columns(self.gpus, self.splits), css="gm-titled"))
+            marks = [
+                f'<i class="gm-{c}"></i>{tag("span", words)}' for c, _, words in self._legend()
+            ]
             parts.append(f'<div class="gm-legend">{"".join(marks)}</div>')
         if self.holders:
-            parts.append(table.html(self._holder_columns(html=True), css="gm-titled gm-section"))
-        parts += [tag("div", note, "gm-note") for note in self._remarks()]
-        parts += [
-            f'<div class="gm-problem">{escape(self._cause(problem))}'
-            f"{'<br>' if self.gpus else ' '}{_typed(_sentence(problem.cure))}</div>"
-            for problem in self.snapshot.problems
-        ]
+            parts.append(table.html(self._holder_columns(), css="gm-titled gm-section"))
+        parts += [tag("div", note, "gm-note") for note in self._notes()]
+        parts += [f'<div class="gm-problem">{_typed(line)}</div>' for line in self._problems()]
         return block("".join(parts))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        return table.json_bundle(self.snapshot)
+        return {table.JSON: table.as_json(self.snapshot)}
 
-    def _remarks(self) -> list[str]:
-        if self._held and not self.gpus and not self.snapshot.problems:
+    def _holder_columns(self) -> list[Column]:
+        more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
+        return _holder_columns(self.holders, self.snapshot.gpus, *more)
+
+    def _legend(self) -> list[tuple[str, str, str]]:
+        """Return each owner in the bars, its character and its name; empty for a single one."""
+        there = {name for parts in self.splits for name, count in (parts or {}).items() if count}
+        return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
+
+    def _notes(self) -> list[str]:
+        if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
             return [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         return _notes(self.gpus)
 
-    def _owners(self) -> list[str]:
-        return [name for name in OWNERS if any(getattr(part, name, 0) for part in self.splits)]
-
-    def _holder_columns(self, *, html: bool) -> list[table.Column]:
-        now = self.snapshot.time
-        return holder_columns(self.holders, self._held, now, self.processes, html=html)
-
-    def _cause(self, problem: Problem) -> str:
-        return _sentence(problem.cause) if self.gpus else f"No GPU: {problem.cause}."
-
-    def _problem_lines(self) -> list[str]:
-        lines = []
-        for problem in self.snapshot.problems:
-            if not self.gpus:
-                text = f"{self._cause(problem)[:-1]}; {problem.cure}"
-                lines += table.wrapped(text, room=self.width)
-                continue
-            lines += table.wrapped(self._cause(problem), "", "", self.width)
-            lines += table.wrapped(_sentence(problem.cure), "  ", "  ", self.width)
-        return lines
-
-
-def _legend(owners: Sequence[str], width: int) -> list[str]:
-    """Return the legend in one line, or two if it is too long."""
-    marks = [*(f"{INKS[name]} {OWNERS[name]}" for name in owners), f"{FREE} free"]
-    glued = "  ".join(mark.replace(" ", table.GLUE) for mark in marks)
-    return [line.replace(table.GLUE, " ") for line in wrap(glued, width)]
+    def _problems(self) -> list[str]:
+        start = "" if self.gpus else "no GPU: "
+        lines = (f"{start}{each.cause}; {each.cure}." for each in self.snapshot.problems)
+        return [line[:1].upper() + line[1:] for line in lines]
 
 
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
@@ -146,43 +275,31 @@ def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
         f"CUDA {snapshot.cuda}" if snapshot.cuda else "",
         f"driver {snapshot.driver}" if snapshot.driver else "",
         *snapshot.software,
-        _count(len(whole) - virtual, "GPU"),
-        _count(virtual, "virtual GPU"),
-        f"{_count(host.cpu_count, 'CPU')}{busy}" if host.cpu_count else "",
+        many(real, "GPU") if (real := len(whole) - virtual) else "",
+        many(virtual, "virtual GPU") if virtual else "",
+        f"{many(host.cpu_count, 'CPU')}{busy}" if host.cpu_count else "",
         f"RAM {share(*host.ram)}" if host.memory_total else "",
     ]
     return " · ".join(filter(None, parts))
 
 
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count > 1)}" if count else ""
-
-
 def _notes(gpus: Sequence[GpuSample]) -> list[str]:
-    """Return notes on these GPUs' rows, a sentence each."""
     found = []
     for gpu in gpus:
         # A GPU at full load is at its power cap; that needs no note.
         slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
         if slow:
-            found.append(f"{label(gpu)} runs slower than it could: {', '.join(slow)}.")
+            found.append(f"{label(gpu)} is throttled: {', '.join(slow)}.")
     if any(gpu.unified and gpu.vendor != "apple" for gpu in gpus):
         found.append("A GPU that shares the host's memory shows the host's.")
-    unsure = {gpu.kind for gpu in gpus if not gpu.ordinal_certain}
-    if "xpu" in unsure:
-        found.append("xpu:N? is a guess, for Level Zero may order unlike GPUs otherwise.")
-    if "cuda" in unsure:
-        found.append(f"cuda:N? is a guess, for CUDA may order unlike GPUs so; {_CERTAIN_CURE}.")
+    for kind in sorted({gpu.kind for gpu in gpus if not gpu.ordinal_certain}):
+        cure = "; set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts" * (kind == "cuda")
+        found.append(f"{kind}:N? is a guess: the order of unlike GPUs is unknown{cure}.")
     return found
 
 
-def _sentence(text: str) -> str:
-    """Return a sentence with a capital, unless it begins with code, and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}."
-
-
 def _typed(text: str) -> str:
-    """Escaped, with what one can type as code."""
+    """Return escaped text; what a user can type is marked as code."""
     return re.sub(
         r"%load_ext gpumagic|%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|[A-Z]{2,}_[A-Z_]+"
         r"|--gpus all",
@@ -191,8 +308,7 @@ def _typed(text: str) -> str:
     )
 
 
-_MARKS = {True: "✓", False: "✗", None: "·"}
-_CSS = {True: "gm-ok", False: "gm-bad", None: "gm-dim"}
+_MARKS = {True: ("✓", "gm-ok"), False: ("✗", "gm-bad"), None: ("·", "gm-dim")}
 
 
 class DoctorTable:
@@ -210,28 +326,24 @@ class DoctorTable:
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         return {table.JSON: {"record": "Checks", "checks": list(map(asdict, self.checks))}}
 
-    def _columns(self) -> list[table.Column]:
+    def _columns(self) -> list[Column]:
+        marks = [(*_MARKS[check.ok], check) for check in self.checks]
         cures = [f"→ {check.cure}" if check.cure else "" for check in self.checks]
-        found = [escape(check.found) for check in self.checks]
+        names = [
+            tag("span", mark, f"gm-mark {css}") + escape(check.name) for mark, css, check in marks
+        ]
+        found = [
+            escape(check.found) + (f"<br><b>{escape(cure)}</b>" if cure else "")
+            for check, cure in zip(self.checks, cures, strict=True)
+        ]
         return [
-            table.Column(
-                "",
-                [f"{_MARKS[check.ok]} {check.name}" for check in self.checks],
-                html=[_marked(check) for check in self.checks],
-            ),
-            table.Column(
+            Column("", [f"{mark} {check.name}" for mark, _, check in marks], html=names),
+            Column(
                 "",
                 [check.found for check in self.checks],
                 fit="wrap",
                 css=[f"gm-wrap{' gm-dim' * (check.ok is None)}" for check in self.checks],
                 notes=cures,
-                html=[
-                    f"{words}<br><b>{escape(cure)}</b>" if cure else words
-                    for words, cure in zip(found, cures, strict=True)
-                ],
+                html=found,
             ),
         ]
-
-
-def _marked(check: Check) -> str:
-    return f'<span class="gm-mark {_CSS[check.ok]}">{_MARKS[check.ok]}</span>{escape(check.name)}'

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpumagic.display.table import short
 from gpumagic.errors import GpuError
-from gpumagic.gputable.gpu_columns import Holder
+from gpumagic.gputable import Holder
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Snapshot
@@ -57,13 +57,9 @@ def top(period_s: float = 1.0) -> int:
     return 0
 
 
-def _memory(holder: Holder) -> float:
-    return -sum(filter(None, holder.memory.values()))
-
-
 _SORTS: dict[str, Callable[[Holder], Any]] = {
-    "memory": lambda one: (_memory(one), one.name),
-    "utilization": lambda one: (-(one.utilization or 0.0), _memory(one)),
+    "memory": lambda one: (-(one.total or 0), one.name),
+    "utilization": lambda one: (-(one.utilization or 0.0), -(one.total or 0)),
     "name": lambda one: (one.name.lower(), one.pids),
     "PID": lambda one: one.pids,
 }
@@ -122,6 +118,6 @@ class _Screen:
         if snapshot is None:
             return ["Waiting for the driver…"]
         table = GpuTable(snapshot, processes=self._processes, width=max(width, _NARROWEST))
-        # Unseen holders, which have no process, come last.
+        # The system, which has no process, comes last.
         table.holders.sort(key=lambda one: (not one.pids, _SORTS[self._sort](one)))
         return str(table).splitlines()

@@ -1,32 +1,25 @@
 """Restore what code changed in the process or its thread: settings and random state.
 
-The settings are listed in known_settings.py. A setting that cannot be read
-is not restored. One that cannot be restored is kept as a fault, and the others are restored.
+The settings are those that notebooks change, counted in 1,668 public ones, and those that would
+change later numbers or speed. One that cannot be read is not restored. One that cannot be restored
+is kept as a fault, and the others are restored.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic import faults
-from gpumagic.isolation.known_settings import (
-    Setting,
-    of_a_thread,
-    of_ctrl_c,
-    of_cuda,
-    of_libraries,
-    of_numpy,
-    of_python,
-    of_the_process,
-)
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
@@ -34,16 +27,201 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Setting(NamedTuple):
+    """One setting to restore."""
+
+    name: str
+    # Returns its value; a copy if the value is changed in place.
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def _named(owner: Any, names: str) -> Iterator[Setting]:
+    """Yield settings of a module: attributes, and pairs of functions, as ``"read/write"``."""
+    for name in names.split():
+        read, _, write = name.partition("/")
+        if not write:
+            yield Setting(name, partial(getattr, owner, name), partial(setattr, owner, name))
+        elif hasattr(owner, read) and hasattr(owner, write):  # this version has them
+            yield Setting(write, getattr(owner, read), getattr(owner, write))
+
+
+def _of_a_thread() -> Iterator[Setting]:
+    """Yield the settings that each thread has for itself."""
+    if (torch := torch_here()) is not None:
+        yield from _named(torch, "is_grad_enabled/set_grad_enabled")
+        for kind in ("cpu", "cuda", "mps"):
+            for read, write in (
+                (torch.is_autocast_enabled, torch.set_autocast_enabled),
+                (torch.get_autocast_dtype, torch.set_autocast_dtype),
+            ):
+                yield Setting(f"autocast, {kind}", partial(read, kind), partial(write, kind))
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        yield Setting("numpy.seterr", numpy.geterr, lambda how: numpy.seterr(**how))
+
+
+_TORCH = (
+    "get_default_dtype/set_default_dtype get_num_threads/set_num_threads "
+    "get_deterministic_debug_mode/set_deterministic_debug_mode "
+    "get_float32_matmul_precision/set_float32_matmul_precision "
+    "is_anomaly_enabled/set_anomaly_enabled"
+)
+_CUDNN = "enabled benchmark deterministic allow_tf32"
+_MATMUL = "allow_tf32 allow_bf16_reduced_precision_reduction"
+_CUDA = "current_device/set_device current_stream/set_stream"
+
+
+def _of_the_process() -> Iterator[Setting]:
+    """Yield the settings of Python, torch, matplotlib and JAX, if they are imported."""
+    if (torch := torch_here()) is not None:
+        yield Setting("the default device", _default_device, torch.set_default_device)
+        yield from _named(torch, _TORCH)
+        yield from _named(torch.backends.cudnn, _CUDNN)
+        yield from _named(torch.backends.cuda.matmul, _MATMUL)
+        if torch.cuda.is_initialized():
+            yield from _named(torch.cuda, _CUDA)
+    yield from _named(sys, "stdout stderr")
+    yield _list(sys, "path")
+    yield Setting("the root logger's level", lambda: logging.root.level, logging.root.setLevel)
+    yield _list(logging.root, "handlers")
+    yield Setting("os.environ", os.environ.copy, _set_environment)
+    yield Setting("working folder", os.getcwd, os.chdir)
+    if plots := sys.modules.get("matplotlib._pylab_helpers"):
+        figures: Any = plots.Gcf
+        yield Setting("figures", lambda: set(figures.figs), partial(_close_new, figures))
+    if config := getattr(sys.modules.get("jax"), "config", None):
+        yield Setting("jax.config", lambda: dict(config.values), partial(_configure, config))
+
+
+def _default_device() -> Any:
+    """Return the device of `torch.set_default_device`; None if it was not called."""
+    mode = getattr(torch_here()._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if mode is None else mode.device
+
+
+def _list(owner: Any, name: str) -> Setting:
+    """Return a setting that is a list, restored in place."""
+
+    def write(before: list[Any]) -> None:
+        getattr(owner, name)[:] = before
+
+    return Setting(name, lambda: list(getattr(owner, name)), write)
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _close_new(figures: Any, before: set[int]) -> None:
+    for number in set(figures.figs) - before:
+        figures.destroy(number)
+
+
+def _configure(config: Any, before: dict[str, Any]) -> None:
+    for name, value in before.items():
+        if config.values[name] != value:
+            config.update(name, value)
+
+
+# A setting, and its value.
+_Known = tuple[Setting, Any]
+
+
+def _now(settings: Iterable[Setting]) -> list[_Known]:
+    found = []
+    for setting in settings:
+        # torch refuses to read a value that was set in both ways; a folder may be gone.
+        with suppress(Exception):
+            found.append((setting, setting.read()))
+    return found
+
+
+def _write(setting: Setting, value: Any) -> None:
+    try:
+        changed = bool(setting.read() != value)
+    except Exception:  # noqa: BLE001  a value may be the user's, and compare as it likes
+        changed = True
+    if changed:
+        with faults.kept(f"putting back {setting.name}"):
+            setting.write(value)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Restore settings and random state that are changed within."""
+    before = _now([*_of_a_thread(), *_of_the_process()])
+    randomness = Randomness()
+    try:
+        yield
+    finally:
+        with deferred():
+            for setting, value in before:
+                _write(setting, value)
+            with faults.kept("putting the random state back"):
+                randomness.restore()
+
+
+def thread_modes() -> Callable[[ExitStack], None]:
+    """Return a function that gives another thread this thread's modes of torch and numpy."""
+    torch = torch_here()
+    inference = torch is not None and torch.is_inference_mode_enabled()
+    here = _now(_of_a_thread())
+
+    def follow(stack: ExitStack) -> None:
+        if inference:
+            stack.enter_context(torch.inference_mode())
+        for setting, value in here:
+            _write(setting, value)
+
+    return follow
+
+
+@contextmanager
+def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
+    """Within, call `note` at an interrupt instead of raising; raise at more than `most`."""
+    before: Any = signal.getsignal(signal.SIGINT)
+    # Only the main thread gets signals. They may be ignored, or set by C code.
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > most:
+            before(number, frame)
+        note(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Within, defer an interrupt to the end; a second one is raised at once."""
+    came: list[tuple[int, FrameType | None]] = []
+    with noted(lambda *signaled: came.append(signaled)):
+        yield
+    if came:
+        handler: Any = signal.getsignal(signal.SIGINT)
+        handler(*came[0])
+
+
 class Randomness:
-    """The present random state of torch on every initialized device, of `random` and of numpy."""
+    """The random state of torch on every initialized device, `random`, numpy and TensorFlow."""
 
     def __init__(self) -> None:
-        self._devices = _states()
+        self._devices = self._start = _states()
         self._python = random.getstate()
         numpy: Any = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy is not None else None
         self._tensorflow = _tensorflow_state()
-        self._start = self._devices
 
     def seed_tensorflow(self) -> None:
         """Give TensorFlow a seed until `restore`, if it has none, so that devices draw the same."""
@@ -54,9 +232,8 @@ class Randomness:
     def restore(self) -> None:
         """Restore everything. A CUDA device initialized since gets the CPU's seed."""
         random.setstate(self._python)
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and self._numpy is not None:
-            numpy.random.set_state(self._numpy)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
         if self._tensorflow is not None and self._tensorflow != _tensorflow_state():
             seed, drawn = self._tensorflow
             _tensorflow()._set_global_seed(seed)
@@ -129,105 +306,3 @@ def _set(name: str, state: Tensor) -> None:
         torch_here().mps.set_rng_state(state)
     elif name in (generators := _generators()):
         generators[name].set_state(state)
-
-
-# A setting, and its value.
-_Known = tuple[Setting, Any]
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Restore settings that are changed within."""
-    ctrl_c = _now([of_ctrl_c()])
-    torchs = _of_torch(of_a_thread, of_the_process, of_cuda)
-    others = _now(chain(torchs, of_python(), of_libraries()))
-    randomness = Randomness()
-    try:
-        yield
-    finally:
-        for setting, value in ctrl_c:
-            _write(setting, value)
-        with deferred():
-            for setting, value in others:
-                _write(setting, value)
-            with faults.kept("putting the random state back"):
-                randomness.restore()
-
-
-@contextmanager
-def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Within, call `note` at an interrupt instead of raising; raise at more than `most`."""
-    before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets signals. They may be ignored, or set by C code.
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    came: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > most:
-            before(number, frame)
-        note(number, frame)
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def deferred() -> Iterator[None]:
-    """Within, defer an interrupt to the end; a second one is raised at once."""
-    came: list[tuple[int, FrameType | None]] = []
-    with noted(lambda *signaled: came.append(signaled)):
-        yield
-    if came:
-        handler: Any = signal.getsignal(signal.SIGINT)
-        handler(*came[0])
-
-
-def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function that gives another thread this thread's modes of torch and numpy."""
-    torch = torch_here()
-    inference = torch is not None and torch.is_inference_mode_enabled()
-    here = _now(chain(_of_torch(of_a_thread), of_numpy()))
-
-    def follow(stack: ExitStack) -> None:
-        if inference:
-            stack.enter_context(torch.inference_mode())
-        for setting, value in here:
-            _write(setting, value)
-
-    return follow
-
-
-def _of_torch(*lists: Callable[[], list[Setting]]) -> list[Setting]:
-    """Return the settings in these lists; empty if torch is not imported."""
-    return [] if torch_here() is None else [setting for each in lists for setting in each()]
-
-
-def _now(settings: Iterable[Setting]) -> list[_Known]:
-    found = []
-    for setting in settings:
-        # torch refuses to read a value that was set in both ways; a folder may be gone; an
-        # older version does not have all.
-        with suppress(Exception):
-            found.append((setting, setting.read()))
-    return found
-
-
-def _write(setting: Setting, value: Any) -> None:
-    try:
-        if _is_changed(setting, value):
-            setting.write(value)
-    except Exception as error:  # noqa: BLE001  it must not keep the rest from being put back
-        faults.keep(f"putting back {setting.name}", error)
-
-
-def _is_changed(setting: Setting, value: Any) -> bool:
-    try:
-        return bool(setting.read() != value)
-    except Exception:  # noqa: BLE001  a value may be the user's, and compare as it likes
-        return True

@@ -1,6 +1,6 @@
 """Run jobs on threads that can be interrupted, and drop what timed code prints.
 
-Guarantees: an interrupt ends the job that it was meant for, or none.
+An interrupt ends the job that it was meant for, or none.
 """
 
 import ctypes
@@ -13,8 +13,12 @@ from typing import Any
 
 from gpumagic.usercode.files import shell
 
-THREADS = "gputime"
-"""How the threads are named that run timed code besides the one that asked for it."""
+# Names of the threads that run timed code begin with this.
+_THREADS = "gputime"
+# Methods of streams, and of IPython's publisher, that show something.
+_SHOWING = ("write", "writelines", "publish", "clear_output")
+# Seconds between checks for Ctrl-C.
+_LOOK_S = 0.5
 
 
 class Quiet:
@@ -24,23 +28,21 @@ class Quiet:
         self.dropped = False  # whether anything was dropped
         self._lifted = False
         self._thread = threading.get_ident()
-        self._before: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def __enter__(self) -> None:
-        for name in ("stdout", "stderr"):
-            before = getattr(sys, name)
-            sink = _Dropping(before, self)
-            self._before.append((sys, name, before, sink))
-            setattr(sys, name, sink)
+        places: list[tuple[Any, str]] = [(sys, "stdout"), (sys, "stderr")]
         if (ipython := shell()) is not None:
-            # As IPython's own capture_output does.
-            publisher = ipython.display_pub
-            ipython.display_pub = _Dropping(publisher, self)
-            self._before.append((ipython, "display_pub", publisher, ipython.display_pub))
+            places.append((ipython, "display_pub"))  # as IPython's own capture_output does
+        for owner, name in places:
+            before = getattr(owner, name)
+            sink = _Dropping(before, self)
+            self._replaced.append((owner, name, before, sink))
+            setattr(owner, name, sink)
 
     def __exit__(self, *error: object) -> None:
-        while self._before:
-            owner, name, before, sink = self._before.pop()
+        while self._replaced:
+            owner, name, before, sink = self._replaced.pop()
             # Another stream may have replaced it since; keep that.
             if getattr(owner, name) is sink:
                 setattr(owner, name, before)
@@ -57,7 +59,7 @@ class Quiet:
     def drops(self) -> bool:
         """Whether this thread's output is dropped."""
         here = threading.current_thread()
-        timed = here.ident == self._thread or here.name.startswith(THREADS)
+        timed = here.ident == self._thread or here.name.startswith(_THREADS)
         self.dropped |= timed and not self._lifted
         return timed and not self._lifted
 
@@ -70,7 +72,7 @@ class _Dropping:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._target, name)
-        if name not in ("write", "writelines", "publish", "clear_output"):
+        if name not in _SHOWING:
             return real
 
         def unless_dropped(*args: Any, **options: Any) -> Any:
@@ -81,23 +83,18 @@ class _Dropping:
         return unless_dropped
 
 
-_Job = Callable[[], Any]
-# Seconds between checks for Ctrl-C.
-_LOOK_S = 0.5
-
-
 class Worker:
     """A thread whose job can be interrupted, as the main thread's can."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{THREADS} {name}")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREADS} {name}")
         self._lock = threading.Lock()
         # The thread's ident while a job runs that was not interrupted yet.
         self._ident: int | None = None
         self._interrupted = False
         self._last: Future[Any] | None = None
 
-    def submit(self, job: _Job) -> Future[Any]:
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Queue a job."""
         self._last = self._pool.submit(self._do, job)
         return self._last
@@ -113,7 +110,7 @@ class Worker:
         """End the thread; wait for it unless its code cannot be interrupted."""
         self._pool.shutdown(wait=self._last is None or self._last.done())
 
-    def _do(self, job: _Job) -> Any:
+    def _do(self, job: Callable[[], Any]) -> Any:
         try:
             self._ident = threading.get_ident()
             try:

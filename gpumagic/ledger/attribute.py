@@ -1,4 +1,4 @@
-"""Attribute a copy or a wait to the watches that run and to the line that it came from.
+"""Attribute a copy or a wait to the watches that run and to its line; warn if it repeats.
 
 `counts(what, tensor)` is asked before each; `add` counts it once it has succeeded.
 """
@@ -6,6 +6,7 @@
 import itertools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,10 +14,15 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from gpumagic.errors import CrossDeviceWarning, ImplicitCopyError
 from gpumagic.ledger.entry import (
+    DISPLAY,
     ENGINE,
     IN_FRONT,
     LIBRARY,
+    LOADER,
+    OFTEN,
+    PRINT,
     USER,
     Count,
     Tally,
@@ -26,14 +32,14 @@ from gpumagic.ledger.entry import (
     of_thread,
     opcode,
 )
-from gpumagic.usercode.files import module_of
-from gpumagic.usercode.lines import in_cell
+from gpumagic.ledger.ledger_view import EXPLICIT, advise
+from gpumagic.usercode.files import in_cell, line_at, line_of, module_of
 
 _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1
 """The result of `Tensor.get_device` for the CPU."""
-What = tuple[bool, str, int, int, bool]
-"""Whether it is a copy; the operator; from which GPU (or `HOST`), and to which; non_blocking."""
+What = tuple[str, str, int, int, bool]
+"""A copy or a wait; the operator; from which GPU (or `HOST`), and to which; non_blocking."""
 # A tensor's own methods, which are the user's doing.
 _METHODS = ("torch._tensor", "torch.functional")
 
@@ -107,11 +113,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
         watching: tuple[ActiveWatch, ...] = (watch,)
     elif not (watching := watches()):
         return ()
-    inner: FrameType | None
-    try:
-        inner = _getframe(3)
-    except ValueError:  # a thread where no Python runs
-        inner = None
+    inner: FrameType | None = _getframe(3)
     kind = LIBRARY
     while inner is not None and (kind := kinds[inner.f_code.co_filename]) == IN_FRONT:
         inner = inner.f_back
@@ -120,11 +122,11 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == USER:
-        user, how = inner, 0
+        user, via = inner, ""
         key = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
-        user, how = _led_to(inner, watching)
-        key = (what, how, _at(inner), _at(user), _ident())
+        user, via = _led_to(inner, watching)
+        key = (what, via, _at(inner), _at(user), _ident())
     known = watching[0].tally.counts.get(key)
     if known is not None and known.warned and len(watching) == 1:
         return (known,)
@@ -132,8 +134,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     for watch in watching:
         count = watch.tally.counts.get(key)
         if count is None:
-            names = _names(what, tensor)
-            new = count_for(what[0], what[1], *names, how, user, inner)
+            new = count_for(what[0], what[1], *_names(what, tensor), via, user, inner)
             count = watch.tally.add(key, new)
         found.append(count)
         alarm = watch.alarm
@@ -145,13 +146,13 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
 
 def _led_to(
     inner: FrameType | None, watching: Sequence[ActiveWatch]
-) -> tuple[FrameType | None, int]:
+) -> tuple[FrameType | None, str]:
     """Return the user's frame that called a library, or a thread where no Python runs."""
-    user, how = locate(inner)
+    user, via = locate(inner)
     if user is None:
         user = next(filter(None, (of_thread(watch.thread) for watch in watching)), None)
-        how = ENGINE if inner is None else how
-    return user, how
+        via = ENGINE if inner is None else via
+    return user, via
 
 
 def _at(frame: FrameType | None) -> tuple[int, int] | None:
@@ -165,25 +166,32 @@ def _names(what: What, tensor: Any) -> tuple[str, str]:
 
 
 def count_for(
-    copy: bool,
+    kind: str,
     operator: str,
     source: str,
     destination: str,
-    how: int,
+    via: str,
     user: FrameType | None,
     inner: FrameType | None,
 ) -> Count:
     """Return a new count for an operator that the innermost frame `inner` calls."""
-    code, at = (None, 0) if user is None else in_cell(user)
+    at = None if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
-    place = (code, at) if inner is user else called_in
+    place = (at or (None, 0)) if inner is user else called_in
     if operator == "copy_" and destination != "cpu" and _subscripts(*place):
         operator = "index"
-    implicit = is_implicit(operator, how, *place)
-    module = module_of(inner.f_code.co_filename) if inner and not how else ""
-    within = "" if module in _METHODS else module
-    codes = tuple(None if frame is None else frame.f_code for frame in (user, inner))
-    return Count(copy, operator, source, destination, how, code, at, implicit, within, codes)
+    module = module_of(inner.f_code.co_filename) if inner and not via else ""
+    return Count(
+        kind,
+        operator,
+        source,
+        destination,
+        implicit=is_implicit(operator, via, *place),
+        via=via,
+        within="" if module in _METHODS else module,
+        at=at,
+        kept=[None if frame is None else frame.f_code for frame in (user, inner)],
+    )
 
 
 def _subscripts(code: CodeType | None, at: int) -> bool:
@@ -198,9 +206,85 @@ def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> 
     for count in found:
         count.count += 1
         count.nbytes += nbytes
-        count.seconds += seconds
+        count.seconds = (count.seconds or 0.0) + seconds
         count.blocking += blocking
     if here.serial and here.counted != here.serial:
         for count in found:
             count.calls += 1
         here.counted = here.serial
+
+
+@dataclass(eq=False)
+class Alarm:
+    """Raise the alarms of one watch: at most one for each line."""
+
+    strict: bool = False  # raise at the first that is implicit
+    _lines: set[tuple[str, int]] = field(default_factory=set)
+
+    def __call__(self, count: Count, tensor: Any) -> None:
+        """Warn before a call, or raise `ImplicitCopyError`, if it is time to."""
+        __tracebackhide__ = True
+        implicit = count.implicit and count.via not in (LOADER, ENGINE, DISPLAY)
+        if implicit and count.operator == "copy_" and _is_scalar_of_host(tensor):
+            return
+        if implicit and self.strict:
+            raise refusal(count, _instead(count))
+        # What a library does is not the user's to fix; a copy that names its GPU is meant.
+        if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
+            count.warned = True
+        elif _is_time(count):
+            self._warn(count)
+
+    def _warn(self, count: Count) -> None:
+        __tracebackhide__ = True
+        count.warned = True
+        if count.at is None:
+            return
+        place = count.at[0].co_filename, line_of(*count.at)
+        if place in self._lines:
+            return
+        self._lines.add(place)
+        # A registry of its own: Python's would keep a line 4 quiet in every cell after the first.
+        warnings.warn_explicit(_warning(count), CrossDeviceWarning, *place, registry={})
+
+
+def _is_scalar_of_host(tensor: Any) -> bool:
+    return bool(tensor.get_device() == HOST and tensor.dim() == 0)
+
+
+def _is_time(count: Count) -> bool:
+    if count.via == PRINT:
+        return count.calls + 1 >= OFTEN and here.counted != here.serial
+    if not count.implicit:
+        return count.count + 1 >= EXPLICIT
+    return count.count + 1 >= (2 if count.operator == "index" else OFTEN)
+
+
+def words(count: Count) -> str:
+    """Describe a count's next call."""
+    code = count.entry().code
+    where = f"`{code}` " if code else ""
+    if count.kind == "copy":
+        what = "its index" if count.operator == "index" else "data"
+        return f"{where}copies {what} from {count.source} to {count.destination}"
+    if count.kind == "placement":
+        return f"{where}is on {count.destination}, and was asked for {count.source}"
+    return f"{where}makes the host wait for {count.source}"
+
+
+def refusal(count: Count, instead: str) -> ImplicitCopyError:
+    """Return strict's error for a count's next call, at its line."""
+    line = "" if count.at is None else f"{line_at(*count.at).place}: "
+    return ImplicitCopyError(f"{line}{words(count)}, which strict does not allow; {instead}")
+
+
+def _instead(count: Count) -> str:
+    if count.operator == "index":
+        return f"bring the index there first: index.to('{count.destination}')"
+    return "name the device: x.cpu() or x.to(...) first"
+
+
+def _warning(count: Count) -> str:
+    advice = advise(count.entry(at_least=2))
+    again = " again and again" if count.count else ""
+    return f"{words(count)}{again}" + (f"; {advice.text}" if advice else "")

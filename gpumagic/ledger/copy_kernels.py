@@ -1,12 +1,10 @@
 """Wrap torch's copy kernels: run what was there, count bytes, and time copies on a GPU.
 
 Each wrapper calls the replaced kernel exactly once and returns its result. While nothing watches it
-does nothing else, and after some thousand such calls `idle` runs. Some operators of CUDA copy
-within; a virtual GPU runs them whole, so their bytes are listed here, and `tests/cuda` compares
-both with the CUDA runtime's log.
+does nothing else. Some operators of CUDA copy within; a virtual GPU runs them whole, so their bytes
+are listed here, and `tests/cuda` compares both with the CUDA runtime's log.
 """
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,27 +29,27 @@ _MOST_PAIRS = 256
 class CopyTimer:
     """Times the copies of a real GPU, by events of its own stream. Untested on a real GPU.
 
-    A copy may be under way long after the call returned, so its time is that between two events,
+    A copy may be in flight long after the call returned, so its time is that between two events,
     which can be read only once both have passed: they wait here, never more than a few hundred.
     """
 
     def __init__(self) -> None:
-        # What was copied, and two events with the ordinal of their GPU.
-        self._waiting: deque[tuple[Sequence[Any], Any, Any, int]] = deque()
+        self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
-    def wants(self, count: int) -> bool:
-        """Whether the copy after `count` others is to be timed: the first few, then some."""
-        return count < _TIMED_FIRST or count % _TIMED_EVERY == 0
+    def begin(self, count: int, index: int) -> tuple[Any, Any] | None:
+        """Put an event before a copy into the stream of GPU `index`, which will copy.
 
-    def begin(self, index: int) -> tuple[Any, Any]:
-        """Put an event before a copy into the stream of GPU `index`, which will copy."""
+        None if the copy, which comes after `count` others, is not to be timed.
+        """
+        if count >= _TIMED_FIRST and count % _TIMED_EVERY:
+            return None
         stream = torch.cuda.current_stream(index)
         event = cuda_state.take_event(index)
         event.record(stream)
         return event, stream
 
-    def end(self, begun: tuple[Any, Any], counts: Sequence[Any]) -> None:
+    def end(self, begun: tuple[Any, Any], counts: Sequence[Count]) -> None:
         """Put one after it; its time will be added to the ``seconds`` of each count."""
         start, stream = begun
         event = cuda_state.take_event(stream.device_index)
@@ -75,7 +73,7 @@ class CopyTimer:
         seconds = start.elapsed_time(end) * 1e-3
         cuda_state.give_events(index, start, end)
         for count in counts:
-            count.seconds += seconds
+            count.seconds = (count.seconds or 0.0) + seconds
             count.timed += 1
 
 
@@ -176,10 +174,6 @@ _modes = torch._C._len_torch_function_stack
 _without_overrides = torch._C.DisableTorchFunction
 # What a copy copies, and from what memory, is looked at for the first at a line, then now and then.
 _FIRST, _EVERY = 8, 64
-# To take the kernels out and put them back costs what so many calls cost that nobody counts.
-_MOST_PASSED = 4096
-passed = itertools.count()
-idle: Callable[[], None] = lambda: None  # noqa: E731  set by those who put the kernels there
 
 
 def counted(
@@ -188,17 +182,12 @@ def counted(
     """Return a wrapper of `base` that runs it, and counts the call if a watch is running."""
     # `before` is given the same arguments and may raise `ImplicitCopyError`; what it returns is
     # called afterwards. With `within`, waits of operators that `base` calls are under that name.
-    asked = _asked(before, tensors)
 
     # As `unseen` has it, without another call: it is the way of all that could be watched.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
-            if not attribute.running:
-                if next(passed) >= _MOST_PASSED:
-                    _take_out()
-                return base(*args, **kwargs)
-            if (after := asked(args, kwargs)) is None:
+            if not attribute.running or (after := _ask(before, tensors, args, kwargs)) is None:
                 return base(*args, **kwargs)
             outer = here.within, here.serial
             if within:
@@ -223,37 +212,27 @@ def counted(
     return kernel
 
 
-def _asked(
-    before: Callable[..., After | None], tensors: int
-) -> Callable[[tuple[Any, ...], dict[str, Any]], After | None]:
-    """Call `before`; no failure of it reaches the user."""
-
-    # It looks at the first `tensors` arguments: where those are plain, nobody's overrides can be
-    # asked by that.
-    def asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> After | None:
-        __tracebackhide__ = True
-        try:
-            if (
-                tensors
-                and not _modes()
-                and type(args[0]) in _PLAIN
-                and (tensors == 1 or type(args[1]) in _PLAIN)
-            ):
-                return before(*args, **kwargs)
-            with _without_overrides():
-                return before(*args, **kwargs)
-        except CrossDeviceWarning:
-            raise
-        except Exception as error:  # noqa: BLE001  a failure of ours is not the user's
-            keep(_DOING, error)
-            return None
-
-    return asked
-
-
-def _take_out() -> None:
-    with kept("taking out the kernels that count"):
-        idle()
+def _ask(
+    before: Callable[..., After | None], tensors: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> After | None:
+    """Call `before`, which looks at the first `tensors` arguments; no failure reaches the user."""
+    __tracebackhide__ = True
+    try:
+        # Where those are plain, nobody's overrides can be asked by that.
+        if (
+            tensors
+            and not _modes()
+            and type(args[0]) in _PLAIN
+            and (tensors == 1 or type(args[1]) in _PLAIN)
+        ):
+            return before(*args, **kwargs)
+        with _without_overrides():
+            return before(*args, **kwargs)
+    except CrossDeviceWarning:
+        raise
+    except Exception as error:  # noqa: BLE001  a failure of ours is not the user's
+        keep(_DOING, error)
+        return None
 
 
 def as_tensor(value: Any) -> Any:
@@ -277,7 +256,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
             return None
         if here.within and destination == HOST:
             return _reading(src)
-        found = counts((True, "copy_", source, destination, non_blocking), src)
+        found = counts(("copy", "copy_", source, destination, non_blocking), src)
         if not found:
             return None
         host = self if destination == HOST else src
@@ -297,7 +276,9 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
 def _on_real(found: Sequence[Count], after: After, index: int) -> After:
     """Return what to call after a copy by GPU `index`, which its own stream times."""
-    begun, copies = _begin(found, index), here.copies
+    begun, copies = None, here.copies
+    with kept("timing a copy"):  # a time is not worth the user's copy
+        begun = TIMER.begin(found[0].count, index)
 
     def after_on_real(seconds: float) -> None:
         # Where a dtype or strides change too, torch copies by way of a temporary: by `copy_`
@@ -309,11 +290,6 @@ def _on_real(found: Sequence[Count], after: After, index: int) -> After:
                 TIMER.end(begun, found)
 
     return after_on_real
-
-
-def _begin(found: Sequence[Count], index: int) -> Any:
-    with kept("timing a copy"):  # a time is not worth the user's copy
-        return TIMER.begin(index) if TIMER.wants(found[0].count) else None
 
 
 def _look(found: Sequence[Count], src: Any, host: Any) -> None:
@@ -330,7 +306,7 @@ def reading(base: Kernel) -> Kernel:
 
 def _reading(element: Any) -> After:
     __tracebackhide__ = True
-    found = counts((False, here.within or "item", element.get_device(), HOST, False), element)
+    found = counts(("wait", here.within or "item", element.get_device(), HOST, False), element)
     nbytes = element.nbytes
 
     def after(seconds: float) -> None:
@@ -363,7 +339,7 @@ def sizing(base: Kernel, operator: str) -> Kernel:
         __tracebackhide__ = True
         if not reads(operator, self):
             return None
-        found = counts((False, here.within or operator, self.get_device(), HOST, False), self)
+        found = counts(("wait", here.within or operator, self.get_device(), HOST, False), self)
         read = here.reads
 
         def after(seconds: float) -> None:
@@ -388,9 +364,9 @@ def counting_whole(base: Kernel, operator: str) -> Kernel:
         sent = brought(operator, *args) if operator in INDEXING else ()
         if not sizes and not sent:
             return None
-        copied = [(each, counts((True, each[1], HOST, device, False), each[0])) for each in sent]
+        copied = [(x, counts(("copy", x[1], HOST, device, False), x[0])) for x in sent]
         name = "nonzero" if operator in INDEXING else operator
-        waited = counts((False, name, device, HOST, False), self) if sizes else ()
+        waited = counts(("wait", name, device, HOST, False), self) if sizes else ()
 
         def after(seconds: float) -> None:
             each = seconds / (len(sent) + len(sizes))

@@ -1,12 +1,12 @@
-"""Register our kernels in front of torch's, at the dispatch key of the devices.
+"""Count torch's copies and waits, and measure peak memory, while code runs.
 
-Done at the first watch; undone by `uninstall`, or after many calls that nothing watches. A kernel
-at a device's own key runs only for tensors of that device. torch's functions that wait but are not
-operators, and the one that prints a tensor, are wrapped too.
+Our kernels are registered in front of torch's, at the dispatch key of the devices, at the first
+watch, and stay until `uninstall`. A kernel at a device's own key runs only for tensors of that
+device. torch's functions that wait but are not operators, and the one that prints a tensor, are
+wrapped too.
 """
 
 import functools
-import itertools
 import os
 import sys
 import threading
@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 import torch._tensor_str
+from torch.cuda import device_count  # all of them, also while a library is told of one
 
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
-from gpumagic.ledger.advice import Alarm
-from gpumagic.ledger.attribute import HOST, add, counts, here, serials
+from gpumagic.ledger.attribute import HOST, Alarm, add, counts, here, serials
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS, After, Kernel, counted
-from gpumagic.ledger.entry import Tally
+from gpumagic.ledger.entry import Memory, Tally
 from gpumagic.usercode.files import is_ours, unseen
 
 
@@ -81,7 +81,7 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
         index = torch.cuda._utils._get_device_index(device, optional=True)
     except (ValueError, RuntimeError, AttributeError):
         return None
-    found = counts((False, "synchronize", index, HOST, False), None)
+    found = counts(("wait", "synchronize", index, HOST, False), None)
     return lambda seconds: add(found, 0, seconds, True)
 
 
@@ -209,7 +209,6 @@ def install() -> bool:
     global hooks
     with _lock:
         if hooks is None and (key := _key()) is not None:
-            copy_kernels.passed = itertools.count()
             hooks = Hooks(key, _virtual() if key == "CUDA" else "")
         return hooks is not None and bool(hooks.virtual)
 
@@ -223,27 +222,18 @@ def uninstall() -> None:
             gone.remove()
 
 
-def _uninstall_idle() -> None:
-    """Remove our kernels until the next watch."""
-    with _lock:
-        if not attribute.running:
-            uninstall()
-
-
-if _CAN_CALL_REPLACED:  # one that was replaced lives on while it runs, where it can be held
-    copy_kernels.idle = _uninstall_idle
 # What stood in front of the kernels of GPUs that are gone is in front of nothing.
 devices_changed.append(uninstall)
 
 
 def _key() -> str | None:
     # Where there is no device there is no copy, and nothing to watch.
-    if torch.cuda.device_count():
+    if device_count():
         return "CUDA"
     return "MPS" if torch.backends.mps.is_available() else None
 
 
-_running = threading.RLock()
+_changing = threading.RLock()
 
 
 @contextmanager
@@ -258,15 +248,14 @@ def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     alarm = Alarm(strict=strict) if strict or warn else None
     active = attribute.ActiveWatch(tally, alarm, strict, outer)
     try:
-        with _running:
+        with _changing:
             attribute.running = (*attribute.running, active)
-        # What is idle is taken out only while nothing runs, so this comes after.
         attribute.current.set(active)
         tally.virtual |= install()
         yield
     finally:
         active.live = False
-        with _running:
+        with _changing:
             attribute.running = tuple(w for w in attribute.running if w is not active)
         if attribute.current.get() is active:
             attribute.current.set(active.outer)
@@ -280,3 +269,60 @@ def _forget() -> None:
 if hasattr(os, "register_at_fork"):
     # A forked worker of a DataLoader is no part of the watched code.
     os.register_at_fork(after_in_child=_forget)
+
+
+# -- peak memory
+class MemoryMeter:
+    """Measure the peak memory of code on each CUDA device, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[int, int]] = {}
+        self._peaks: dict[int, int] = {}
+
+    def start(self) -> None:
+        """Begin, on every device that CUDA has started."""
+        for index, (allocated, peak, allocations) in _read_memory():
+            for meter in _meters:  # torch keeps one peak, which is reset: they would lose it
+                meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
+            torch.cuda.reset_peak_memory_stats(index)
+            self._before[index] = allocated, allocations
+        _meters.append(self)
+
+    def read(self) -> list[Memory]:
+        """Return the memory of each device so far."""
+        found = []
+        for index, (allocated, peak, allocations) in _read_memory():
+            before, allocations_before = self._before.get(index, (0, 0))
+            peak = max(peak, self._peaks.get(index, 0))
+            made = allocations - allocations_before
+            found.append(Memory(f"cuda:{index}", peak, allocated, before, made))
+        return found
+
+    def stop(self) -> list[Memory]:
+        """Return the memory of each device with allocations since `start`."""
+        if self in _meters:
+            _meters.remove(self)
+        return [memory for memory in self.read() if memory.allocations]
+
+
+_meters: list[MemoryMeter] = []
+
+
+def measuring() -> bool:
+    """Whether any meter has started and not stopped."""
+    return bool(_meters)
+
+
+def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
+    """Return bytes allocated, their peak, and the number of allocations ever, by ordinal."""
+    # Reading must not initialize CUDA: that costs seconds and hundreds of MiB on each device.
+    if not torch.cuda.is_initialized():
+        return []
+    read = []
+    for index in range(device_count()):
+        stats = torch.cuda.memory_stats_as_nested_dict(index)
+        if stats:
+            used = stats["allocated_bytes"]["all"]
+            count = stats["allocation"]["all"]["allocated"]
+            read.append((index, (used["current"], used["peak"], count)))
+    return read

@@ -10,18 +10,28 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import CodeType, FrameType
 from typing import Any
 
 from gpumagic.display.table import Shown
-from gpumagic.usercode.files import is_ours, is_users
-from gpumagic.usercode.lines import UserLine, called, expression, line_at, line_of
+from gpumagic.usercode.files import (
+    UserLine,
+    called,
+    expression,
+    is_ours,
+    is_users,
+    line_at,
+    line_of,
+)
+
+OFTEN = 16
+"""Calls at one line that deserve a warning. A value read once in a few epochs is no crawl."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Entry:
-    """Record what one operator did at one line, all its calls together."""
+    """Record what one operator did in one expression, all its calls together."""
 
     # "copy": bytes went from one device to another; "wait": the host waited for a result that
     # decides a value or a shape; "placement": a result is on another device than was asked for.
@@ -29,14 +39,14 @@ class Entry:
     operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …; JAX: see `frameworks`
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
-    count: int  # copies, or waits: a call may wait more than once
-    nbytes: int  # in all of them; a wait reads few: an element, or the size of a result
+    count: int = 0  # copies, or waits: a call may wait more than once
+    nbytes: int = 0  # in all of them; a wait reads few: an element, or the size of a result
     # Of copies: on a real GPU, device time between two events of the stream, else the time of the
-    # call. Of waits: the time for which the host stood still. None where it is only predicted.
-    seconds: float | None
+    # call. Of waits: the time for which the host stood still. None if predicted, or not known.
+    seconds: float | None = 0.0
     # No device was named: `.item()`, `print`, a mask, an index of the CPU. `.to`, `.cpu`, `copy_`,
     # `device=` and `synchronize()` are explicit.
-    implicit: bool
+    implicit: bool = False
     where: UserLine | None = None  # in the user's own code; None if no code of the user's did
     code: str = ""  # the expression there
     # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` brought),
@@ -44,7 +54,6 @@ class Entry:
     via: str = ""
     within: str = ""  # the library's module that did it by itself, such as "torch.optim.lbfgs"
     calls: int = 0  # of printing: how often a tensor was printed; else `count`
-    sites: int = 1  # places in the line that made them: two in `print(x); print(y)`
     repeats: int = 0  # copies of the very tensor that the copy before had copied, unchanged
     blocking: int = 0  # copies that the host waited for
     # Whether the host's side lay in pinned memory; None where there is none, or it differed.
@@ -52,7 +61,6 @@ class Entry:
     names: tuple[str, ...] = ()  # of the variables that were copied, or that held what was
     framework: str = ""  # whose arrays: "JAX"; nothing for torch's
     unsized: bool = False  # the bytes of some of its copies are not known, and not in `nbytes`
-    untimed: bool = False  # its seconds are a part of its operation's, and not known
 
     @property
     def file(self) -> str | None:
@@ -78,6 +86,7 @@ class Ledger(Shown):
 
     entries: tuple[Entry, ...] = ()  # those in a file together, in the order of their lines
     virtual: bool = False  # on virtual GPUs, whose times say nothing about a GPU
+    predicted: bool = False  # as by a dry run: then there are no times
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -110,18 +119,14 @@ class Ledger(Shown):
         """Number of implicit copies and waits."""
         return sum(e.count for e in self.entries if e.implicit)
 
-    @property
-    def predicted(self) -> bool:
-        """Whether any of it was only predicted, as by a dry run: then there are no times."""
-        return any(e.seconds is None for e in self.entries)
-
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Merge entries of the same line, operator, way and devices; return them by line."""
+    """Merge entries of the same expression, operator, way and devices; return them by line."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
-        line = e.where and (e.where.file, e.where.line)
-        key = (line, e.kind, e.operator, e.source, e.destination, e.implicit, e.via, bool(e.within))
+        place = e.where and (e.where.file, e.where.line, e.code)
+        ends = e.source, e.destination
+        key = (place, e.kind, e.operator, *ends, e.implicit, e.via, bool(e.within))
         found[key] = _sum(found[key], e) if key in found else e
     return tuple(sorted(found.values(), key=lambda e: (e.file or "~", e.line or 0)))
 
@@ -133,8 +138,6 @@ def _sum(a: Entry, b: Entry) -> Entry:
         nbytes=a.nbytes + b.nbytes,
         seconds=None if a.seconds is None or b.seconds is None else a.seconds + b.seconds,
         calls=a.calls + b.calls,
-        # A call may be two instructions of one expression, and so it is from two threads.
-        sites=max(a.sites, b.sites) if a.code == b.code else a.sites + b.sites,
         repeats=a.repeats + b.repeats,
         blocking=a.blocking + b.blocking,
         unsized=a.unsized or b.unsized,
@@ -143,12 +146,11 @@ def _sum(a: Entry, b: Entry) -> Entry:
     )
 
 
-IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE = range(-1, 6)
-"""Kinds of frame: a wrapper of torch's functions, a library's, the user's, or how the user got
-there: by printing, by a `DataLoader` whose batches a placement moves, by the notebook's display of
-a value, by autograd's engine."""
-
-WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward"}
+# Kinds of frame: a wrapper of torch's functions, a library's, the user's; or how the user's code
+# got there: by printing, by a `DataLoader` whose batches a placement moves, by the notebook's
+# display of a value, by autograd's engine.
+IN_FRONT, LIBRARY, USER = "in front", "library", "user"
+PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
     os.path.join("torch", "_ops.py"): IN_FRONT,  # how we call the next kernel
     os.path.join("torch", "_tensor_str.py"): PRINT,
@@ -167,10 +169,10 @@ _READING = {
 }
 
 
-class _Kinds(dict[str, int]):
+class _Kinds(dict[str, str]):
     """Cache the kind of frame by a file's name."""
 
-    def __missing__(self, file: str) -> int:
+    def __missing__(self, file: str) -> str:
         if len(self) > 4096:  # each cell is a file of its own
             self.clear()
         kind = USER
@@ -184,18 +186,17 @@ class _Kinds(dict[str, int]):
 kinds = _Kinds()
 
 
-def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
+def locate(frame: FrameType | None) -> tuple[FrameType | None, str]:
     """Return the user's innermost frame at or above `frame`, and how it got to `frame`."""
-    how, first = LIBRARY, frame
+    via, first = "", frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
-        if kind > LIBRARY:
-            if kind == USER:
-                return frame, how
-            if kind > how and (kind != ENGINE or frame is first):
-                how = kind
+        if kind == USER:
+            return frame, via
+        if kind not in (IN_FRONT, LIBRARY) and (kind != ENGINE or frame is first):
+            via = kind
         frame = frame.f_back
-    return None, how
+    return None, via
 
 
 def of_thread(ident: int | None) -> FrameType | None:
@@ -203,14 +204,14 @@ def of_thread(ident: int | None) -> FrameType | None:
     return None if ident is None else locate(sys._current_frames().get(ident))[0]
 
 
-def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool:
+def is_implicit(operator: str, via: str, code: CodeType | None, at: int) -> bool:
     """Whether the innermost Python code called an operator without a device being named.
 
     Where it cannot be told, a copy counts as explicit: torch makes few others by itself.
     """
-    if operator == "synchronize" or how in (LOADER, ENGINE):
+    if operator == "synchronize" or via in (LOADER, ENGINE):
         return False
-    if operator != "copy_" or how >= PRINT:
+    if operator != "copy_" or via:
         return True
     if code is None:  # a thread of autograd's, where no Python runs
         return False
@@ -230,43 +231,23 @@ before_reading: list[Callable[[], None]] = []
 
 
 @dataclass(slots=True, eq=False)
-class Count:
-    """Count the calls of one instruction; `Entry` is made of it, and describes the fields."""
+class Count(Entry):
+    """Count the calls of one instruction; its line and code are looked up at the end."""
 
-    copy: bool
-    operator: str
-    source: str
-    destination: str
-    how: int  # the way from the user's frame to the operator: see `via`
-    code: CodeType | None  # of the user, and its instruction
-    at: int
-    implicit: bool
-    within: str = ""
-    # Code objects whose addresses are in this count's key: none other may come to lie there.
+    at: tuple[CodeType, int] | None = None  # the user's code, and its instruction
+    # Keeps the code objects whose addresses are in this count's key, so that these stay unique.
     kept: object = None
-    count: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
-    calls: int = 0
-    blocking: int = 0
     timed: int = 0  # calls that have added to `seconds`, if not all
     looks: int = 0  # see `look_at`
-    repeats: int = 0
-    pinned: bool | None = None
     last: weakref.ref[Any] | None = None
     version: int | None = None
     warned: bool = False
-    names: tuple[str, ...] = ()
-    framework: str = ""
-    kind: str = ""  # `Entry.kind`, where it is neither a copy nor a wait
-    untimed: bool = False
-    unsized: bool = False
 
-    def add(self, nbytes: int, seconds: float) -> None:
+    def add(self, nbytes: int, seconds: float | None) -> None:
         """Count one call; the host waits for a copy to it."""
         self.count += 1
         self.nbytes += nbytes
-        self.seconds += seconds
+        self.seconds = None if self.seconds is None or seconds is None else self.seconds + seconds
         self.calls += 1
         self.blocking += self.destination == "cpu"
 
@@ -283,32 +264,17 @@ class Count:
 
     def entry(self, at_least: int = 0) -> Entry:
         """Return the count as the ledger shows it, with `at_least` this many calls."""
-        # Not every copy was timed on the device: the others are assumed to take as long on average.
-        seconds = self.seconds * self.count / self.timed if self.timed else self.seconds
-        calls = max(self.calls if self.how == PRINT else self.calls or self.count, at_least)
-        return Entry(
-            kind=self.kind or ("copy" if self.copy else "wait"),
-            operator=self.operator,
-            source=self.source,
-            destination=self.destination,
-            count=max(self.count, at_least),
-            nbytes=self.nbytes,
-            seconds=seconds,
-            implicit=self.implicit,
-            where=None if self.code is None else line_at(self.code, self.at),
-            code="" if self.code is None else expression(self.code, self.at),
-            via=WORDS.get(self.how, ""),
-            within=self.within,
-            calls=calls,
-            sites=int(calls > 0),
-            repeats=round(self.repeats * self.count / self.looks) if self.looks else 0,
-            blocking=self.blocking,
-            pinned=self.pinned,
-            names=self.names,
-            framework=self.framework,
-            untimed=self.untimed,
-            unsized=self.unsized,
-        )
+        known = {field.name: getattr(self, field.name) for field in fields(Entry)}
+        known["count"] = max(self.count, at_least)
+        calls = self.calls if self.via == PRINT else self.calls or self.count
+        known["calls"] = max(calls, at_least)
+        if self.timed:  # the other copies are assumed to take as long on average
+            known["seconds"] = (self.seconds or 0.0) * self.count / self.timed
+        if self.looks:
+            known["repeats"] = round(self.repeats * self.count / self.looks)
+        if self.at is not None:
+            known |= {"where": line_at(*self.at), "code": expression(*self.at)}
+        return Entry(**known)
 
 
 @dataclass(eq=False)
@@ -324,8 +290,8 @@ class Tally:
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
         """Begin to count under `key`."""
         with self._lock:
-            if len(self.counts) >= _MOST and new.code is not None:
-                key = (key[0], new.code.co_filename, line_of(new.code, new.at), key[-1])
+            if len(self.counts) >= _MOST and new.at is not None:
+                key = (key[0], new.at[0].co_filename, line_of(*new.at), key[-1])
             return self.counts.setdefault(key, new)
 
     def ledger(self) -> Ledger:

@@ -1,10 +1,18 @@
-"""Show the ledger as one line, or as a table with advice below each line of the source."""
+"""Show the ledger as one line, or as a table with advice on what copies or waits again and again.
+
+No advice on what is normal: a number or a zero-dimensional CPU tensor used with GPU tensors, a copy
+that names its device, a value that is read or printed now and then, a library's own copies.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, size
-from gpumagic.ledger.advice import SILENT, Advice, advise, is_crawl
-from gpumagic.ledger.entry import Entry, Ledger
+from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
@@ -15,59 +23,201 @@ _REAL = (
 )
 _CODE = 60  # characters of the source, at most
 _HINTS = 3  # lines with advice, at most, where there is no table
+_LONG = 40  # characters of an expression that a sentence can hold
+
+# Copies that name their device are the user's to make; so many to the host at one line are a log
+# that is read value by value.
+EXPLICIT = 100
+_SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
+_SCALAR = 16  # bytes of a complex number
+_NUMBER = 8  # and of any other
+_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
 
 
+@dataclass(frozen=True)
+class Advice:
+    """Record what to do, and how many of the entry's copies or waits that saves."""
+
+    text: str
+    saved: int = 0
+
+
+def all_but_one(entry: Entry, text: str) -> Advice:
+    """Advise to make one call instead of many."""
+    return Advice(text, entry.count - round(entry.count / entry.calls))
+
+
+ADVISERS: defaultdict[str, Callable[[Entry], Advice | None]] = defaultdict(
+    lambda: lambda entry: None
+)
+"""Functions that advise on what only one framework does, by `Entry.framework`."""
+
+
+def advise(entry: Entry) -> Advice | None:
+    """Advise on one entry; None if it is as it should be."""
+    if entry.via in (DISPLAY, ENGINE) or (entry.calls < 2 and entry.kind != "placement"):
+        return None
+    if entry.within:
+        checks = entry.within.startswith("torch.distributions")
+        return Advice(_CHECKS, entry.count) if checks else None
+    if (advice := ADVISERS[entry.framework](entry)) is not None:
+        return advice
+    # One call of another framework may copy many arrays.
+    often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
+    if entry.calls < OFTEN and not often:
+        return None
+    return _of_wait(entry) if entry.kind == "wait" or entry.via == PRINT else _of_copy(entry)
+
+
+_CHECKS = "it checks its arguments; validate_args=False leaves that out"
+_BY_DATA = (
+    "the size of its result depends on the data: do it once, before the loop; instead of a mask, "
+    "torch.where(mask, x, 0) keeps the size and does not wait"
+)
+_PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True); "
+_MADE_ON_HOST = re.compile(
+    r"\b(arange|empty|eye|full|linspace|ones|rand|randint|randn|randperm|tensor|zeros)\("
+    r".*\)\.(to|cuda)\([^()]*\)$"
+)
+
+
+def _of_wait(entry: Entry) -> Advice:
+    if entry.via == PRINT:
+        text = "print after the loop; x.shape and x.device print without waiting"
+    elif entry.operator == "synchronize":
+        text = "wait once, after the loop"
+    elif entry.operator == "equal":
+        text = "compare on the device, (a == b).all(), and read that later"
+    elif entry.operator != "item" and not entry.framework:
+        return Advice(_BY_DATA, entry.count)
+    elif entry.code.startswith(("torch.tensor(", "torch.as_tensor(")):
+        text = "torch.stack([...]) puts them together on the device"
+    else:
+        text = _keep(entry)
+    return all_but_one(entry, text)
+
+
+def _of_copy(entry: Entry) -> Advice | None:
+    there, what = entry.destination, "array" if entry.framework else "tensor"
+    if entry.repeats:
+        text = f"the same {what} each time; move it to {there} once, before the loop"
+        return Advice(text, entry.repeats)
+    if entry.via == LOADER:
+        return None if entry.pinned else Advice("pin its batches: DataLoader(..., pin_memory=True)")
+    if there == "cpu":
+        return all_but_one(entry, _keep(entry))
+    return _of_copy_from_host(entry) if entry.source == "cpu" else None
+
+
+def _of_copy_from_host(entry: Entry) -> Advice | None:
+    there = entry.destination
+    data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
+    if entry.implicit and data and not entry.framework:
+        text = f"an index or a value lies on the CPU; bring it once: .to('{there}')"
+        return all_but_one(entry, text)
+    if _MADE_ON_HOST.search(entry.code):
+        return Advice(f"make it there: device='{there}' instead of .to", entry.count)
+    if entry.nbytes < entry.count * _SMALL:
+        return all_but_one(entry, "many small copies: put them into one and copy that")
+    if entry.blocking and not entry.framework:
+        pin = "" if entry.pinned else _PIN
+        return Advice(f"{pin}.to('{there}', non_blocking=True) copies during the computation")
+    return None
+
+
+# -- what to write instead of a read, in the names of the user's code
+# How several values are put together and read, and one, by the framework whose they are. Batches
+# are concatenated: the last one may be shorter.
+_TOGETHER = {
+    "": "torch.stack({}).cpu()",
+    "JAX": "jax.device_get(jnp.stack({}))",
+    "TensorFlow": "tf.stack({}).numpy()",
+}
+_BATCHES = "torch.cat({}).cpu()"
+_ONE = {"": "{}.item()", "JAX": "float({})", "TensorFlow": "{}.numpy()"}
+_READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
+_INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
+_INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
+
+
+def _keep(entry: Entry) -> str:
+    """Return what to write instead of the expression of an entry."""
+    tensor = _tensor_of(entry.code)
+    name = tensor if tensor != entry.code and len(tensor) <= _LONG else ""
+    into = _INTO.search(entry.where.source) if entry.where else None
+    if into is None or _tensor_of(into[2] or into[3]) != tensor:
+        return f"keep {name or 'what it reads'} on the device, and read it once after the loop"
+    kept, listed = name or "x", entry.code.endswith(".tolist()")
+    if not entry.framework:
+        kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
+        kept = f"{kept}.detach()"
+    if into[3] and not listed:
+        adds, once = f"{into[1]} += {kept}", _ONE[entry.framework]
+    else:  # also a list of numbers, by which a list is extended
+        adds, once = f"{into[1]}.append({kept})", _together(entry)
+    once = (once.replace(".cpu()", ".tolist()") if listed else once).format(into[1])
+    return f"keep {into[1]} on the device, {adds}, and read it once after the loop: {once}"
+
+
+def _together(entry: Entry) -> str:
+    batches = entry.kind == "copy" and entry.nbytes > entry.count * _NUMBER
+    return _BATCHES if batches and not entry.framework else _TOGETHER[entry.framework]
+
+
+def _tensor_of(code: str) -> str:
+    """Return the tensor that is read: ``loss`` for ``loss.item()`` and ``float(loss)``."""
+    while found := _READ.fullmatch(code):
+        code = found[1] or found[2]
+    return code
+
+
+# -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
     """``3 transfers: 12.0 MiB to cuda:1; 1,000 waits at line 4: `loss.item()```.
 
     Entries that came in the ways `without` (`Entry.via`) are said elsewhere.
     """
-    entries = [e for e in ledger.entries if e.via not in without]
-    other = [e for e in entries if e.via != "print"]
-    printed = [e for e in entries if e.via == "print"]
-    said = _transfers(other), _waits(other), _printed(printed), _elsewhere(other)
-    return "; ".join(filter(None, said))
+    kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
+    for entry in ledger.entries:
+        if entry.via not in without:
+            kinds[PRINT if entry.via == PRINT else entry.kind].append(entry)
+    say = {"copy": _transfers, "wait": _waits, PRINT: _printed, "placement": _elsewhere}
+    return "; ".join(say[kind](entries) for kind, entries in kinds.items() if entries)
 
 
 def _transfers(entries: list[Entry]) -> str:
-    copies = [e for e in entries if e.kind == "copy"]
-    to: dict[str, int] = {}
-    for e in copies:
-        to[e.destination] = to.get(e.destination, 0) + e.nbytes
-    count = sum(e.count for e in copies)
-    unsized = {e.destination for e in copies if e.unsized}
-    each = ", ".join(f"{_bytes(n, device in unsized)} to {device}" for device, n in to.items())
-    each = each.replace(size(None), "unknown bytes")
-    return f"{_count(count, 'transfer')}: {each}{_at(copies, count)}" if copies else ""
+    count, to = sum(e.count for e in entries), dict.fromkeys(e.destination for e in entries)
+    each = ", ".join(
+        f"{_bytes([e for e in entries if e.destination == device])} to {device}" for device in to
+    )
+    return f"{_count(count, 'transfer')}: {each}{_at(entries, count)}"
 
 
-def _bytes(nbytes: int, unsized: bool) -> str:
+def _bytes(entries: list[Entry]) -> str:
     """Return ``"3.2 MiB"``, or ``"≥ 3.2 MiB"`` if some bytes are unknown."""
-    if not unsized:
+    nbytes = sum(e.nbytes for e in entries)
+    if not any(e.unsized for e in entries):
         return size(nbytes)
-    return f"≥ {size(nbytes)}" if nbytes else size(None)
+    return f"≥ {size(nbytes)}" if nbytes else "unknown bytes"
 
 
 def _waits(entries: list[Entry]) -> str:
-    waits = [e for e in entries if e.kind == "wait"]
-    count = sum(e.count for e in waits)
-    return f"{_count(count, 'wait')}{_at(waits, count)}" if waits else ""
+    count = sum(e.count for e in entries)
+    return f"{_count(count, 'wait')}{_at(entries, count)}"
 
 
 def _printed(entries: list[Entry]) -> str:
     """Each printing makes many waits and copies, which the table has."""
-    count = sum(e.calls for e in entries)
-    reads = _count(sum(e.count for e in entries), "read")
+    count, reads = sum(e.calls for e in entries), sum(e.count for e in entries)
     what = "array" if any(e.framework for e in entries) else "tensor"
-    words = f"{_count(count, what)} printed in {reads}{_at(entries, count, calls=True)}"
-    return words if entries else ""
+    at = _at(entries, count, calls=True)
+    return f"{_count(count, what)} printed in {_count(reads, 'read')}{at}"
 
 
 def _elsewhere(entries: list[Entry]) -> str:
-    found = [e for e in entries if e.kind == "placement"]
-    count = sum(e.count for e in found)
-    where = ", ".join(dict.fromkeys(f"{e.destination}, not {e.source}" for e in found))
-    return f"{_count(count, 'result')} on {where}{_at(found, count)}" if found else ""
+    count = sum(e.count for e in entries)
+    where = ", ".join(dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries))
+    return f"{_count(count, 'result')} on {where}{_at(entries, count)}"
 
 
 def _count(count: int, word: str) -> str:
@@ -85,7 +235,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
         return ""
     (place, code), most = max(lines.items(), key=lambda item: item[1])
     # One copy has a line where nobody asked for it.
-    few = most < 2 and entries[0].operator not in SILENT
+    few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
     many = f", {most:,} of them" if most < total else ""
@@ -95,24 +245,23 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
 def hints(ledger: Ledger) -> list[str]:
     """Return advice for each line that copies or waits again and again, the worst first."""
     found: dict[str, int] = {}
-    for e in filter(is_crawl, ledger.entries):
-        if (advice := _advised(e, ledger)) is not None:
+    for e in filter(_is_crawl, ledger.entries):
+        if (advice := advise(e)) is not None:
             place = f"{e.where.place}: " if e.where else ""
             found[f"{place}{advice.text}"] = e.count
     return sorted(found, key=lambda words: -found[words])[:_HINTS]
 
 
-def _advised(e: Entry, ledger: Ledger) -> Advice | None:
-    """Advise on an entry; not to move operands one way where others of the line go the other."""
-    advice = advise(e)
-    for other in ledger.entries if advice is not None and e.operator == "operand" else ():
-        ends = other.operator, other.source, other.destination
-        if ends == (e.operator, e.destination, e.source) and other.where == e.where:
-            first, second = sorted((e.source, e.destination))
-            return Advice(
-                f"it reads arrays on {first} and on {second}: make all on one", 0, 0.0, ""
-            )
-    return advice
+def _is_crawl(entry: Entry) -> bool:
+    """Whether it deserves advice also without a table."""
+    if entry.kind == "placement":
+        return True
+    if entry.within or entry.via in (DISPLAY, ENGINE, LOADER):
+        return False
+    if not entry.implicit:
+        return entry.destination == "cpu" and entry.count >= EXPLICIT
+    silent = entry.operator in _SILENT and entry.kind == "copy"
+    return entry.calls >= (2 if silent else OFTEN)
 
 
 def text(ledger: Ledger) -> str:
@@ -133,7 +282,7 @@ def html(ledger: Ledger, *, with_line: bool = True) -> str:
 
 def _columns(ledger: Ledger) -> list[table.Column]:
     entries = ledger.entries
-    times = [duration(e.seconds if e.count and not e.untimed else None) for e in entries]
+    times = [duration(e.seconds) for e in entries]
     return [
         table.Column("line", [_location(e) for e in entries], number=True),
         table.Column(
@@ -145,7 +294,7 @@ def _columns(ledger: Ledger) -> list[table.Column]:
         ),
         table.Column("what", [_what(e) for e in entries], fit="wrap", least=38, css="gm-long"),
         table.Column("count", [f"{e.count:,}" for e in entries], number=True),
-        table.Column("bytes", [_bytes(e.nbytes, e.unsized) for e in entries], number=True),
+        table.Column("bytes", [_bytes([e]) for e in entries], number=True),
         table.Column("time", times, number=True),
     ]
 
@@ -171,16 +320,15 @@ def _inside(module: str) -> str:
 
 def _advice(e: Entry, ledger: Ledger) -> str:
     """Return what to do, and what it saves: time, or calls if there are no times of a GPU."""
-    advice = _advised(e, ledger)
+    advice = advise(e)
     if advice is None:
         return ""
-    in_calls = ledger.virtual or ledger.predicted
-    saved = f"≈ {duration((e.seconds or 0) * advice.share)} ({advice.how})"
-    saved = saved if advice.share else ""
-    if in_calls or e.untimed:
-        kind = "waits" if e.kind == "wait" else "copies"
-        saved = f"{advice.saved:,} of {e.count:,} {kind}" if advice.saved else ""
-    return f"→ {advice.text}" + (f"; saves {saved}" if saved else "")
+    if not advice.saved:
+        return f"→ {advice.text}"
+    saved = f"{advice.saved:,} of {e.count:,} {'waits' if e.kind == 'wait' else 'copies'}"
+    if not ledger.virtual and e.seconds is not None:
+        saved += f", ≈ {duration(e.seconds * advice.saved / e.count)}"
+    return f"→ {advice.text}; saves {saved}"
 
 
 def _note(ledger: Ledger) -> str:
@@ -189,21 +337,11 @@ def _note(ledger: Ledger) -> str:
     return _VIRTUAL if ledger.virtual else _REAL
 
 
-class LedgerLine:
-    """Show a cell's ledger as one line under it."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-
-    def __repr__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
-        return table.json_bundle(self.ledger)
-
-    def _repr_html_(self) -> str:
-        return block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in self._lines()))
-
-    def _lines(self) -> list[str]:
-        said = line(self.ledger, without=("display",))
-        return [said, *(f"→ {hint}" for hint in hints(self.ledger))] if said else []
+def bundle(ledger: Ledger) -> dict[str, object]:
+    """Return a cell's ledger as one line with hints, for IPython; empty if there is nothing."""
+    said = line(ledger, without=(DISPLAY,))
+    lines = [said, *(f"→ {hint}" for hint in hints(ledger))]
+    html = block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in lines))
+    if not said:
+        return {}
+    return {"text/plain": "\n".join(lines), "text/html": html, table.JSON: table.as_json(ledger)}

@@ -1,17 +1,14 @@
-"""Parse the lines of the magics, and complete them at Tab.
+"""Parse the lines of the magics, check which options combine, and complete lines at Tab.
 
-Parsers and completions are made from the table in options.py. Bad input is an error of one line.
+Parsers, checks and completions are made from options.py. Bad input is an error of one line.
 """
 
 import argparse
 import re
 import shlex
-import sys
-import traceback
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from string import Template
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -20,10 +17,17 @@ from IPython import get_ipython
 from IPython.core.completer import SimpleCompletion
 from IPython.core.error import UsageError
 
-from gpumagic.device import cuda_state
-from gpumagic.errors import GpuError, meant
-from gpumagic.magics.options import MAGICS, file, options, reductions, variables
-from gpumagic.usercode.files import last_cell, user_namespace
+from gpumagic.errors import meant
+from gpumagic.magics.options import (
+    MAGICS,
+    ONE_DEVICE,
+    SEVERAL,
+    file,
+    options,
+    reductions,
+    variables,
+)
+from gpumagic.usercode.files import user_namespace
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 # The text before an unquoted -- between blanks.
@@ -31,55 +35,7 @@ _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]+|{_QUOTED}|\s+)*?)(?<!\S)--(?:\s+|$)"
 # Blanks around an unquoted comma, plus or equals sign.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
-
-
-@contextmanager
-def in_one_line(magic: str) -> Iterator[None]:
-    """Turn bad input within into an error of one line that begins with the magic's name.
-
-    The same for an error of CUDA, unless the user's code raised it. IPython keeps the last error,
-    so its frames are cleared.
-    """
-    try:
-        yield
-    except (GpuError, RuntimeError) as error:
-        if _is_users(error) or not (text := said(magic, error)):
-            raise
-        traceback.clear_frames(error.__traceback__)
-        error.__cause__ = error.__context__ = error.__traceback__ = None
-        raise UsageError(text) from None
-
-
-def _is_users(error: BaseException) -> bool:
-    """Whether the user's code is in the traceback of an error, which is then shown."""
-    from gpumagic.usercode.frames import errors
-    from gpumagic.usercode.lines import innermost_of
-
-    chain = () if isinstance(error, GpuError) else errors(error)
-    return any(innermost_of(each.__traceback__) is not None for each in chain)
-
-
-def said(magic: str, error: BaseException) -> str:
-    """Return an error's message after the magic's name; empty for an unknown kind of error."""
-    text = of_cuda(error) or (str(error) if isinstance(error, GpuError) else "")
-    return text if not text or text.startswith(f"{magic} ") else f"{magic}: {text}"
-
-
-def of_cuda(error: BaseException) -> str:
-    """Return what to do about an error of CUDA, or one that it caused; empty for any other."""
-    from gpumagic.usercode.frames import errors
-    from gpumagic.usercode.lines import innermost_of
-
-    chain = [*errors(error)]
-    if "torch" not in sys.modules:
-        return next(filter(None, map(cuda_state.advice, chain)), "")
-    line = innermost_of(chain[-1].__traceback__)
-    cuda_state.look(f"{line.label}, line {line.line}" if line else last_cell(), chain[-1])
-    if (death := cuda_state.death()) is not None and any(map(cuda_state.is_death, chain)):
-        from gpumagic.memory.save_host import what_is_left
-
-        return what_is_left(death)
-    return next(filter(None, map(cuda_state.advice, chain)), "")
+_TRACES = (".json", ".json.gz")
 
 
 class _StoreOnce(argparse.Action):
@@ -120,14 +76,12 @@ def parser_of(typed: str) -> LineParser:
     if magic.verbs:
         parser.add_argument("verb", nargs="?", choices=magic.verbs, type=str.lower)
     if magic.number:
-        parser.add_argument(magic.name, nargs=magic.number, type=magic.type)
+        parser.add_argument(magic.name, nargs=magic.number)
     for option in options(name):
         if option.examples:
             how = {"action": _StoreOnce, "type": option.type, "default": option.default}
             if option.optional:
-                how |= {"nargs": "?", "const": option.bare}
-            if option.optional and option.type is str:
-                how |= {"choices": ("", *option.examples)}
+                how |= {"nargs": "?", "const": ""}
             parser.add_argument(*option.flags, **how, help="|".join(option.examples))
         elif option.flag.startswith("--no-"):
             parser.add_argument(*option.flags, dest=option.flag[5:], action="store_false")
@@ -149,25 +103,98 @@ def parse(magic: str, line: str) -> Namespace:
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
-                file = option.type is not str and "." in words[at + 1]
-                if not file and words[at + 1] not in option.examples:
+                if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
                     words.append(words.pop(at))  # `--check 1`: 1 is no value of it
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
 
 
+def checked(magic: str, line: str) -> Namespace:
+    """Parse a magic's line; raises UsageError also for what does not combine."""
+    found = parse(magic, line)
+    for mistake in _mistakes(magic, found):
+        raise UsageError(f"{magic}: {mistake}")
+    return found
+
+
+def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
+    """Yield what does not combine in a line, by the table of its magic."""
+    magic = MAGICS[typed.lstrip("%")]
+    known = {option.flag: option for option in options(typed.lstrip("%"))}
+    given = [flag for flag, option in known.items() if option.given(found)]
+    words = getattr(found, magic.name, None)
+    for flag in given:
+        needed = magic.needs.get(flag)
+        if needed and needed not in given:
+            yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
+        if words and flag in magic.alone:
+            word = words if isinstance(words, str) else words[0]
+            yield f"{flag} takes no argument beside it; leave out {word}"
+    for group in magic.excludes:
+        if len(both := [flag for flag in group if flag in given]) > 1:
+            yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
+    if typed.endswith("ongpu"):
+        yield from _device_mistakes(typed, found.where or "", given)
+
+
+def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
+    """Yield what does not combine with one device, or with several."""
+    several, standing = on_cluster(where) or on_several(where), typed == "%ongpu"
+    if standing and (several or "--dry-run" in given):
+        how = f"{where} --split NAME" if several else f"{where} --dry-run"
+        yield f"{where if several else '--dry-run'} is for one cell; type %%ongpu {how}"
+    for flag in given:
+        if several and flag in ONE_DEVICE:
+            yield f"{flag} is for one device; leave it out, or type one device"
+        if not several and flag in SEVERAL:
+            yield f"{flag} is for several GPUs; type %%ongpu 0,1 --split NAME, or @all for {where}"
+    if on_several(where) and "--split" not in given:
+        how = f"%%ongpu {where} --split NAME, a variable whose items they share"
+        yield f"which items for each of {where}? type {how}, or one device"
+
+
+def on_cluster(where: str) -> bool:
+    """Whether a `%%ongpu` line names engines: `@all`, `@0,1`, `@1`."""
+    return where.startswith("@")
+
+
+def on_several(where: str) -> bool:
+    """Whether a `%%ongpu` line names several devices of this process: `0,1`, `all`."""
+    return not on_cluster(where) and ("," in where or where.lower() == "all")
+
+
+@lru_cache(maxsize=64)
+def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
+    """Return what a ``%%ongpu`` or ``%ongpu`` line asks for; raises UsageError.
+
+    `standing` says that it is for all cells, `elsewhere` that something else than IPython runs it.
+    """
+    asked = checked(magic, line)
+    asked.where = where = asked.where or ""
+    asked.standing = magic == "%ongpu"
+    asked.elsewhere = asked.dry_run or on_cluster(where) or on_several(where)
+    if where.lower() in ("off", "home"):
+        raise UsageError(f"{magic}: type %ongpu {where.lower()}, on a line of its own")
+    if asked.on is None and not where:
+        typed = ", ".join(f"{magic} {where}" for where in ("1", "cuda:1", "cpu", "free"))
+        raise UsageError(f"{magic}: which device? type {typed} (%gpus shows what there is)")
+    if twice := {*asked.gather} & dict(asked.reduce).keys():
+        raise UsageError(f"{magic}: {min(twice)} is in --gather and in --reduce; type it in one")
+    return asked
+
+
 def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:
     """Parse a line of ``%gputime`` or ``%%gputime``; return it and the code to time."""
     if cell is not None:
-        return parse("%%gputime", line), cell
+        return checked("%%gputime", line), cell
     split = _BEFORE_CODE.match(line)
     if split is None:
         raise UsageError(
             "%gputime: no code; put it after --, as in %gputime cpu 0 -- torch.mm(a, a),"
             " or below a line %%gputime"
         )
-    return parse("%gputime", split[1]), line[split.end() :]
+    return checked("%gputime", split[1]), line[split.end() :]
 
 
 _TYPED = re.compile(rf"\s*(%{{1,2}}(?:{'|'.join(MAGICS)}))\s+(.*?)(\S*)$")
@@ -179,56 +206,44 @@ def completions(context: Any) -> dict[str, Any]:
     if match is None:
         return {"completions": []}
     typed, words, last = match[1], match[2].split(), match[3]
-    magic = typed.lstrip("%")
-    option = next(
-        (o for o in options(magic) if words and o.examples and words[-1] in o.flags), None
-    )
-    is_path = option.type is file if option else words[-1:] == ["restore"]
-    if is_path or (magic == "gputime" and "--" in words):
+    known = options(typed.lstrip("%"))
+    option = next((o for o in known if o.examples and {*o.flags} & {*words[-1:]}), None)
+    if "--" in words or (option.type is file if option else words[-1:] == ["restore"]):
         return {"completions": []}  # IPython completes paths and Python
+    before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # several: "x,y", "0+1"
+    prefix = last.removeprefix(before)
     if option is None:
-        offers = [o.flag for o in options(magic) if o.flag not in words]
-        offers += _arguments(typed, words, last)
+        flags = [] if before else [o.flag for o in known]
+        offers = [*flags, *_arguments(typed, words, prefix)]
     elif option.type in (variables, reductions):
-        # Several, separated by commas.
-        others, comma, one = last.rpartition(",")
-        names = (name for name in _variables(one) if name not in others.split(","))
-        offers = [f"{others}{comma}{name}" for name in names]
+        offers = _variables(prefix)
     else:
         offers = [example for example in option.examples if " " not in example]
+    used = {*words, *(f"{before}{name}" for name in before.split(","))}
+    fit = (f"{before}{offer}" for offer in offers if offer.startswith(prefix))
     # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
     skip = len(last) - len(context.token)
-    fit = (offer for offer in offers if offer.startswith(last))
-    return {
-        "completions": [SimpleCompletion(text=offer[skip:], type="device") for offer in fit],
-        "suppress": True,
-    }
+    found = [SimpleCompletion(text=text[skip:], type="device") for text in fit if text not in used]
+    return {"completions": found, "suppress": True}
 
 
-def _arguments(typed: str, words: list[str], last: str) -> list[str]:
+def _arguments(typed: str, words: list[str], prefix: str) -> list[str]:
     """Return what may stand here besides an option."""
-    magic = typed.lstrip("%")
-    if verbs := MAGICS[magic].verbs:
-        return [] if words else [*verbs]
-    if magic == "gpufree":
-        return [name for name in _variables(last) if name not in words]
-    if magic == "gpumem":
-        return [*(name for name in _devices(last) if name != "cpu"), *_variables(last)]
-    if magic == "gputime":  # several, also several at the same time: "0+1"
-        others, plus, one = last.rpartition("+")
-        found = [f"{others}{plus}{name}" for name in _devices(one)]
-        return [each for each in found if each not in words]
-    if any(not word.startswith("-") for word in words):
-        return []
-    return [*_devices(last), *["home", "off"] * (typed == "%ongpu")]
+    magic = MAGICS[typed.lstrip("%")]
+    one_word = magic.number == "?" and any(not word.startswith("-") for word in words)
+    if magic.verbs or one_word:
+        return [*magic.verbs] if not words else []
+    found = ["home", "off"] * (typed == "%ongpu")
+    if "variables" in magic.completes:
+        found += _variables(prefix)
+    if {"devices", "gpus"} & {*magic.completes}:
+        from gpumagic.device import complete, here
 
-
-def _devices(prefix: str) -> list[str]:
-    from gpumagic.device import complete, here
-
-    # A cell runs on one device, and a table is of all unless one is named.
-    offers = complete(prefix, here(memory=False))
-    return [offer for offer in offers if offer != "all" and "," not in offer]
+        # A cell runs on one device, and a table is of all unless one is named.
+        devices = [name for name in complete(prefix, here(memory=False)) if "," not in name]
+        cpu = "cpu" if "gpus" in magic.completes else ""
+        found += [name for name in devices if name not in ("all", cpu)]
+    return found
 
 
 def _variables(prefix: str) -> list[str]:

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import (
     Magics,
+    cell_magic,
     line_cell_magic,
     line_magic,
     magics_class,
     needs_local_scope,
     no_var_expand,
 )
+from IPython.display import display
 
-from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Once
-from gpumagic.magics.ongpu import CellHooks, RunningCell, Watched
+from gpumagic.errors import cluster_needed, torch_needed
+from gpumagic.magics.hooks import Once, in_one_line
+from gpumagic.magics.ongpu import CellHooks
 from gpumagic.magics.options import options
 
 
@@ -40,10 +41,10 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
                 return print(inspect.getdoc(method))
             if not parsed:
                 return method(self, line, *cell, **scope)
-            from gpumagic.magics.arguments import in_one_line, parse
+            from gpumagic.magics.arguments import checked
 
             typed = f"%%{name}" if cell else f"%{name}"
-            asked = parse(typed, line)
+            asked = checked(typed, line)
             asked.line = line
             with in_one_line(typed):
                 return method(self, asked, *cell, **scope)
@@ -54,27 +55,24 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
 
 
 def _with_options(text: str, magic: str) -> str:
-    """Return a docstring with the options of its magic in place of ``{options}``."""
     before, _, after = text.partition("{options}")
     indent = before[before.rindex("\n") :]
-    return (
-        before
-        + indent.join(f"{', '.join([*o.flags[:-1], o.usage]):24} {o.does}" for o in options(magic))
-        + after
-    )
+    rows = (f"{', '.join([*o.flags[:-1], o.usage]):24} {o.does}" for o in options(magic))
+    return before + indent.join(rows) + after
 
 
 @magics_class
 class GpuMagics(Magics):
-    """`%gpus`, `%ongpu`, `%gpuwatch` and `%%gputime`."""
+    """The magics of one shell."""
 
-    def __init__(self, shell: Any, cells: CellHooks, watched: Watched, once: Once) -> None:
+    def __init__(self, shell: Any, cells: CellHooks, once: Once) -> None:
         super().__init__(shell)
-        self.cells, self.watched, self.once = cells, watched, once
+        self.cells, self.once = cells, once
+        self._last_memory: Any = None  # the report with which `--since` compares
 
     @magic(line_magic)
     def gpus(self, asked: Namespace) -> Any:
-        """Show the GPUs: who holds their memory, how busy, how hot, and their power.
+        """Show the GPUs: who holds their memory, their load, temperature and power.
 
         Usage::
 
@@ -83,15 +81,14 @@ class GpuMagics(Magics):
 
             {options}
 
-        The value is a gpumagic.telemetry.Snapshot. Virtual GPUs are for trying things out without
-        a GPU. Devices of tensors, errors and memory limits are real; numbers and speed are those
-        of the CPU.
+        The value is a gpumagic.telemetry.Snapshot. On virtual GPUs, devices of tensors, errors and
+        memory limits are real; numbers and speed are the CPU's.
 
         Examples::
 
-            In [1]: %gpus --virtual 2
-            In [2]: snapshot = %gpus
-            In [3]: snapshot.gpus[0].memory_used
+            %gpus --virtual 2
+            snapshot = %gpus
+            snapshot.gpus[0].memory_used
         """
         from gpumagic.magics import gpus
 
@@ -99,23 +96,13 @@ class GpuMagics(Magics):
             return gpus.virtual_off(self.cells, force=asked.force)
         if asked.virtual is not None:
             gpus.virtual_on(asked.virtual, asked.memory, force=asked.force, asserts=asked.asserts)
-            return self.once.show(gpus.gpus())
-        if asked.memory or asked.force or asked.asserts:
-            raise GpuError("--memory, --force and --asserts need --virtual; type %gpus --virtual 2")
         if asked.doctor:
             return gpus.doctor()
         if asked.live:
-            return self._live(asked.where)
+            from gpumagic.widget import monitor
+
+            return None if (made := monitor()) is None else self.once.show(made)
         return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
-
-    def _live(self, where: str | None) -> Any:
-        """Show the monitor; in a terminal, which has none, it prints the table."""
-        from gpumagic.widget import monitor
-
-        if where:
-            raise GpuError(f"{where}: the monitor shows all GPUs; type %gpus --live")
-        made = monitor()
-        return None if made is None else self.once.show(made)
 
     @magic(line_cell_magic, parsed=False)
     def ongpu(self, line: str, cell: str | None = None) -> Any:
@@ -136,6 +123,7 @@ class GpuMagics(Magics):
             free                     the GPU with the most free memory
             1?                       GPU 1, or the CPU if there is none, and say so
             0,1  all                 several GPUs, each with a thread, share what --split names
+            @all  @0,1               engines of %gpucluster
 
             {options}
 
@@ -150,71 +138,18 @@ class GpuMagics(Magics):
             net = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
             loss = F.cross_entropy(net(X), y)      # X and y are moved to cuda:1
 
-            %%ongpu free
-            %%time
-            train(net, loader)
-
-            %%ongpu 1 --check
-            loss = F.cross_entropy(net(X), y)      # an error that names the bad label
-            %%ongpu 1 --profile trace.json         # which line takes the time
+            %%ongpu free --profile                 # which line takes the time
             train(net, loader)
 
         A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
-        the CPU. Peak memory is counted from the start of the cell, as after
-        `torch.cuda.reset_peak_memory_stats()`. gpumagic.last_report() returns the last report,
-        also after --quiet. In a program: `with gpumagic.on(1):`.
+        the CPU. `gpumagic.last_report()` returns the last report. In a program:
+        `with gpumagic.on(1):`.
         """
-        return self._stand(line) if cell is None else self._run(line, cell)
-
-    def _stand(self, line: str) -> None:
-        from gpumagic.magics.arguments import in_one_line
-        from gpumagic.magics.ongpu_arguments import placing_request
-
-        cells, words = self.cells, line.partition("#")[0].lower().split()
-        holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
-        if not words:
-            off = "cells run where their code says; %ongpu 1 runs all of them on GPU 1 from then on"
-            print(holds if cells.standing else off)
-        elif words == ["off"]:
-            held = cells.standing is not None
-            cells.end_standing()
-            print(f"cells no longer run on {cells.standing_on}" if held else "%ongpu was not on")
-        elif words == ["home"]:
-            with in_one_line("%ongpu home"):
-                print(_moved_back(cells.shell.user_ns))
-        else:
-            with in_one_line("%ongpu"):
-                cells.stand(placing_request(line, "%ongpu"))
-            print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
-
-    def _run(self, line: str, text: str) -> Any:
-        """Run the text as a cell of its own, under another magic such as `%%time`."""
-        if not text.strip():
-            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
-        from gpumagic.usercode.program import awaits, compile_cell
-
-        shell, cell = self.cells.shell, RunningCell()
-        code = shell.transform_cell(f"%%ongpu {line}\n{text}")
-        name = shell.compile.cache(code, raw_code=text)
-        self.cells.stack.append(cell)
-        error: BaseException | None = None
-        try:
-            tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
-            if awaits(tree):
-                raise UsageError("%%ongpu: it awaits; put it on the first line, or run it again")
-            body, value = compile_cell(tree, name, shell.compile.flags)
-            exec(body, shell.user_ns)
-            return None if value is None else eval(value, shell.user_ns)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.cells.stack.remove(cell)
-            self.cells.finish(cell, error)
+        return self.cells.stand(line) if cell is None else self.cells.run(line, cell)
 
     @magic(line_magic)
     def gpuwatch(self, asked: Namespace) -> None:
-        """Say under every cell what it copied between devices, and where it waited for one.
+        """Report after each cell what it copied between devices, and where it waited for one.
 
         Usage::
 
@@ -228,29 +163,27 @@ class GpuMagics(Magics):
         the CPU. `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`,
         and for --check `with gpumagic.check():`.
         """
-        watched = self.watched
-        if asked.verb == "on":
-            watched.start(report=asked.report, strict=asked.strict, check=asked.check)
+        on = self.cells.watching is not None
+        if asked.verb is None:
+            print(f"%gpuwatch is {'on' if on else 'off; %gpuwatch on starts it'}")
+        elif asked.verb == "on":
+            self.cells.watch(asked)
             strict = ", and the first implicit one is an error" if asked.strict else ""
             strict += ", and values are checked" if asked.check is not None else ""
             print(f"copies and waits are counted from now on{strict}; %gpuwatch off ends it")
-        elif asked.verb == "off":
-            off = "copies and waits are no longer counted"
-            print(off if watched.on else "%gpuwatch was not on")
-            watched.stop()
         else:
-            print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
+            print("copies and waits are no longer counted" if on else "%gpuwatch was not on")
+            self.cells.watch(None)
 
     @needs_local_scope
     @magic(line_cell_magic, parsed=False)
     def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Time code on several devices, fairly, and compare them.
 
-        The variables that the code reads are copied once to each device, which is timed
-        separately. The code runs until its times are steady, then repeatedly until the median is
-        certain or the time is over. Every device that it uses is synchronized. The results of the
-        devices are compared. Afterwards your variables and the random state are as before; what
-        the code assigns is discarded, as after %%timeit.
+        Each device gets its own copy of the variables that the code reads, is warmed up, and is
+        synchronized. The code repeats until the median is certain or the time limit is reached.
+        The results are compared. Your variables and the random state do not change; what the code
+        assigns is discarded, as after %%timeit.
 
         Usage::
 
@@ -273,34 +206,153 @@ class GpuMagics(Magics):
             a = torch.randn(n, n)
             a @ a
 
-            %%gputime 0 1 0+1
-            run(x)                     # nearly twice as fast
-
             result.speedup("cuda:0", "cpu", n=4096)
 
         Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """
-        from gpumagic.magics.arguments import in_one_line, timing_request
-        from gpumagic.magics.gputime import time_cell
+        from gpumagic.magics.arguments import timing_request
+        from gpumagic.magics.run_elsewhere import time_cell
 
         asked, code = timing_request(line, cell)
         above = "" if cell is None else f"%%gputime {line}"
-        with in_one_line("%%gputime" if above else "%gputime"), self.timing():
+        with in_one_line("%%gputime" if above else "%gputime"), self.cells.timing():
             time_cell(self.shell, asked, above, code, local_ns)
 
-    def timing(self) -> Any:
-        """Return a context without placement and ledger in the running cell."""
-        self.cells.set_aside()
-        return self.watched.paused()
+    @magic(line_magic)
+    def gpumem(self, asked: Namespace) -> Any:
+        """Show who holds the memory of the GPUs, by name, the largest first, to the last byte.
 
+        Holders are variables with all that they contain, modules, optimizers, tensors that
+        autograd saved for a backward pass, results of cells, exceptions and others. Memory with
+        several holders counts once, and its row names them all. Arrays of JAX, TensorFlow, CuPy
+        and others have rows too. torch is not needed.
 
-def _moved_back(namespace: dict[str, Any]) -> str:
-    """Move back what cells moved to a device, and return the line that says so."""
-    from gpumagic.display.units import some
-    from gpumagic.frameworks.public import bring_home
+        Usage::
 
-    home, there = bring_home(namespace)
-    nothing = "nothing to move back: all that cells moved to a device is back or gone"
-    done = home.back if home.moved else nothing
-    made = some(there)
-    return f"{done}; created on a GPU, and still there: {made}" if made else done
+            %gpumem                  all GPUs; the value is a gpumagic.MemoryReport
+            %gpumem 1                one of them, by any of its names
+            %gpumem net              what one variable holds: a module layer by layer, with
+                                     gradients, optimizer state, and what autograd saved
+            %gpumem net.encoder      what a part of it holds
+            %gpumem data["x"] batch  what these variables hold
+
+            {options}
+
+        --record takes about 2 µs for each allocation on a real GPU. Virtual GPUs always record.
+
+        Examples::
+
+            report = %gpumem 0
+            report.holders[0].path, report.holders[0].nbytes
+
+        In a program: `gpumagic.memory()`.
+        """
+        from gpumagic.magics import gpus
+
+        if asked.record:
+            return print(gpus.record(asked.record == "on"))
+        shown, report = gpus.memory_of(asked.what)
+        before, self._last_memory = self._last_memory, report or self._last_memory
+        if asked.since and before and report:
+            from gpumagic.memory.memory_changes import changes
+
+            shown = changes(before, report)
+        elif asked.since:
+            print("This is the first %gpumem; --since will show what changes from now on.")
+        return self.once.show(shown)
+
+    @magic(line_magic)
+    def gpufree(self, asked: Namespace) -> None:
+        """Free the GPU memory that no variable holds, and say in a line how much it was.
+
+        An exception keeps the frames of its traceback with their tensors, and IPython keeps the
+        results of cells. If they hold GPU memory, they are released, so that `%debug` no longer
+        works for that error. Garbage is collected and torch's cache is emptied. The values of
+        variables stay, also if they are results too.
+
+        Usage::
+
+            %gpufree                 exceptions' frames, results (Out, _, __, ___, _5)
+            %gpufree 1               only if they hold memory of this GPU
+            %gpufree batch net       these variables too
+
+            {options}
+
+        Examples::
+
+            In [7]: %gpufree
+            freed 3.2 GiB (the exception of In [6]: 2.1 GiB on cuda:0, Out[4]: 1.1 GiB on cuda:0)
+
+        In a program, also in the `except` block of an error: `gpumagic.free_memory()`.
+        """
+        from gpumagic.magics import gpus
+
+        with torch_needed("%gpufree"):
+            display(gpus.free(asked.names, grads=asked.grads))
+
+    @magic(cell_magic)
+    def gpufit(self, asked: Namespace, cell: str) -> None:
+        """Find the largest value of a variable, such as a batch, with which this cell fits a GPU.
+
+        Dry runs predict the memory for each value, which takes no GPU time. A run on copies of your
+        variables then confirms it, unless --dry is given.
+
+        Usage::
+
+            %%gpufit [WHERE] batch=1..4096 [options]
+
+            WHERE                    as for %%ongpu; by default the current GPU
+            batch=1..4096            the variable and its values: 8..512:8, pow2:1..4096, 16,24,32
+
+            {options}
+
+        Examples::
+
+            %%gpufit 0 batch=1..4096
+            X, y = torch.randn(batch, 784), torch.randint(10, (batch,))
+            optimizer.zero_grad()
+            F.cross_entropy(net(X), y).backward()
+            optimizer.step()
+
+        A cell with a backward pass is fitted for training; without one, a larger batch fits.
+        Ctrl-C keeps what is known. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
+        """
+        from gpumagic.magics.run_elsewhere import fit_cell
+
+        with self.cells.timing():
+            fit_cell(self.shell, asked, f"%%gpufit {asked.line}", cell)
+
+    @magic(line_magic)
+    def gpucluster(self, asked: Namespace) -> None:
+        """Start an engine for each GPU, here or on other machines, for the cells of `%%ongpu @all`.
+
+        Each engine is a process that sees one GPU, or a virtual one if there is none. All join one
+        torch.distributed group, and end with the notebook's kernel.
+
+        Usage::
+
+            %gpucluster start [options]      all GPUs of this machine
+            %gpucluster start 2              two; virtual ones if there is no GPU
+            %gpucluster start 0,1            these
+            %gpucluster                      show the ranks, their hosts, and what they do
+            %gpucluster restart 1            replace the engine of rank 1
+            %gpucluster pull loss net        set variables to the lists of their values by rank
+            %gpucluster checkpoint net,opt --to DIR
+            %gpucluster restore DIR          load the last one, also with another number of ranks
+            %gpucluster stop
+
+            {options}
+
+        Examples::
+
+            %gpucluster start 2
+
+            %%ongpu @all --split prompts --gather images
+            images = pipe(prompts).images
+
+        In a program: `with gpumagic.cluster(2) as ranks:`.
+        """
+        with torch_needed("%gpucluster"), cluster_needed("%gpucluster"):
+            from gpumagic.magics.gpus import drive_cluster
+
+            drive_cluster(self.shell, asked)

@@ -1,15 +1,18 @@
 """Answer pages and assistants on the kernel's control channel, also while a cell runs.
 
 The control thread must not wait. The sampler takes the snapshots on its own threads, only while a
-page asks; if the driver stalls it returns the last one. Variables are read on
-the main thread, between two cells.
+page asks; if the driver stalls it returns the last one. Variables are read on the main thread,
+between two cells. Nothing is executed or changed, and other users' processes and notebooks are not
+named.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from comm.base_comm import BaseComm
@@ -27,6 +30,8 @@ TARGET = "gpumagic"
 _PERIOD_S = 1.0
 # Sampling ends this long after the last request.
 _IDLE_S = 5.0
+# The holders of each GPU that the text for an assistant names.
+_NAMED = 3
 
 
 class Sign(BaseComm):
@@ -56,66 +61,114 @@ class ControlChannel:
     def uninstall(self) -> None:
         self._kernel.control_handlers.pop(REQUEST, None)
         self._kernel.comm_manager.comms.pop(self._sign.comm_id, None)
-        self._rest()
+        self._stop()
 
     def _answer(self, stream: Any, ident: Any, parent: Any) -> None:
         """Answer a request, without waiting: this thread also handles interrupts."""
-        from gpumagic.telemetry.sampler import shared_sampler
-
-        if about := parent["content"].get("about"):
-            with faults.kept("answering an assistant"):
-                self._answer_assistant(stream, ident, parent, about)
-            return
-        with faults.kept("answering a page about the GPUs of this host"):
-            sampler = shared_sampler()
-            self._asked_at = time.monotonic()
-            if self._subscription is None:
-                self._subscription = sampler.subscribe(
-                    self._tick, period_s=_PERIOD_S, processes=True
-                )
-
-            def taken(future: Future[Snapshot]) -> None:
-                # Called on the sampler's thread; a stream is written on its own.
-                stream.io_loop.add_callback(self._send, stream, ident, parent, future.result())
-
-            sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
-
-    def _answer_assistant(self, stream: Any, ident: Any, parent: Any, about: str) -> None:
-        """Answer a tool of `server/assistant_tools.py`."""
-        from gpumagic.magics import assistant_answers as answers
 
         def reply(content: dict[str, Any]) -> None:
+            # A stream is written on its own thread.
             send = self._kernel.session.send
             stream.io_loop.add_callback(send, stream, REPLY, content, parent=parent, ident=ident)
 
-        def read_variables() -> None:
-            with faults.kept("answering an assistant"):
-                reply(answers.between_cells(self._kernel.shell, answers.held))
+        with faults.kept("answering on the control channel"):
+            about = parent["content"].get("about")
+            if not about:
+                self._answer_page(reply)
+            elif about == "report":
+                reply(_last_report())
+            elif about == "error":
+                reply(_explained(self._last_error()))
+            else:
+                self._answer_memory(reply)
 
-        if about == "report":
-            reply(answers.last_report())
-        elif about == "error":
-            reply(answers.last_error(self._last_error()))
-        elif self._kernel.shell.displayhook.exec_result is None:
-            self._kernel.io_loop.add_callback(read_variables)
+    def _answer_page(self, reply: Callable[[dict[str, Any]], None]) -> None:
+        """Answer a page with a snapshot of this host."""
+        from gpumagic.telemetry.sampler import shared_sampler
+
+        sampler = shared_sampler()
+        self._asked_at = time.monotonic()
+        if self._subscription is None:
+            self._subscription = sampler.subscribe(self._tick, period_s=_PERIOD_S, processes=True)
+
+        def taken(future: Future[Snapshot]) -> None:
+            with faults.kept("sending a page the GPUs of this host"):
+                snapshot = future.result().to_dict()
+                reply({"status": "ok", "pid": os.getpid(), "snapshot": snapshot})
+
+        sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
+
+    def _answer_memory(self, reply: Callable[[dict[str, Any]], None]) -> None:
+        """Answer with the holders of memory, which are read between two cells."""
+
+        def read() -> None:
+            with faults.kept("listing the holders of memory"):
+                running = self._kernel.shell.displayhook.exec_result is not None
+                reply(_record(None, _RUNNING) if running else _holders())
+
+        if self._kernel.shell.displayhook.exec_result is None:
+            self._kernel.io_loop.add_callback(read)
         else:
-            reply(answers.between_cells(self._kernel.shell, answers.held))
-
-    def _send(self, stream: Any, ident: Any, parent: Any, snapshot: Snapshot) -> None:
-        """Send a snapshot of this host."""
-        with faults.kept("sending a page the GPUs of this host"):
-            content = {
-                "status": "ok",
-                "pid": os.getpid(),
-                "snapshot": snapshot.to_dict(),
-            }
-            self._kernel.session.send(stream, REPLY, content, parent=parent, ident=ident)
+            read()
 
     def _tick(self, snapshot: Snapshot) -> None:
         if time.monotonic() - self._asked_at > _IDLE_S:
-            self._rest()
+            self._stop()
 
-    def _rest(self) -> None:
+    def _stop(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.close()
+
+
+_RUNNING = "a cell is running: gpu_memory lists variables between cells, gpu_status has totals"
+
+
+def _last_report() -> dict[str, Any]:
+    """Return the report of the last `%%ongpu` cell."""
+    reports = sys.modules.get("gpumagic.cell.report")
+    report = reports.last_report() if reports else None
+    return _record(report, "no %%ongpu cell has run in this notebook")
+
+
+def _explained(found: Any) -> dict[str, Any]:
+    """Return the last error that gpumagic explained: a record, or a line about dead CUDA."""
+    from gpumagic.display.units import some
+
+    if isinstance(found, str):
+        return {"record": "CudaError", "text": found}
+    if (device := getattr(found, "device", None)) is not None:
+        named = some(name for name, _ in device.others_by_name)
+        reason = found.reason.replace(f": {named}", "") if named else found.reason
+        found = replace(found, device=replace(device, others_by_name=()), reason=reason)
+    return _record(found, "gpumagic has explained no error in this notebook")
+
+
+def _holders() -> dict[str, Any]:
+    """Return the holders of this kernel's GPU memory, the largest first."""
+    from gpumagic.display.units import size
+    from gpumagic.frameworks.known import started
+
+    if "torch" not in sys.modules and not started():
+        return _record(None, "neither torch nor JAX is in use: this notebook has nothing on a GPU")
+    from gpumagic.memory.holders_by_name import memory
+
+    report = memory()
+    lines = []
+    for device in report.devices:
+        rows = [f"{row.path} {size(row.nbytes)}" for row in device.holders[:_NAMED]]
+        more = f": {', '.join(rows)}" if rows else ""
+        allocated = f"{size(device.allocated)} of {size(device.total)} allocated"
+        lines.append(f"{device.device} {allocated}{more}")
+    return _record(report, "") | {"text": "; ".join(lines) or "no GPU in this notebook"}
+
+
+def _record(record: Any, without: str) -> dict[str, Any]:
+    """Return a record with the first line of its text and its fixes, or what there is instead."""
+    from gpumagic.display.table import as_json
+
+    if record is None:
+        return {"record": None, "text": without}
+    first, *more = map(str.strip, str(record).splitlines())
+    fixes = [line for line in more if line.startswith(("fix:", "→"))]
+    return as_json(record) | {"text": " · ".join([first, *fixes])}

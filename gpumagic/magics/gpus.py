@@ -1,6 +1,8 @@
-"""Collect what `%gpus` shows: a Snapshot, the doctor's checks; switch virtual GPUs."""
+"""Do what the magics about the machine ask: its GPUs, their memory, virtual ones, the cluster."""
 
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +10,10 @@ from IPython.display import display
 
 from gpumagic import device, faults
 from gpumagic.display.units import many, size, some
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, meant, torch_needed
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
 
 
@@ -35,7 +38,7 @@ def gpus(where: str | None = None) -> Snapshot:
 
 
 def doctor() -> None:
-    """Show the doctor's checks, and the faults of gpumagic itself in this kernel."""
+    """Show the doctor's checks, and gpumagic's internal errors in this kernel."""
     from gpumagic.gputable.gpu_table import DoctorTable
     from gpumagic.telemetry.doctor import Check, Doctor
 
@@ -43,9 +46,9 @@ def doctor() -> None:
     if (death := device.cuda_state.death()) is not None:
         checks.append(Check("CUDA", False, death.said, death.cure))
     for fault in failed:
-        checks.append(Check("gpumagic", False, str(fault), "its traceback is below; report it"))
+        checks.append(Check("gpumagic", False, str(fault), "report it, with the traceback below"))
     if not failed:
-        checks.append(Check("gpumagic", True, "nothing of its own has failed in this kernel"))
+        checks.append(Check("gpumagic", True, "no internal errors in this kernel"))
     display(DoctorTable(checks))
     for fault in failed:
         print(f"{fault}\n{fault.traceback}")
@@ -62,7 +65,7 @@ def virtual_on(
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
-    from gpumagic.virtual.torchless import LARGEST
+    from gpumagic.virtual import LARGEST
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
@@ -72,7 +75,9 @@ def virtual_on(
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
     if memory is None and not before and each < LARGEST:
-        print(f"{size(each)} each, as this machine has no more; --memory 4GiB sets another size")
+        print(
+            f"{size(each)} each, all that fits in this machine's RAM; change it with --memory 4GiB"
+        )
     for line in too_late():
         print(line)
 
@@ -80,7 +85,7 @@ def virtual_on(
 def virtual_off(cells: Any, *, force: bool = False) -> None:
     """Move back what cells moved, turn virtual GPUs off, and say so.
 
-    GpuError where tensors that were made there would be lost; not with `force`.
+    Raises GpuError if tensors that were created there would be lost, unless `force`.
     """
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
@@ -88,21 +93,145 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if not virtual.enabled():
         print("there were no virtual GPUs")
         return
-    if asserts := sys.modules.get("gpumagic.virtual.asserts"):
-        asserts.revive()
+    if checks := sys.modules.get("gpumagic.virtual.checks"):
+        checks.revive()
     home, made = bring_home(cells.shell.user_ns)
     if home.moved:
         print(home.back)
     alive = virtual.live_tensors()
     if alive and not force:
         held = some(made) if made else f"{many(alive, 'tensor')} of no variable"
-        cure = "bring them to the CPU" if made else "%gpufree releases what IPython keeps"
+        cure = "copy them to the CPU" if made else "%gpufree releases what IPython keeps"
         raise GpuError(
-            f"--virtual off would lose what was made there: {held}; {cure}, or type "
+            f"--virtual off would lose what was created there: {held}; {cure}, or type "
             "%gpus --virtual off --force"
         )
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""
     cells.end_all()
     virtual.disable()
-    lost = f"; {many(alive, 'tensor')} that lived there can no longer be used" if alive else ""
+    lost = f"; {many(alive, 'tensor')} on them can no longer be used" if alive else ""
     print(f"virtual GPUs are off{ended}{lost}")
+
+
+def move_back(namespace: dict[str, Any]) -> str:
+    """Move back what cells moved to a device, and return the line that says so."""
+    from gpumagic.frameworks.public import bring_home
+
+    home, there = bring_home(namespace)
+    done = home.back if home.moved else "nothing to move back"
+    made = some(there)
+    return f"{done}; created on a GPU, and still there: {made}" if made else done
+
+
+def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
+    """Return the memory of all GPUs, of those named, of variables, or a tree of one variable.
+
+    It is a Snapshot of the GPUs if no framework here uses them. The second value is the report of
+    all GPUs, None if it was not made.
+    """
+    from gpumagic.frameworks.known import started
+
+    if "torch" not in sys.modules and not started():
+        print("Neither torch nor JAX is in use here: this notebook has nothing on a GPU.")
+        return gpus(), None
+    from gpumagic.memory.holders_by_name import memory
+    from gpumagic.memory.memory_tree import first_name, tree
+
+    namespace = user_namespace()
+    names = [word for word in asked if first_name(word) in namespace]
+    ordinals = {ordinal for word in asked if word not in names for ordinal in _gpus_named(word)}
+    if len(asked) == len(names) == 1:
+        return tree(names[0], namespace), None
+    report = memory(*names)
+    whole = None if names else report
+    if not report.devices and (snapshot := gpus()).gpus:
+        print("torch can use none of these GPUs; %gpus --doctor says why.")
+        return snapshot, whole
+    named = tuple(d for d in report.devices if d.device in ordinals or not ordinals)
+    return replace(report, devices=named), whole
+
+
+def _gpus_named(word: str) -> set[str]:
+    """Return the GPUs that a word names; GpuError if it names neither a GPU nor a variable."""
+    if "torch" in sys.modules:
+        from gpumagic.placement.torch_devices import devices
+    else:
+        devices = device.here
+    try:
+        found = device.resolve(word, devices(memory=word == "free"), cpu=False)
+    except GpuError as error:
+        if device.is_where(word) or not word.isidentifier():
+            raise
+        question = meant(word, user_namespace())
+        why = question or f"and it is no GPU: {error}"
+        raise GpuError(f"there is no variable {word!r}; {why}".rstrip()) from None
+    return {str(each) for each in found}
+
+
+def record(on: bool) -> str:
+    """Start or stop recording the line of each allocation, and return the line that says so."""
+    with torch_needed("%gpumem --record"):
+        from gpumagic.memory.allocator import record
+
+    return record(on)
+
+
+def free(asked: Sequence[str], *, grads: bool) -> Any:
+    """Free what no variable holds, and these variables; only on the GPUs named, if any."""
+    from gpumagic.memory.free import free_memory
+
+    namespace = user_namespace()
+    where = [word for word in asked if word not in namespace and device.is_where(word)]
+    names = [word for word in asked if word not in where]
+    return free_memory(*names, grads=grads, on={gpu for word in where for gpu in _gpus_named(word)})
+
+
+_NEW_RANK = (
+    "the new rank has none of the variables of %%ongpu @all cells; run those cells again, or type "
+    "%gpucluster restore DIR"
+)
+# How many arguments a verb needs, and an example.
+_NEEDED = {"restart": "restart 1", "pull": "pull net", "restore": "restore DIR"}
+
+
+def drive_cluster(shell: Any, asked: Namespace) -> None:
+    """Do what a `%gpucluster` line asks, and say so."""
+    from gpumagic.cluster import gpu_cluster
+
+    verb, what = asked.verb or "status", asked.what
+    _check_arguments(verb, what)
+    if verb == "start":
+        ways = ("slurm", "partition", "ssh", "mpi", "ip", "python")
+        gpu_cluster.cluster(next(iter(what), None), **{name: getattr(asked, name) for name in ways})
+    ranks = gpu_cluster.current()
+    if verb == "restart":
+        ranks.restart(*map(int, what))
+        print(_NEW_RANK)
+    elif verb == "pull":
+        found = ranks.pull(*what)
+        shell.user_ns.update(found)
+        ranks.keep(*found)
+        print(f"{some(what)}: {'each ' * (len(found) > 1)}a list by rank")
+    elif verb == "checkpoint":
+        names = [name for word in what for name in word.split(",") if name]
+        print(f"{some(names)} saved to {ranks.checkpoint(*names, to=asked.to)}")
+    elif verb == "restore":
+        loaded = ranks.restore(what[0])
+        print(f"{some(loaded.variables)} loaded from {loaded.path}")
+    elif verb == "stop":
+        ranks.stop()
+        print("the cluster has ended")
+    if verb in ("start", "restart", "status"):
+        display(ranks.status())
+
+
+def _check_arguments(verb: str, what: Sequence[str]) -> None:
+    """Raise GpuError for too many or too few arguments of a verb."""
+    many_allowed = verb in ("restart", "pull", "checkpoint")
+    most = 0 if verb in ("status", "stop") else len(what) if many_allowed else 1
+    if len(what) > most:
+        raise GpuError(f"{verb} takes {most or 'no'} argument; leave out {what[most]}")
+    if verb in _NEEDED and not what:
+        raise GpuError(f"{verb} needs an argument; type %gpucluster {_NEEDED[verb]}")
+    if verb == "restart" and not all(word.isdecimal() for word in what):
+        raise GpuError(f"{' '.join(what)} is no rank; type %gpucluster restart 1")

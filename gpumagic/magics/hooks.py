@@ -1,24 +1,74 @@
-"""Act before and after each cell: explain errors, display values, record memory, notice growth.
+"""Act around cells: explain errors, display values once, record memory; shorten our own errors.
 
-The exception stays as it is, except that our own frames are removed so that `%debug` starts in the
-user's code. It works wherever the shell shows a traceback: under `%%time` and `%run`, and in
-callbacks of widgets. Nothing is imported before a framework is.
+An exception stays as it is, except that our own frames are removed so that `%debug` starts in the
+user's code. Errors are explained wherever the shell shows a traceback: under `%%time` and `%run`,
+and in callbacks of widgets. Nothing is imported before a framework is.
 """
 
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.display import display
 
 from gpumagic import faults
+from gpumagic.errors import CrossDeviceWarning, GpuError
 
 _FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
-# By name, so that loading the extension does not import it.
-_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
+
+
+@contextmanager
+def in_one_line(magic: str) -> Iterator[None]:
+    """Turn bad input within into an error of one line that begins with the magic's name.
+
+    The same for an error of CUDA, unless the user's code raised it. IPython keeps the last error,
+    so its frames are cleared.
+    """
+    try:
+        yield
+    except (GpuError, RuntimeError) as error:
+        if _is_users(error) or not (text := one_line(magic, error)):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        error.__cause__ = error.__context__ = error.__traceback__ = None
+        raise UsageError(text) from None
+
+
+def _is_users(error: BaseException) -> bool:
+    """Whether the user's code is in the traceback of an error, which is then shown."""
+    from gpumagic.usercode.files import innermost_of
+    from gpumagic.usercode.frames import errors
+
+    chain = () if isinstance(error, GpuError) else errors(error)
+    return any(innermost_of(each.__traceback__) is not None for each in chain)
+
+
+def one_line(magic: str, error: BaseException) -> str:
+    """Return an error's message after the magic's name; empty for an unknown kind of error."""
+    text = cuda_advice(error) or (str(error) if isinstance(error, GpuError) else "")
+    return text if not text or text.startswith(f"{magic} ") else f"{magic}: {text}"
+
+
+def cuda_advice(error: BaseException) -> str:
+    """Return what to do about an error of CUDA, or one that it caused; empty for any other."""
+    from gpumagic.device import cuda_state as state
+    from gpumagic.usercode.files import innermost_of, last_cell
+    from gpumagic.usercode.frames import errors
+
+    chain = [*errors(error)]
+    if "torch" in sys.modules:
+        line = innermost_of(chain[-1].__traceback__)
+        state.look(f"{line.label}, line {line.line}" if line else last_cell(), chain[-1])
+        if (death := state.death()) is not None and any(map(state.is_death, chain)):
+            from gpumagic.memory.save_host import what_is_left
+
+            return what_is_left(death)
+    return next(filter(None, map(state.advice, chain)), "")
 
 
 def cuda_state() -> Any:
@@ -38,7 +88,7 @@ class Explaining:
         self._cell = cell  # returns the running one
         self._shown = 0  # the id of an error, until its cell has ended
         self._active = False
-        self._death_told = self._death_published = False
+        self._death_shown = self._death_published = False
         self.last: Any = None
         """The last explanation, a record or a line; None before the first."""
 
@@ -55,10 +105,10 @@ class Explaining:
                 self.shell.showtraceback = self._original
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
-        error: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) and len(exc_tuple) > 1 else None
-        error = error or sys.exc_info()[1]
-        again = error is None  # %tb shows every frame
-        error = error or getattr(sys, "last_value", None)
+        raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
+        error: Any = raised or getattr(
+            sys, "last_value", None
+        )  # %tb shows the last one, every frame
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
         from gpumagic.memory.roots import kept_errors
@@ -71,40 +121,40 @@ class Explaining:
                 from gpumagic.usercode.frames import cut_ours, end_at_user, libraries_hidden
 
                 cut_ours(error)
-                ends_at_user = type(error).__module__.startswith("gpumagic.checked.")
+                ours = type(error).__module__.startswith("gpumagic.checked.")
+                ends_at_user = ours or isinstance(error, CrossDeviceWarning)
                 if ends_at_user:
                     end_at_user(error)
-                if (found or ends_at_user) and not again:
+                if (found or ends_at_user) and raised:
                     afterwards.enter_context(libraries_hidden(error))
             return self._original(exc_tuple, *args, **kwargs)
 
     def _explains(self, error: BaseException | None) -> bool:
-        """Whether an error can be one of ours to explain: a framework is imported."""
         in_use = not sys.modules.keys().isdisjoint(_FRAMEWORKS)
         return self._active and error is not None and in_use
 
     def explain_unshown(self, error: BaseException) -> None:
-        """Explain the error that ended a cell, if its traceback was not shown through here."""
-        # A tool may show tracebacks its own way.
+        """Explain the error that ended a cell, if another tool has shown its traceback."""
         if id(error) != self._shown and self._explains(error):
             self._explain(error, self._between_devices(error))
         self._shown = 0
 
-    def tell_death(self, where: str) -> None:
-        """Say once that CUDA is dead, also in the panel; `where` is the cell that ended."""
+    def report_death(self, where: str) -> None:
+        """Say once that CUDA is dead, also to the panel; `where` is the cell that ended."""
         state = cuda_state()
-        if self._death_published and state.death() is None:  # a virtual GPU's, and it works again
-            self._death_told = self._death_published = False
-        if state is None or self._death_published:
+        if state is None:
             return
-        if (death := state.look(where)) is not None:
+        death = state.look(where)
+        if death is None:  # never, or a virtual GPU works again
+            self._death_shown = self._death_published = False
+        elif not self._death_published:
             self._death_published = True
             with faults.kept("reporting that CUDA is dead"):
                 from gpumagic.memory.save_host import what_is_left
                 from gpumagic.telemetry.state_files import publish_death
 
                 publish_death(death)
-                if not self._death_told:
+                if not self._death_shown:
                     print(f"→ {what_is_left(death)}")
 
     def _between_devices(self, error: Any) -> Any:
@@ -116,12 +166,11 @@ class Explaining:
     def _explain(self, error: Any, found: Any, earlier: Sequence[BaseException] = ()) -> None:
         self._shown = id(error)
         with self._not_timed():
-            from gpumagic.magics.arguments import of_cuda
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
-            if line := of_cuda(error):
+            if line := cuda_advice(error):
                 self.last = line
-                self._death_told = cuda_state().death() is not None
+                self._death_shown = (state := cuda_state()) and state.death() is not None
                 print(f"→ {line}")
             elif found := found or explain_out_of_memory(error, earlier=earlier):
                 self.last = found
@@ -138,16 +187,19 @@ class Explaining:
             cell.run.left_out += time.perf_counter() - start
 
 
+# By name, so that loading the extension does not import it.
+_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
+
+
 class Once:
     """Displays the values of magics in one shell, each value once in its cell."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter
         # A terminal writes "Out[1]:" before it knows whether anything follows.
-        self._must_say_something = not hasattr(shell, "kernel")
+        self._must_print = not hasattr(shell, "kernel")
         self._cell = cell
-        self._shown: object = None
-        self._shown_in: object = None
+        self._shown: tuple[object, object] = None, None  # a value, and its cell
 
     def install(self) -> None:
         self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
@@ -160,17 +212,16 @@ class Once:
 
     def show(self, value: Any, **how: Any) -> Any:
         """Display a value now and return it; `how` is for the table of a Snapshot."""
-        self._formatter.for_type(type(value), self._display)
+        self._formatter.for_type(type(value), self._display)  # each widget has a class of its own
         _publish(value, **how)
-        self._shown, self._shown_in = value, self._cell()
+        self._shown = value, self._cell()
         return value
 
     def _display(self, value: Any) -> None:
-        again = value is self._shown and self._shown_in is self._cell()
-        self._shown = self._shown_in = None
-        if not again:
+        (shown, cell), self._shown = self._shown, (None, None)
+        if value is not shown or cell is not self._cell():
             _publish(value)
-        elif self._must_say_something:
+        elif self._must_print:
             print(f"<{type(value).__name__}>")
 
 
@@ -191,13 +242,12 @@ _STAMPING = "recording which cell allocates"
 
 
 class MemoryHooks:
-    """Records which cell allocates memory, and notices what grows; waits for a GPU in use."""
+    """Records which cell allocates memory, and reports what grows with each run of a cell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
         self._growth: Any = None
-        _note_arrays("")  # these existed before
 
     def pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
@@ -206,36 +256,28 @@ class MemoryHooks:
                 self._threads.stamped = _stamp(cuda.memory)
 
     def post_run_cell(self, result: Any = None) -> None:
-        number = getattr(result, "execution_count", None)
-        _note_arrays(f"In [{number}]" if number else "")
         if not (cuda := _working_cuda()):
             return
         if stamped := getattr(self._threads, "stamped", None):
             with faults.kept(_STAMPING):
-                _unstamp(cuda.memory, *stamped)
+                cell, before = stamped
+                if cuda.memory._get_memory_metadata() == cell:  # the cell has set no other one
+                    cuda.memory._set_memory_metadata(before)
         info = getattr(result, "info", None)
         if info is not None and info.store_history and result.success:
             with faults.kept("looking for what grows from run to run"):
                 self._look_for_growth(info.raw_cell)
 
     def _look_for_growth(self, cell: str) -> None:
-        from gpumagic.memory.growth import GrowthWatch
+        from gpumagic.memory.memory_changes import GrowthWatch
 
         self._growth = self._growth or GrowthWatch()
-        if grown := self._growth.ended(cell, self.shell.user_ns):
+        if grown := self._growth.ended(cell):
             print(f"→ {grown}")
 
 
 def _working_cuda() -> Any:
     return (state := cuda_state()) and state.working()
-
-
-def _note_arrays(cell: str) -> None:
-    if "jax" in sys.modules:
-        with faults.kept("recording which cell made an array"):
-            from gpumagic.memory.holders_by_name import note
-
-            note(cell)
 
 
 def _stamp(memory: Any) -> tuple[str, str] | None:
@@ -249,9 +291,3 @@ def _stamp(memory: Any) -> tuple[str, str] | None:
     before, cell = memory._get_memory_metadata(), next_cell()
     memory._set_memory_metadata(cell)
     return cell, before
-
-
-def _unstamp(memory: Any, cell: str, before: str) -> None:
-    """Restore the previous name, unless the cell has set another one."""
-    if memory._get_memory_metadata() == cell:
-        memory._set_memory_metadata(before)

@@ -3,14 +3,12 @@
 Loading has at most 20 ms (benchmarks/load_ext.py): magics and hooks import what they need when they
 first need it.
 
-`enable` makes IPython load the extension at the first use of one of its magics, for a whole
-profile: ``MagicsManager.lazy_magics`` in its ``ipython_config.json``. Other settings stay.
+`enable` does it for a whole profile: ``MagicsManager.lazy_magics`` in its ``ipython_config.json``.
 """
 
-import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,17 +17,14 @@ from weakref import WeakKeyDictionary
 
 from IPython.core.completer import context_matcher
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.profiledir import ProfileDir, ProfileDirError
+from IPython.core.profiledir import ProfileDir
 from IPython.paths import get_ipython_dir
-from traitlets.config.loader import PyFileConfigLoader
 from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.cluster_commands import ClusterMagics
 from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.hooks import MemoryHooks, Once
-from gpumagic.magics.memory_commands import MemoryMagics
-from gpumagic.magics.ongpu import BEGIN, CellHooks, Watched, transform
+from gpumagic.magics.ongpu import BEGIN, CellHooks, transform
 from gpumagic.magics.options import MAGICS
 
 _loaded: WeakKeyDictionary[Any, ExitStack] = WeakKeyDictionary()
@@ -43,11 +38,10 @@ class _Change(NamedTuple):
 def hooks(shell: Any) -> tuple[Any, ...]:
     """Return each change of a shell, to `install` in this order and `uninstall` in reverse."""
     cells, memory = CellHooks(shell), MemoryHooks(shell)
-    watched, once = Watched(cells), Once(shell, cells.current)
-    commands, kernel = GpuMagics(shell, cells, watched, once), getattr(shell, "kernel", None)
+    once, kernel = Once(shell, cells.current), getattr(shell, "kernel", None)
     return (
         _Change(lambda: None, forget),
-        *map(_registered, (commands, MemoryMagics(shell, commands), ClusterMagics(shell))),
+        _registered(GpuMagics(shell, cells, once)),
         cells.explaining,  # shell.showtraceback
         # Last: indentation and pasted prompts are removed by then, as before any %%magic.
         _appended(shell.input_transformers_cleanup, transform),
@@ -59,7 +53,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         *([_control_channel(kernel, cells)] if hasattr(kernel, "control_handlers") else []),
         *([_crash_file()] if kernel is not None else []),
         _appended(shell.Completer.custom_matchers, _matcher),
-        _Change(lambda: None, watched.stop),
+        _Change(lambda: None, lambda: cells.watch(None)),
         _Change(lambda: None, cells.end_all),
     )
 
@@ -119,7 +113,6 @@ FORGET = (
     ("gpumagic.moving.move", "forget_origins"),
     ("gpumagic.frameworks.array_framework", "forget_origins"),
     ("gpumagic.memory.allocator", "forget"),
-    ("gpumagic.memory.holders_by_name", "forget"),
     ("gpumagic.device.cuda_state", "forget"),
     ("gpumagic.faults", "forget"),
 )
@@ -161,58 +154,33 @@ _EXTENSION = "gpumagic"
 
 
 def enable() -> str:
-    """Write it for the profile of this shell, or the default one; return what was done, where."""
-    folder = _profile()
-    script = folder / f"{_CONFIG}.py"
-    theirs = PyFileConfigLoader(script.name, str(folder)).load_config() if script.exists() else {}
-    if "lazy_magics" in theirs.get("MagicsManager", {}):
-        ours = ", ".join(f"{name!r}: {_EXTENSION!r}" for name in sorted(MAGICS))
-        raise GpuError(f"{script} sets MagicsManager.lazy_magics itself; add there {ours}")
-    path = _update(folder, dict.fromkeys(MAGICS, _EXTENSION))
+    """Have IPython load the extension at the first of its magics; return what was done, where."""
+    path = _update(dict.fromkeys(MAGICS, _EXTENSION))
     return (
-        "kernels that start from now on load gpumagic at the first %gpus, %%ongpu or %%gputime "
-        f"({path}); gpumagic disable ends it"
+        "new kernels load gpumagic when you first use one of its magics "
+        f"({path}); to undo: gpumagic disable"
     )
 
 
 def disable() -> str:
     """Remove what `enable` wrote; return what was done, and where."""
-    folder = _profile()
-    written = _read(folder).get("MagicsManager", {}).get("lazy_magics", {})
-    ours = [name for name, module in written.items() if module == _EXTENSION]
-    if not ours:
+    if not (path := _update(dict.fromkeys(MAGICS))):
         return "nothing to remove: each notebook needs %load_ext gpumagic already"
-    path = _update(folder, dict.fromkeys(ours))
     return f"each notebook needs %load_ext gpumagic again ({path})"
 
 
-def _profile() -> Path:
-    if InteractiveShell.initialized():
-        found = InteractiveShell.instance().profile_dir
-        if found is not None:
-            return Path(found.location)
+def _update(names: Mapping[str, str | None]) -> Path | None:
+    """Set each magic's module in the profile; remove those without one. None if there are none."""
+    started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
+    profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
+    manager = BaseJSONConfigManager(config_dir=profile.location)
+    path = Path(profile.location) / f"{_CONFIG}.json"
     try:
-        return Path(ProfileDir.find_profile_dir_by_name(get_ipython_dir(), "default").location)
-    except ProfileDirError:
-        made = ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
-        return Path(made.location)
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = BaseJSONConfigManager(config_dir=str(folder)).get(_CONFIG)
-    except json.JSONDecodeError as error:
-        path = folder / f"{_CONFIG}.json"
-        raise GpuError(f"{path} is not JSON ({error}); correct or remove it") from None
-    return found
-
-
-def _update(folder: Path, names: dict[str, str | None]) -> Path:
-    """Set each name to its module; remove those without one."""
-    _read(folder)
-    manager = BaseJSONConfigManager(config_dir=str(folder))
-    try:
-        manager.update(_CONFIG, {"MagicsManager": {"lazy_magics": names}})
-    except OSError as error:
-        raise GpuError(f"{error.filename} cannot be written: {error.strerror}") from None
-    return folder / f"{_CONFIG}.json"
+        written = manager.get(_CONFIG).get("MagicsManager", {}).get("lazy_magics", {})
+        ours = {n: to for n, to in names.items() if to or written.get(n) == _EXTENSION}
+        if not ours:
+            return None
+        manager.update(_CONFIG, {"MagicsManager": {"lazy_magics": ours}})
+    except (OSError, ValueError) as error:
+        raise GpuError(f"{path} cannot be changed: {error}; correct or remove it") from None
+    return path

@@ -5,6 +5,8 @@ The line becomes a call on the cell's first line, so every line keeps its number
 gets a ledger.
 """
 
+from __future__ import annotations
+
 import ast
 import linecache
 import re
@@ -12,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -21,12 +22,13 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Explaining, cuda_state
+from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line, one_line
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from gpumagic.cell.run import Run
     from gpumagic.frameworks.watching import watch
-    from gpumagic.magics.ongpu_arguments import Request
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
@@ -96,16 +98,16 @@ def _show_as_typed(file: str) -> None:
 
 
 class RunningCell:
-    """A cell that IPython is running: its tree, and the run that began in it."""
+    """A cell that IPython is running: its tree, and what began in it."""
 
     tree: ast.AST | None = None
-    run: "Run | None" = None
-    request: "Request | None" = None
+    run: Run | None = None
+    request: Namespace | None = None
     gone = False  # the device was not found
-    handed_over = False  # something else runs the tree instead of IPython
+    elsewhere = False  # something else runs the tree instead of IPython
     report: Any = None  # from what ran it instead of IPython
     reported = False  # one of its runs has ended
-    watch: "watch | None" = None  # for `%gpuwatch`
+    watch: watch | None = None  # for `%gpuwatch`
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silent = silent
@@ -117,10 +119,10 @@ class CellHooks:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.explaining = Explaining(shell, self.current)
-        self.standing: Request | None = None
+        self.standing: Namespace | None = None
         self.standing_on = ""
+        self.watching: Namespace | None = None  # the line of `%gpuwatch on`
         self._said: frozenset[str] = frozenset()  # what reports say only once
-        self.watched: Watched | None = None  # while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
     @property
@@ -144,8 +146,7 @@ class CellHooks:
 
     def pre_run_cell(self, info: object) -> None:
         self.stack[-1].silent = False
-        if self.watched:
-            self.watched.begin(self.stack[-1])
+        self._begin_watch(self.stack[-1])
 
     def post_execute(self) -> None:
         # For other cells post_run_cell follows, which knows the error.
@@ -158,9 +159,9 @@ class CellHooks:
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
         own = ast.Module(body[1:] if line else body[:], [])  # without our call
-        if line and cell and _is_handed_over(line):
+        if line and cell and _is_elsewhere(line):
             # IPython runs only our call, whose value is the result.
-            cell.tree, cell.handed_over, body[1:] = own, True, []
+            cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif not line and self._gets_standing(cell) and body and not _is_timed(body):
             _begin_standing(body)
         if cell and cell.tree is None:
@@ -168,7 +169,7 @@ class CellHooks:
         return tree
 
     def _gets_standing(self, cell: RunningCell | None) -> bool:
-        return bool(self.standing and cell and cell.tree is None and not cell.silent)
+        return bool(self.standing) and cell is not None and cell.tree is None and not cell.silent
 
     def post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
@@ -181,24 +182,25 @@ class CellHooks:
             self.explaining.explain_unshown(error)
         self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
-        self.explaining.tell_death(f"In [{number}]" if number else "a cell")
+        self.explaining.report_death(f"In [{number}]" if number else "a cell")
         while faults.unreported:
             print(f"{faults.unreported.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
     def _end(self, cell: RunningCell, error: BaseException | None) -> None:
         self.finish(cell, error)
-        if self.watched:
-            self.watched.end(cell)
+        if cell.watch:
+            self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
             # The cell may have freed memory. To list TensorFlow's tensors takes longer.
             virtual.refresh(others=cell.reported)
 
+    # -- %%ongpu
     def begin(self, text: str) -> Any:
         """Place the rest of the calling cell, or run it elsewhere and return its value."""
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
-        from gpumagic.magics.ongpu_arguments import placing_request
+        from gpumagic.magics.arguments import placing_request
 
         file = sys._getframe(1).f_code.co_filename
         _show_as_typed(file)
@@ -206,18 +208,9 @@ class CellHooks:
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
-            if asked.handed_over:
-                from gpumagic.magics.run_elsewhere import hand_over
-
-                if cell.watch:  # gpumagic's own sending is no copy of the user's
-                    cell.watch.stop()
-                    cell.watch = None
-                return hand_over(self.shell, cell, asked, file, display)
-            return self.place(cell, asked)
+            return self._begin(cell, asked, file)
         except (GpuError, RuntimeError) as error:
-            from gpumagic.magics.arguments import said
-
-            text = said("%ongpu" if asked.standing else "%%ongpu", error)
+            text = one_line("%ongpu" if asked.standing else "%%ongpu", error)
             if not text:
                 raise
             if asked.standing and cell.gone:
@@ -226,7 +219,17 @@ class CellHooks:
                 text = f"{text}; %ongpu {asked.where} has ended"
             raise UsageError(text) from None
 
-    def place(self, cell: RunningCell, asked: "Request") -> None:
+    def _begin(self, cell: RunningCell, asked: Namespace, file: str) -> Any:
+        if not asked.elsewhere:
+            return self.place(cell, asked)
+        from gpumagic.magics.run_elsewhere import run_elsewhere
+
+        if cell.watch:  # gpumagic's own sending is no copy of the user's
+            cell.watch.stop()
+            cell.watch = None
+        return run_elsewhere(self.shell, cell, asked, file)
+
+    def place(self, cell: RunningCell, asked: Namespace) -> None:
         """Begin a run for `cell`, after ending its previous one. Raises GpuError."""
         from gpumagic.cell.run import Run
         from gpumagic.display.progress_line import ProgressLine
@@ -237,28 +240,19 @@ class CellHooks:
         space = self.shell.user_ns
         needed = Needed(cell.tree, space)
         cell.gone = True
-        needed.check("a placed cell")
+        needed.check("%%ongpu")
         device = needed.find(asked.where)
         cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell, space) if cell.tree else []
-        options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
-        options |= {"said": self._said, "table": asked.report}
-        options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
+        placed = [] if needed.torch else [each.name for each in needed.frameworks]
         for option in ("fix", "memory", "check", "profile"):
             if getattr(asked, option) not in (None, False):
-                from gpumagic.magics.run_elsewhere import refuse_others
+                from gpumagic.magics.run_elsewhere import only_torch
 
-                placed = [] if needed.torch else [each.name for each in needed.frameworks]
-                refuse_others(f"--{option}", self.shell, cell.tree, placed=placed)
-        if asked.memory:
-            options["recorder"] = _peak_recorder(asked, device)
-        if asked.check is not None:
-            options["checks"] = _checks(asked.check)
-        if asked.profile:
-            from gpumagic.profiling.cell_profiler import CellProfiler
-
-            save = asked.profile if isinstance(asked.profile, str) else ""
-            options["profiler"] = CellProfiler(device, save)
+                only_torch(f"--{option}", self.shell, cell.tree, placed=placed)
+        options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
+        options |= {"said": self._said, "table": asked.report, **_recorders(asked, device)}
+        options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
         # Set before it starts: after an interrupt the cell must know what to undo.
         cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
@@ -276,28 +270,61 @@ class CellHooks:
             self._said |= report.says_once
             display(report)
 
-    # -- what the magics call
-    def stand(self, asked: "Request") -> None:
-        """Place the rest of the running cell, and every later cell."""
-        standing = replace(asked, standing=True)
-        cell = self.running()
-        self.place(cell, standing)
-        self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
+    def run(self, line: str, text: str) -> Any:
+        """Run the text as a cell of its own, below another magic such as `%%time`."""
+        if not text.strip():
+            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
+        from gpumagic.usercode.program import awaits, compile_cell
 
-    def set_aside(self) -> None:
-        """End the placement of the running cell, so that its code can be timed."""
-        cell = self.current()
-        if cell and cell.request and not cell.request.standing:
-            raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
-        if cell:
-            self.finish(cell, None)
+        shell, cell = self.shell, RunningCell()
+        code = shell.transform_cell(f"%%ongpu {line}\n{text}")
+        name = shell.compile.cache(code, raw_code=text)
+        self.stack.append(cell)
+        error: BaseException | None = None
+        try:
+            tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
+            if awaits(tree):
+                raise UsageError(
+                    "%%ongpu: the cell awaits; put %%ongpu on its first line, or run it again"
+                )
+            body, value = compile_cell(tree, name, shell.compile.flags)
+            exec(body, shell.user_ns)
+            return None if value is None else eval(value, shell.user_ns)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.stack.remove(cell)
+            self.finish(cell, error)
 
-    def end_standing(self) -> None:
-        """End the standing placement, also for the running cell."""
-        self.standing = None
-        cell = self.current()
-        if cell and cell.request and cell.request.standing:
-            self.finish(cell, None)
+    # -- %ongpu
+    def stand(self, line: str) -> None:
+        """Place the rest of this cell and every later one, or do what else the line says."""
+        words = line.partition("#")[0].lower().split()
+        if not words and self.standing:
+            print(f"cells run on {self.standing_on}; %ongpu off ends it")
+        elif not words:
+            print("cells run where their code says; type %ongpu 1 to run all of them on GPU 1")
+        elif words == ["off"]:
+            held, self.standing = self.standing, None
+            cell = self.current()
+            if cell and cell.request and cell.request.standing:
+                self.finish(cell, None)
+            print(f"cells no longer run on {self.standing_on}" if held else "%ongpu was not on")
+        elif words == ["home"]:
+            with in_one_line("%ongpu home"):
+                from gpumagic.magics.gpus import move_back
+
+                print(move_back(self.shell.user_ns))
+        else:
+            with in_one_line("%ongpu"):
+                from gpumagic.magics.arguments import placing_request
+
+                asked, cell = placing_request(line, "%ongpu"), self.running()
+                self.place(cell, asked)
+                self.standing = asked
+                self.standing_on = cell.run.device.label if cell.run else ""
+            print(f"cells run on {self.standing_on} from now on; %ongpu off ends it")
 
     def end_all(self) -> None:
         """End every placement of this thread, before the devices are removed."""
@@ -305,12 +332,62 @@ class CellHooks:
         for cell in reversed(self.stack):
             self.finish(cell, None)
 
+    # -- %gpuwatch and %%gputime
+    def watch(self, asked: Namespace | None) -> None:
+        """Count copies and waits in the rest of this cell and in later ones; None: stop."""
+        for cell in reversed(self.stack):
+            self._end_watch(cell)
+        self.watching = asked
+        if asked is not None:
+            self._begin_watch(self.running())
 
-def _is_handed_over(text: str) -> bool:
-    from gpumagic.magics.ongpu_arguments import placing_request
+    def _begin_watch(self, cell: RunningCell) -> None:
+        if self.watching is None:
+            return
+        with faults.kept("starting the ledger of a cell for %gpuwatch"):
+            from gpumagic.frameworks.watching import watch
+
+            cell.watch = watch(strict=self.watching.strict, warn=False)
+            if self.watching.check is not None and "torch" in sys.modules:
+                cell.watch.checks = _checks(self.watching.check)
+            cell.watch.start()
+
+    def _end_watch(self, cell: RunningCell) -> None:
+        """Stop counting in a cell; show what was counted, unless `%%ongpu` has shown it."""
+        watched, cell.watch = cell.watch, None
+        if watched is None:
+            return
+        with faults.kept("showing the ledger of a cell for %gpuwatch"):
+            from gpumagic.ledger.ledger_view import bundle
+
+            watched.stop()
+            if (line := bundle(watched.ledger)) and not cell.reported:
+                table = self.watching is not None and self.watching.report
+                display(watched.ledger if table else line, raw=not table)
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """End the placement of the running cell, and count nothing within: code is timed."""
+        cell = self.current()
+        if cell and cell.request and not cell.request.standing:
+            raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
+        if cell:
+            self.finish(cell, None)
+        counted = cell and cell.watch
+        if cell and counted:
+            self._end_watch(cell)
+        try:
+            yield
+        finally:
+            if cell and counted:
+                self._begin_watch(cell)
+
+
+def _is_elsewhere(text: str) -> bool:
+    from gpumagic.magics.arguments import placing_request
 
     try:
-        return placing_request(text.removeprefix("%%ongpu")).handed_over
+        return bool(placing_request(text.removeprefix("%%ongpu")).elsewhere)
     except UsageError:  # reported when the cell begins
         return False
 
@@ -321,69 +398,18 @@ def _checks(wanted: str) -> Any:
     return check(nan=wanted == "nan")
 
 
-def _peak_recorder(asked: "Request", device: Any) -> Any:
-    from gpumagic.memory.peak import PeakRecorder
-    from gpumagic.placement.torch_devices import as_torch
+def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
+    """Return what measures more of a cell, as arguments of a Run."""
+    found: dict[str, Any] = {}
+    if asked.memory:
+        from gpumagic.memory.allocator import PeakRecorder
+        from gpumagic.placement.torch_devices import as_torch
 
-    return PeakRecorder(as_torch(device), asked.save)
+        found["recorder"] = PeakRecorder(as_torch(device), asked.save)
+    if asked.check is not None:
+        found["checks"] = _checks(asked.check)
+    if asked.profile is not None:
+        from gpumagic.profiling.cell_profiler import CellProfiler
 
-
-class Watched:
-    """Counts copies and waits in the cells of one shell, for `%gpuwatch`."""
-
-    def __init__(self, cells: CellHooks) -> None:
-        self._cells = cells
-        self._report = self._strict = False
-        self._check: str | None = None
-
-    @property
-    def on(self) -> bool:
-        return self._cells.watched is self
-
-    def start(self, *, report: bool, strict: bool, check: str | None = None) -> None:
-        """Count from now on, also in the rest of the running cell."""
-        self.stop()
-        self._cells.watched, self._report, self._strict = self, report, strict
-        self._check = check
-        self.begin(self._cells.running())
-
-    def stop(self) -> None:
-        """Stop counting, and show what was counted."""
-        self._cells.watched = None
-        for cell in reversed(self._cells.stack):
-            self.end(cell)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count nothing in the running cell within, since counting takes time."""
-        counted = [cell for cell in self._cells.stack[-1:] if cell.watch]
-        for cell in counted:
-            self.end(cell)
-        try:
-            yield
-        finally:
-            for cell in counted:
-                self.begin(cell)
-
-    def begin(self, cell: RunningCell) -> None:
-        """Start to count in a cell."""
-        with faults.kept("starting the ledger of a cell for %gpuwatch"):
-            from gpumagic.frameworks.watching import watch
-
-            cell.watch = watch(strict=self._strict, warn=False)
-            if self._check is not None and "torch" in sys.modules:
-                cell.watch.checks = _checks(self._check)
-            cell.watch.start()
-
-    def end(self, cell: RunningCell) -> None:
-        """Stop counting in a cell; show what was counted, unless `%%ongpu` has shown it."""
-        watched, cell.watch = cell.watch, None
-        if watched is None:
-            return
-        with faults.kept("showing the ledger of a cell for %gpuwatch"):
-            from gpumagic.ledger.ledger_view import LedgerLine
-
-            watched.stop()
-            line = LedgerLine(watched.ledger)
-            if repr(line) and not cell.reported:
-                display(watched.ledger if self._report else line)
+        found["profiler"] = CellProfiler(device, asked.profile)
+    return found

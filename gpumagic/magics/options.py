@@ -1,25 +1,30 @@
-"""List the arguments and options of the magics, with examples of their values.
+"""List the arguments and options of the magics, with examples and what does not combine.
 
-The parser, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and `OPTIONS`.
+The parser, its errors, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and
+`OPTIONS`.
 """
 
 import keyword
 import math
 import os
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 
 class Magic(NamedTuple):
-    """The arguments of a magic: as its usage shows them, and how they are parsed."""
+    """The arguments of a magic: how its usage shows them, how they are parsed, and which options
+    do not combine."""
 
     usage: str
     name: str = "where"  # the attribute of the parsed line
     number: str = "?"  # as argparse's `nargs`
     verbs: tuple[str, ...] = ()  # words that may come first
-    type: Callable[[str], Any] = str
+    completes: tuple[str, ...] = ("devices",)  # or "gpus", "variables"
+    needs: Mapping[str, str] = {}  # an option, and the one without which it means nothing
+    excludes: tuple[tuple[str, ...], ...] = ()  # options of which a line has one at most
+    alone: tuple[str, ...] = ()  # options beside which no argument may stand
 
 
 class Option(NamedTuple):
@@ -30,7 +35,6 @@ class Option(NamedTuple):
     does: str
     type: Callable[[str], Any] = str
     default: Any = None
-    bare: Any = ""  # the value of the option alone, if it may be typed so: "--check [nan]"
 
     @property
     def flags(self) -> list[str]:
@@ -59,19 +63,32 @@ class Option(NamedTuple):
         value = "|".join(self.examples[:2])
         return f"{self.flag} [{value}]" if self.optional else f"{self.flag} {value}".rstrip()
 
+    @property
+    def example(self) -> str:
+        """The option as one can type it: ``--virtual 2``."""
+        return " ".join([self.flag, *self.examples[:1]])
 
-def _above_zero(text: str) -> float:
+    def given(self, parsed: Any) -> bool:
+        """Whether it was typed in a parsed line."""
+        if self.flag.startswith("--no-"):
+            return not getattr(parsed, self.flag[5:])
+        value = getattr(parsed, self.flag[2:].replace("-", "_"))
+        return bool(value != self.default if self.examples else value)
+
+
+def _number(text: str, high: float, what: str) -> float:
     with suppress(ValueError):
-        if 0 < (number := float(text)) < math.inf:
+        if 0 <= (number := float(text)) < high:
             return number
-    raise ArgumentTypeError(f"{text} is not a number above 0")
+    raise ArgumentTypeError(f"{text} is not a number {what}")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, math.inf, "above 0")
 
 
 def _percent(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (number := float(text.removesuffix("%"))) < 100:
-            return number / 100
-    raise ArgumentTypeError(f"{text} is not a number from 0 to 100")
+    return _number(text.removesuffix("%"), 100, "from 0 to 100") / 100
 
 
 def _count(text: str) -> int:
@@ -115,25 +132,51 @@ file: Callable[[str], str] = os.path.expanduser
 """The type of a path: IPython completes it."""
 
 _CLUSTER = ("start", "status", "restart", "stop", "pull", "checkpoint", "restore")
+_RUNS = ("--report", "--strict", "--check", "--fix", "--back", "--quiet", "--memory", "--profile")
 MAGICS = {
-    "gpus": Magic("[WHERE]"),
-    "ongpu": Magic("WHERE"),
+    "gpus": Magic(
+        "[WHERE]",
+        needs=dict.fromkeys(("--memory", "--asserts", "--force"), "--virtual"),
+        alone=("--live", "--doctor", "--virtual"),
+    ),
+    "ongpu": Magic(
+        "WHERE",
+        needs={"--save": "--memory", "--chunk": "--split", "--on": "--dry-run"},
+        excludes=(
+            *(("--dry-run", option) for option in _RUNS),
+            *(("--report", "--quiet"), ("--memory", "--profile"), ("--back", "--no-move")),
+            ("--on", "--no-move"),
+        ),
+        alone=("--on",),
+    ),
     "gpuwatch": Magic("on|off", number="", verbs=("on", "off")),
     "gputime": Magic("WHERE WHERE …", number="*"),
     "gpufit": Magic("[WHERE] batch=1..4096", number="*"),
-    "gpumem": Magic("[WHERE or NAME …]", "what", "*"),
-    "gpufree": Magic("[WHERE or NAME …]", "names", "*"),
-    "gpucluster": Magic(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
+    "gpumem": Magic(
+        *("[WHERE or NAME …]", "what", "*"),
+        completes=("gpus", "variables"),
+        excludes=(("--record", "--since"),),
+        alone=("--record", "--since"),
+    ),
+    "gpufree": Magic("[WHERE or NAME …]", "names", "*", completes=("variables",)),
+    "gpucluster": Magic(
+        *(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
+        needs={"--partition": "--slurm", "--python": "--ssh"},
+        excludes=(("--slurm", "--ssh", "--mpi"),),
+        alone=("--slurm", "--ssh", "--mpi"),
+    ),
 }
+# Options of `%%ongpu` for one device, and for several.
+ONE_DEVICE = ("--no-move", "--dry-run", *(flag for flag in _RUNS if flag != "--quiet"))
+SEVERAL = ("--split", "--gather", "--reduce", "--chunk")
+
 OPTIONS = (
     Option("gpus", "-p --processes", "add a line for each process"),
     Option("gpus", "--live", "keep drawing, also while a cell runs"),
     Option("gpus", "--doctor", "list what cannot be seen, why, and how to fix it"),
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
-    Option(
-        "gpus", "--asserts", "with --virtual: a bad index ends CUDA, as on a GPU; to try that out"
-    ),
+    Option("gpus", "--asserts", "with --virtual: a bad index ends CUDA, as on a GPU"),
     Option("gpus", "--force", "with --virtual: hide real GPUs; with off: give up their tensors"),
     Option("ongpu", "--back", "move the cell's variables back after it"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
@@ -146,13 +189,15 @@ OPTIONS = (
     Option("ongpu", "--memory", "show what the peak of memory consisted of, by line"),
     Option("ongpu", "--save peak.pickle", "with --memory: write torch's snapshot to a file", file),
     Option(
-        *("ongpu", "--profile [trace.json]", "show where the time goes, by line; keep the trace"),
-        *(file, None, True),
+        "ongpu", "--profile [trace.json]", "show where the time goes, by line; keep the trace", file
     ),
     Option("ongpu", "--dry-run", "run nothing: predict copies, memory, and errors"),
-    Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables),
-    Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables),
-    Option("ongpu", "--reduce loss=mean", "combine results by mean, sum, min or max", reductions),
+    Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables, ()),
+    Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables, ()),
+    Option(
+        *("ongpu", "--reduce loss=mean", "combine results by mean, sum, min or max"),
+        *(reductions, ()),
+    ),
     Option("ongpu", "--chunk 4", "give this many items at a time to the next free GPU", _count),
     Option("ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, here or not"),
     Option("gpufit", "--margin 5|10", "percent of the memory to leave free", _percent, 0.05),
@@ -160,7 +205,7 @@ OPTIONS = (
     Option("gputime", "--sweep n=64,256,1024", "repeat with each value of a variable"),
     Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, untimed"),
     Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run"),
-    Option("gputime", "--max-time 5", "seconds for each device and value", _above_zero, 5.0),
+    Option("gputime", "--max-time 5", "seconds for each device and value", _seconds, 5.0),
     Option("gputime", "--against last", "compare with the last result, or a variable"),
     Option("gputime gpufit", "-o --output result", "assign the result to a variable", variable),
     Option("ongpu gputime gpufit", "-q --quiet", "show nothing"),

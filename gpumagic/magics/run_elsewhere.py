@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
+import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
+from IPython.display import display
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
-from gpumagic.magics.ongpu_arguments import Request
+from gpumagic.magics.arguments import on_cluster
+from gpumagic.usercode.sweep import parse, range_of
 
 # Magics that choose a device, as IPython translates them to Python.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpufit)'")
@@ -27,10 +29,177 @@ _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputim
 _TEXT = "<timed "
 
 
-def compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[str, str]:
-    """Return the code of a cell's text, below the line `magic` if given, and its file's name."""
+_USE_SHARDING = (
+    "JAX computes where an array is sharded: x = jax.device_put(x, NamedSharding(Mesh("
+    "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
+)
+
+
+def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
+    """Run a RunningCell's tree as its line asks, and return its value; `file` is its file."""
+    line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
+    if not cell.elsewhere:
+        raise GpuError(f"{line} must be above the magic that runs the code")
+    if asked.dry_run:
+        return _dry_run(shell, cell.tree, asked, file)
+    only_torch(line, shell, cell.tree, _USE_SHARDING)
+    run = _on_ranks if on_cluster(asked.where) else _on_several
+    try:
+        with torch_needed(line), cluster_needed("%%ongpu"):
+            value, report = run(shell, cell.tree, asked, file)
+    except KeyboardInterrupt as error:
+        _show_briefly(error)
+        raise
+    if report.wrong:
+        raise GpuError("; ".join(report.wrong))
+    cell.report = None if asked.quiet else report
+    return value
+
+
+def only_torch(
+    what: str, shell: Any, tree: Any, of_jax: str = "", *, placed: Sequence[str] = ()
+) -> None:
+    """Raise GpuError if a cell uses other frameworks than torch, which `what` does not support."""
+    from gpumagic.frameworks.known import imports_of, needed_by
+    from gpumagic.usercode.variables import names_read, variables_read
+
+    read = dict(variables_read(names_read(tree, shell.transform_cell), shell.user_ns))
+    others = [framework.name for framework in needed_by(imports_of(tree), read)]
+    if used := others or placed:
+        why = f"{what} is for torch; this cell uses {' and '.join(used)}"
+        raise GpuError(f"{why}; {of_jax}" if of_jax and "JAX" in used else why)
+
+
+def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
+    from gpumagic.dryrun import OF_JAX
+
+    # In a forked process, as for torch, any of them would wait forever.
+    only_torch("--dry-run", shell, tree, OF_JAX)
+    with torch_needed("%%ongpu --dry-run"):
+        from gpumagic.dryrun.dry_cell import dry_run_cell
+    result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
+    if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
+        display(result)
+        return None
+    return result
+
+
+def _sharing(asked: Namespace) -> Any:
+    from gpumagic.cluster.scattered import Sharing
+
+    return Sharing(asked.split, asked.gather, asked.reduce, asked.chunk)
+
+
+def _on_ranks(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any, Any]:
+    from gpumagic.cluster.gpu_cluster import current
+
+    ranks = current()
+    value, made = ranks.run(tree, asked.where, file=file, asked=_sharing(asked), quiet=asked.quiet)
+    shell.user_ns.update(made)
+    return value, ranks.last_report
+
+
+def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any, Any]:
+    from gpumagic.cluster.threads import CellOnDevices
+    from gpumagic.placement.torch_devices import find_several
+    from gpumagic.usercode.variables import names_read
+
+    devices, space = find_several(asked.where), shell.user_ns
+    names = names_read(tree, shell.transform_cell, space)
+    flags = shell.compile.flags & PyCF_MASK
+    with _progressing(shell, asked, file) as line:
+        run = CellOnDevices(tree, file, devices, _sharing(asked), space, names, flags=flags)
+        value = run.run(line.update)
+    line.close()
+    return value, run.report
+
+
+def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
+    """Time `text` as it was typed, show the Comparison, and assign it as the line asks.
+
+    `magic` is the line above the text, or empty; `scope` has the names of the calling function.
+    """
+    from gpumagic import timing
+
+    namespace = shell.user_ns
+    if scope is not None and scope is not namespace:
+        namespace = {**namespace, **scope}
+    against = _earlier(asked.against, namespace) if asked.against else None
+    sweep = parse(asked.sweep, namespace) if asked.sweep else None
+    setup = shell.transform_cell(asked.setup) if asked.setup else ""
+    code, name = _compiled_name(shell, text, magic)
+    with _progressing(shell, asked, name) as line:
+        made = timing.compare(
+            code,
+            tuple(asked.where) or None,
+            setup=setup,
+            sweep=sweep,
+            items=asked.items,
+            max_time=asked.max_time,
+            namespace=namespace,
+            against=against,
+            progress=line.update,
+            filename=name,
+            text=text,
+        )
+    _give(shell, asked, line, made)
+
+
+def _earlier(named: str, names: Mapping[str, Any]) -> Any:
+    """Return "last", or the earlier result of that name."""
+    from gpumagic.timing import last_comparison
+    from gpumagic.timing.comparison import Comparison
+
+    found = last_comparison() if named == "last" else names.get(named)
+    if not isinstance(found, Comparison):
+        why = "was timed before" if named == "last" else "of that name was timed"
+        raise GpuError(f"--against {named}: nothing {why}; type the NAME of an earlier -o NAME")
+    return named if named == "last" else found
+
+
+def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
+    """Find the largest value with which `text`, as it was typed below `magic`, fits."""
+    with suppress(SyntaxError):  # reported below
+        only_torch("%%gpufit", shell, ast.parse(shell.transform_cell(text)))
+    with torch_needed("%%gpufit"):
+        from gpumagic.device.cards import cards
+        from gpumagic.fitting.fit import fit
+
+    wheres = [word for word in asked.where if "=" not in word]
+    ranges = [word for word in asked.where if "=" in word]
+    if len(ranges) != 1:
+        raise GpuError("one variable with its values is needed; type batch=1..4096")
+    if len(wheres) + (asked.on is not None) > 1:
+        raise GpuError(f"one GPU is needed, {wheres[-1]} is one too many; or type --on CARD, CARD")
+    variable, values = range_of(ranges[0])
+    on: Any = cards(asked.on) if asked.on is not None else next(iter(wheres), None)
+    code, name = _compiled_name(shell, text, magic)
+    with _progressing(shell, asked, name) as line:
+        made = fit(
+            code,
+            on,
+            margin=asked.margin,
+            dry=asked.dry,
+            namespace=shell.user_ns,
+            progress=line.update,
+            filename=name,
+            text=text,
+            **{variable: values},
+        )
+    _give(shell, asked, line, made)
+
+
+def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
+    """Return the code of a cell's text, below the line `magic` if given, and its file's name.
+
+    Raises GpuError for code that cannot be run elsewhere.
+    """
     code, raw = shell.transform_cell(text), text
-    _check(code, text, magic, setup)
+    if text.lstrip().startswith("%%ongpu"):
+        raise GpuError("the cell says %%ongpu too; leave that line out")
+    if found := _ELSEWHERE.search(code):
+        line = f"{'%' * (1 + (found[1] == 'cell'))}{found[2]}"
+        raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
         # One more line above gives the lines the cell's numbers. For tracebacks it is a statement,
@@ -42,60 +211,20 @@ def compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[s
 
 
 @contextmanager
-def progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
+def _progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
     """Yield a progress line; an error's traceback begins in the cell's own code."""
     line = ProgressLine(shell, silent=asked.quiet)
     try:
         yield line
     except BaseException as error:
         line.close()
+        file = getattr(error, "filename", None) or ""
+        if isinstance(error, SyntaxError) and (file == name or file.startswith(_TEXT)):
+            where = f"line {error.lineno}: " if file == name else "--setup: "
+            raise GpuError(f"{where}{error.msg}: {(error.text or '').strip()}") from None
         if not isinstance(error, GpuError):
             _begin_at(shell, error, name)
         raise
-
-
-def give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
-    """Assign and show a result as the line asks; raise KeyboardInterrupt after Ctrl-C."""
-    if asked.output:
-        shell.user_ns[asked.output] = made
-    line.close(None if asked.quiet else made)
-    if made.interrupted:
-        where = "shown above" if not asked.quiet else asked.output and f"in {asked.output}"
-        raise _shown_as_line(KeyboardInterrupt(*[f"what was finished is {where}"] * bool(where)))
-
-
-def _shown_as_line(error: KeyboardInterrupt) -> KeyboardInterrupt:
-    text = ": ".join(["KeyboardInterrupt", *map(str, error.args)])
-    show_as(error, lambda: [text])
-    return error
-
-
-def _check(code: str, text: str, magic: str, setup: str) -> None:
-    """Raise GpuError for code that cannot be run elsewhere."""
-    if text.lstrip().startswith("%%ongpu"):
-        raise GpuError("the cell says %%ongpu too; leave that line out")
-    _check_code(f"\n{code}" if magic else code, text.count("\n") + bool(magic))
-    _check_code(setup, 1, "--setup: ")
-    if not ast.parse(code).body:
-        raise GpuError("there is no code; put what to time below the line, or after --")
-    if found := _ELSEWHERE.search(code):
-        line = f"{'%' * (1 + (found[1] == 'cell'))}{found[2]}"
-        raise GpuError(f"the cell says {line} too; leave that line out")
-
-
-def _check_code(code: str, lines: int, what: str = "") -> None:
-    """Raise GpuError for a syntax error, with the line's number if there are several `lines`."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # An `await` is refused later, with a better message.
-            compile(code, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    except SyntaxError as error:
-        at = f"line {error.lineno}: " if lines > 1 and error.lineno else ""
-        text = (error.text or "").strip()
-        raise GpuError(f"{what}{at}{error.msg}{f': {text}' if text else ''}") from None
-    except ValueError as error:  # a null byte, before Python 3.12
-        raise GpuError(f"{what}{error}") from None
 
 
 def _begin_at(shell: Any, error: BaseException, name: str) -> None:
@@ -110,103 +239,21 @@ def _begin_at(shell: Any, error: BaseException, name: str) -> None:
         begin, show = trace, shell.InteractiveTB.structured_traceback
         show_as(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
     elif type(error).__name__ == "OutOfMemoryError":  # while the inputs were copied
-        notes = getattr(error, "__notes__", [])
-        show_as(error, lambda: ["\n".join([f"{type(error).__name__}: {error}", *notes])])
+        _show_briefly(error)
 
 
-class Cell(Protocol):
-    """A running cell, as ongpu.py has it."""
-
-    tree: ast.AST | None
-    handed_over: bool
-    report: Any  # shown at its end
+def _show_briefly(error: BaseException) -> None:
+    """Show an error without a traceback."""
+    text = "\n".join(traceback.format_exception_only(error)).rstrip()
+    show_as(error, lambda: [text])
 
 
-_USE_SHARDING = (
-    "JAX computes where an array is spread: x = jax.device_put(x, NamedSharding(Mesh("
-    "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
-)
-
-
-def hand_over(
-    shell: Any, cell: Cell, asked: Request, file: str, show: Callable[[Any], object]
-) -> Any:
-    """Run a cell's tree as its line asks, and return its value; `file` is the cell's file."""
-    if not cell.handed_over:
-        what = "--dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
-        raise GpuError(f"{what} must stand above the magic that runs the code")
-    if asked.dry_run:
-        return _dry_run(shell, cell.tree, asked, file, show)
-    refuse_others(f"%%ongpu {asked.where}", shell, cell.tree, _USE_SHARDING)
-    run = _on_ranks if asked.on_cluster else _on_several
-    value, report = run(shell, cell.tree, asked, file)
-    if report.wrong:
-        raise GpuError("; ".join(report.wrong))
-    cell.report = None if asked.quiet else report
-    return value
-
-
-def refuse_others(
-    what: str, shell: Any, tree: Any, of_jax: str = "", *, placed: Sequence[str] = ()
-) -> None:
-    """Raise GpuError if a cell uses other frameworks than torch, which `what` does not support."""
-    if used := _others_used(shell, tree) or placed:
-        todo = of_jax if "JAX" in used else ""
-        todo = todo or ("leave it out" if what.startswith("--") else "")
-        why = f"{what} is for torch; this cell uses {' and '.join(used)}"
-        raise GpuError(f"{why}; {todo}" if todo else why)
-
-
-def _others_used(shell: Any, tree: Any) -> list[str]:
-    """Return the other frameworks that a cell uses: ``["JAX"]``."""
-    from gpumagic.frameworks.known import imports_of, needed_by
-    from gpumagic.usercode.variables import names_read, variables_read
-
-    read = dict(variables_read(names_read(tree, shell.transform_cell), shell.user_ns))
-    return [framework.name for framework in needed_by(imports_of(tree), read)]
-
-
-def _dry_run(
-    shell: Any, tree: Any, asked: Request, file: str, show: Callable[[Any], object]
-) -> Any:
-    from gpumagic.dryrun import OF_JAX
-
-    # In a forked process, as for torch, any of them would wait forever.
-    refuse_others("--dry-run", shell, tree, OF_JAX)
-    with torch_needed("%%ongpu --dry-run"):
-        from gpumagic.dryrun.dry_cell import dry_run_cell
-    result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
-    if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
-        show(result)
-        return None
-    return result
-
-
-def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
-    with torch_needed(f"%%ongpu {asked.where}"), cluster_needed("%%ongpu"):
-        from gpumagic.cluster.gpu_cluster import current
-
-    ranks = current()
-    value, made = ranks.run(tree, asked.where, file=file, asked=asked, quiet=asked.quiet)
-    shell.user_ns.update(made)
-    return value, ranks.last_report
-
-
-def _on_several(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
-    with torch_needed(f"%%ongpu {asked.where}"):
-        from gpumagic.cluster.threads import CellOnDevices
-        from gpumagic.placement.torch_devices import find_several
-        from gpumagic.usercode.variables import names_read
-
-    devices, space = find_several(asked.where), shell.user_ns
-    names = names_read(tree, shell.transform_cell, space)
-    flags = shell.compile.flags & PyCF_MASK
-    with progressing(shell, asked, file) as line:
-        run = CellOnDevices(tree, file, devices, asked, space, names, flags=flags)
-        try:
-            value = run.run(line.update)
-        except KeyboardInterrupt as error:
-            _shown_as_line(error)
-            raise
-    line.close()
-    return value, run.report
+def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
+    """Assign and show a result as the line asks; raise KeyboardInterrupt after Ctrl-C."""
+    if asked.output:
+        shell.user_ns[asked.output] = made
+    line.close(None if asked.quiet else made)
+    if made.interrupted:
+        error = KeyboardInterrupt("the result has what was finished")
+        _show_briefly(error)
+        raise error

@@ -1,4 +1,4 @@
-"""Read torch's allocator: the block that a tensor is in, and the line that allocated it.
+"""Read torch's allocator: the block that a tensor is in, the line that allocated it, and the peak.
 
 A tensor's bytes are its block's, so the bytes of all tensors add up to torch's total. Virtual GPUs
 always know the line. On a real one torch must record: `record` turns it on, and each allocation
@@ -6,138 +6,120 @@ then costs about 2 µs. Allocations are stamped with the running cell, which dis
 reruns from its first run. Those of autograd's threads have no stamp.
 """
 
+from __future__ import annotations
+
+import pickle
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
-from itertools import repeat
-from operator import attrgetter
+from operator import itemgetter
+from pathlib import Path
+from time import perf_counter, time_ns
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
 from torch.cuda import memory
 
 from gpumagic.device import has_virtual
 from gpumagic.device.caching_allocator import in_blocks
-from gpumagic.device.cards import cublas_workspace
+from gpumagic.display import table
+from gpumagic.display.table import Column, Shown, block, coded, tag
+from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Place
-from gpumagic.memory.memory_report import Made
-from gpumagic.memory.object_graph import no_collections
-from gpumagic.usercode.files import is_users, label
+from gpumagic.memory.memory_report import Made, share
+from gpumagic.usercode.files import UserLine, innermost, is_users, label, source_of
 
+_C: Any = torch._C
 # A subclass may override these methods, so they are called on C's own class.
-_base: Any = torch._C.TensorBase
-_number, _storage = vars(_base)["get_device"], vars(_base)["untyped_storage"]
+_number, _storage = (vars(_C.TensorBase)[name] for name in ("get_device", "untyped_storage"))
 # Unlike `data_ptr` it copies nothing that is to be copied when it is first written to.
-_data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
+_data_address = _C._data_address
 
 
 def is_native() -> bool:
     """Whether torch's own allocator is used, and not CUDA's asynchronous one, which tells less."""
-    backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")
+    backend = getattr(_C, "_cuda_getAllocatorBackend", lambda: "native")
     return bool(backend() == "native")
-
-
-Spot = tuple[str, int, int]
-"""The fields of a `Place`, as a plain tuple, which is faster to make."""
-
-
-class Alike:
-    """Share the facts of all blocks of one size from the same line of the same cell."""
-
-    __slots__ = ("frames", "size", "stamp")
-
-    def __init__(self, size: int, frames: list[Any], stamp: str) -> None:
-        self.size, self.frames, self.stamp = size, frames, stamp
 
 
 class Allocator:
     """Hold the blocks allocated at one moment; if the allocator lists none, storages are blocks."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, dict[int, Alike]] = {}
-        with no_collections():
-            segments = _segments()
-            self._tells = segments is not None
-            self._read(segments or [])
+        segments = _segments()
+        self._tells = segments is not None
+        self._blocks: dict[int, dict[int, Mapping[str, Any]]] = {}
+        for segment in segments or ():
+            blocks = self._blocks.setdefault(segment["device"], {})
+            for each in segment["blocks"]:
+                if each["state"] == "active_allocated":
+                    blocks[each["address"]] = each
         # By device the addresses in order, of those devices for which they were needed.
         self._starts: dict[int, list[int]] = {}
-
-    def _read(self, segments: list[Any]) -> None:
-        known: dict[tuple[int, int, str | None], Alike] = {}
-        for segment in segments:
-            blocks = self._blocks.setdefault(segment["device"], {})
-            for block in segment["blocks"]:
-                if block["state"] == "active_allocated":
-                    frames, stamp = block["frames"], block.get("user_metadata")
-                    key = block["size"], id(frames), stamp
-                    alike = known.get(key)
-                    if alike is None:
-                        alike = known[key] = Alike(block["size"], frames, stamp or "")
-                    blocks[block["address"]] = alike
+        # By the id of the list of frames, which allocations of one line may share, and the stamp.
+        self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
     def total(self) -> int:
         """The bytes of all blocks."""
-        every = self._blocks.values()
-        return sum(sum(map(attrgetter("size"), blocks.values())) for blocks in every)
+        return sum(sum(b["size"] for b in blocks.values()) for blocks in self._blocks.values())
 
-    def blocks(self, device: str) -> dict[int, Alike]:
-        """The blocks on ``"cuda:0"``, by address."""
-        return self._blocks.get(_ordinal(device), {})
+    def blocks(self, number: int) -> list[Mapping[str, Any]]:
+        """Return the blocks of one GPU, as torch tells of them."""
+        return [*self._blocks.get(number, {}).values()]
 
-    def workspaces(self, device: str, met: Container[int]) -> int:
-        """Return the bytes of cuBLAS's workspaces: blocks of their size, not at addresses `met`."""
-        found = torch.cuda.get_device_properties(_ordinal(device))
-        nbytes = cublas_workspace((found.major, found.minor))
-        blocks = self.blocks(device).items()
-        return sum(b.size for address, b in blocks if b.size == nbytes and address not in met)
-
-    def place(self, obj: Any) -> Place | None:
-        """Return the place of a tensor or storage on a GPU; None for any other object."""
-        if issubclass(type(obj), Tensor):
-            number = _number(obj)
-            return self._of_tensor(obj, number) if number >= 0 else None
-        if issubclass(type(obj), UntypedStorage) and obj.device.type not in ("cpu", "meta"):
-            return self._at(obj.device.index or 0, obj.data_ptr()) or self._alone(obj)
-        return None
-
-    def places(self, objects: list[Any]) -> list[Spot | None]:
-        """Return the places of several objects; tensors in torch's blocks are read together."""
+    def place(self, tensor: Any) -> Place | None:
+        """Return the place of a tensor on a GPU; None for others."""
+        if (number := _number(tensor)) < 0:
+            return None
         try:
-            numbers, addresses = [*map(_number, objects)], [*map(_data_address, objects)]
-            (number,) = {*numbers}
-            blocks = self._blocks[number]
-            sizes = [blocks[address].size for address in addresses]
-        except (LookupError, ValueError, TypeError, RuntimeError, NotImplementedError):
-            return [*map(self.place, objects)]
-        return [*zip(repeat(f"cuda:{number}"), addresses, sizes)]
+            return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
+        except (RuntimeError, NotImplementedError):  # no storage: sparse, fake, a wrapper
+            return None
 
     def block(self, place: Place) -> Place | None:
         """Return the block that a place is in; None for another library's memory."""
         return self._at(_ordinal(place.device), place.address)
 
-    def _of_tensor(self, tensor: Any, number: int) -> Place | None:
-        try:
-            address = _data_address(tensor)
-            if number in self._blocks and address in self._blocks[number]:
-                return Place(f"cuda:{number}", address, self._blocks[number][address].size)
-            return self._at(number, address) or self._alone(_storage(tensor))
-        except (RuntimeError, NotImplementedError):  # it has no storage: sparse, fake, a wrapper
-            return None
+    def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
+        """Return where most bytes at some addresses of a GPU were allocated; None if unknown."""
+        blocks, found = self._blocks.get(_ordinal(device), {}), Counter[tuple[int, str]]()
+        for address in addresses:
+            if (each := blocks.get(address)) is not None:
+                stamp = each.get("user_metadata") or self._stamps.get((device, address), "")
+                origin = id(each["frames"]), stamp
+                found[origin] += each["size"]
+                if origin not in self._made:
+                    self._made[origin] = _made(each["frames"], stamp)
+        return self._made[found.most_common(1)[0][0]] if found else None
+
+    @cached_property
+    def _stamps(self) -> dict[tuple[str, int], str]:
+        """Return the last stamp of each address that torch's trace has."""
+        traces: list[Any] = memory._snapshot()["device_traces"] if _is_recording() else []
+        return {
+            (f"cuda:{number}", entry["addr"]): entry.get("user_metadata", "")
+            for number, trace in enumerate(traces)
+            for entry in trace
+            if entry["action"] == "alloc"
+        }
 
     def _at(self, number: int, address: int) -> Place | None:
         """Return the block that contains an address."""
         blocks = self._blocks.get(number, {})
+        if (exact := blocks.get(address)) is not None:
+            return Place(f"cuda:{number}", address, exact["size"])
         if number not in self._starts:
             self._starts[number] = sorted(blocks)
         at = bisect_right(self._starts[number], address) - 1
         start = self._starts[number][at] if at >= 0 else address
-        size = blocks[start].size if at >= 0 else 0
-        return Place(f"cuda:{number}", start, size) if address < start + size else None
+        nbytes = blocks[start]["size"] if at >= 0 else 0
+        return Place(f"cuda:{number}", start, nbytes) if address < start + nbytes else None
 
     def _alone(self, storage: Any) -> Place | None:
         """Return a storage as a block of its own, if the allocator does not list blocks."""
@@ -157,7 +139,7 @@ def clear_workspaces() -> None:
 
     Nothing is given back if CUDA graphs were captured, because they may use a workspace.
     """
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    clear = getattr(_C, "_cuda_clearCublasWorkspaces", None)
     segments = None if clear is None or has_virtual() else _segments()
     pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
     if clear is not None and segments and pools <= {(), (0, 0)}:
@@ -165,7 +147,7 @@ def clear_workspaces() -> None:
 
 
 def _segments() -> list[Any] | None:
-    there = torch.cuda.is_initialized() and hasattr(torch._C, "_cuda_memorySnapshot")
+    there = torch.cuda.is_initialized() and hasattr(_C, "_cuda_memorySnapshot")
     if not there or not is_native():
         return None
     snapshot: Any = torch.cuda.memory_snapshot
@@ -177,52 +159,7 @@ def _segments() -> list[Any] | None:
 # -- where it was made
 RING = 10_000
 """How many of the last allocations have the stamp of their cell on a real GPU, while recorded."""
-_Counted = tuple[tuple[Alike | None, str], int]
 _recording = False  # and it was us who turned it on
-
-
-class MadeIn:
-    """Keep where each allocation was made that is live when this is created."""
-
-    def __init__(self, allocator: Allocator | None = None) -> None:
-        self._allocator = allocator or Allocator()
-        # By the id of the list of frames, which allocations of one line may share, and the stamp.
-        self._known: dict[tuple[int, str], Made | None] = {}
-
-    def of(self, device: str, address: int) -> Made | None:
-        """Return the cell and line of the allocation at an address of a GPU; None if unknown."""
-        return self.most_of(device, [address])
-
-    def most_of(self, device: str, addresses: Iterable[int]) -> Made | None:
-        """Return where most bytes at some addresses of a GPU were allocated; None if unknown."""
-        found: dict[tuple[int, str], int] = {}
-        for (block, trace), count in self._counted(device, addresses):
-            if block is not None:
-                origin = id(block.frames), block.stamp or trace
-                found[origin] = found.get(origin, 0) + count * block.size
-                if origin not in self._known:
-                    self._known[origin] = _made(block.frames, origin[1])
-        return self._known[max(found, key=found.__getitem__)] if found else None
-
-    def _counted(self, device: str, addresses: Iterable[int]) -> Iterable[_Counted]:
-        """How many of some blocks are alike, with what the trace has stamped on them."""
-        at, traced = self._allocator.blocks(device).get, self._stamps
-        if not traced:
-            return (((block, ""), count) for block, count in Counter(map(at, addresses)).items())
-        return Counter((at(each), traced.get((device, each), "")) for each in addresses).items()
-
-    @cached_property
-    def _stamps(self) -> dict[tuple[str, int], str]:
-        """Return the last stamp of each address that torch's trace has."""
-        traces: list[Any] = (
-            memory._snapshot()["device_traces"] if torch._C._cuda_isHistoryEnabled() else []
-        )
-        return {
-            (f"cuda:{number}", entry["addr"]): entry.get("user_metadata", "")
-            for number, trace in enumerate(traces)
-            for entry in trace
-            if entry["action"] == "alloc"
-        }
 
 
 def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -230,7 +167,7 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((frame for frame in frames if is_users(frame["filename"])), None)
 
 
-def _made(frames: Sequence[Mapping[str, Any]], stamp: str) -> Made | None:
+def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
     """Return the user's innermost line, and the cell that ran it if that is another one."""
     frame = users(frames)
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` counts its own lines
@@ -242,14 +179,20 @@ def _made(frames: Sequence[Mapping[str, Any]], stamp: str) -> Made | None:
     cell = next((f for f in frames if _is_cell(f)), None)
     ran_in = stamp or (label(cell["filename"]) if cell is not None else "")
     if ran_in == name:
-        ran_in = ""
-    elif cell is not None:
-        ran_in += f", line {cell['line']}"
-    return Made(name, frame["line"], ran_in)
+        return Made(name, frame["line"])
+    return Made(name, frame["line"], ran_in + (f", line {cell['line']}" if cell else ""))
 
 
 def _is_cell(frame: Mapping[str, Any]) -> bool:
     return bool(frame["name"] == "<module>" and label(frame["filename"]).startswith("In ["))
+
+
+def _is_recording() -> bool:
+    return bool(_C._cuda_isHistoryEnabled())
+
+
+def _start_recording(most: int) -> None:
+    memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
 
 
 def record(on: bool) -> str:
@@ -260,13 +203,13 @@ def record(on: bool) -> str:
     global _recording
     if has_virtual():
         return "virtual GPUs always know the line; there is nothing to record"
-    if not hasattr(torch._C, "_cuda_memorySnapshot"):
+    if not hasattr(_C, "_cuda_memorySnapshot"):
         raise GpuError("--record is for CUDA GPUs, and this process has none")
-    running = torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled()
+    running = torch.cuda.is_initialized() and _is_recording()
     if running and not _recording:
         return "memory history is recorded already, as your code asked; it stays so"
     if on and not running:
-        memory._record_memory_history("all", context="alloc", stacks="python", max_entries=RING)
+        _start_recording(RING)
     if running and not on:
         memory._record_memory_history(None)
     _recording = on
@@ -279,3 +222,184 @@ def forget() -> None:
     """End the record that was turned on here: the extension is about to go."""
     if _recording:
         record(on=False)
+
+
+# -- the peak of a stretch of code
+BEFORE = "before the cell"
+UNKNOWN = "line not known"
+PEAK_RING = 100_000
+_ROUNDED = 0.05
+"""A share of the allocated bytes: a real allocator rounds up, and records the request."""
+_GRAPHS = (torch.autograd, torch.autograd.graph)
+_RUN = "_engine_run_backward"
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryPeak(Shown):
+    """Record the moment of a cell at which the most memory was allocated on one GPU."""
+
+    device: str  # "cuda:0"
+    nbytes: int  # allocated then, as torch's allocator counts it
+    seconds: float  # after the cell's start
+    line: str  # whose allocation it was: "line 7: loss.backward()"
+    # The bytes by the line that allocated them, the most first; "before the cell" is a line too.
+    lines: tuple[tuple[str, int], ...]
+    complete: bool = True  # False if there were more events than the record holds
+    saved: str = ""  # the file of torch's own snapshot, for its viewer
+    # By reading the record, besides torch's about 2 µs for each event.
+    added_seconds: float = 0.0
+
+
+def replay(
+    before: Iterable[Mapping[str, Any]],
+    trace: Iterable[Mapping[str, Any]],
+    line: Callable[[Mapping[str, Any]], str],
+    device: str,
+    start_us: int = 0,
+) -> tuple[MemoryPeak, int]:
+    """Follow a trace from the blocks before it; return the peak, and the bytes at the end.
+
+    `line` returns the line of an entry.
+    """
+    live = {each["address"]: (each["size"], BEFORE) for each in before}
+    now = most = sum(nbytes for nbytes, _ in live.values())
+    at, at_line = start_us, BEFORE
+    held, freed = Counter({BEFORE: now}), Counter[str]()  # by line: now, and since the peak
+    for entry in sorted(trace, key=itemgetter("time_us")):
+        if entry["action"] == "alloc":
+            live[entry["addr"]] = nbytes, name = in_blocks(entry["size"]), line(entry)
+        elif entry["action"] == "free_completed" and entry["addr"] in live:
+            nbytes, name = live.pop(entry["addr"])
+            nbytes = -nbytes
+        else:
+            continue
+        now += nbytes
+        held[name] += nbytes
+        freed[name] -= nbytes
+        if now > most:
+            most, at, at_line = now, entry["time_us"], name
+            freed.clear()
+    held.update(freed)
+    lines = tuple(each for each in held.most_common() if each[1])
+    return MemoryPeak(device, most, max(at - start_us, 0) / 1e6, at_line, lines), now
+
+
+class PeakRecorder:
+    """Record one stretch of code: `start`, run the code, then always `stop`.
+
+    What the user records already is read, and left as it is.
+    """
+
+    def __init__(self, device: torch.device, save: str | None = None) -> None:
+        if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):
+            raise GpuError(f"--memory is about the memory of a CUDA GPU, and {device} is none")
+        if save and not Path(save).absolute().parent.is_dir():
+            raise GpuError(f"--save: there is no folder {Path(save).absolute().parent}")
+        self._device, self._index, self._save = device, device.index or 0, save
+        self._backwards: list[tuple[int, int, str]] = []
+        self._stack = ExitStack()
+        self._before: list[Mapping[str, Any]] = []
+        self._start = 0
+
+    def start(self) -> None:
+        """Begin to record; memory allocated now counts as there before."""
+        if not _is_recording():
+            _start_recording(PEAK_RING)
+            self._stack.callback(memory._record_memory_history, None)
+        for module in _GRAPHS:
+            run = getattr(module, _RUN)
+            self._stack.callback(setattr, module, _RUN, run)
+            setattr(module, _RUN, self._noting(run))
+        self._before = Allocator().blocks(self._index)
+        self._start = time_ns() // 1000
+
+    def stop(self) -> MemoryPeak | None:
+        """Put back what was changed, and return what the peak was made of."""
+        began = perf_counter()
+        with self._stack:
+            snapshot = memory._snapshot()
+            if self._save:
+                Path(self._save).write_bytes(pickle.dumps(snapshot))
+        whole = snapshot["device_traces"][self._index]
+        trace = [entry for entry in whole if entry["time_us"] >= self._start]
+        peak, now = replay(self._before, trace, self._line, str(self._device), self._start)
+        missing = abs(now - torch.cuda.memory_allocated(self._index))
+        return replace(
+            peak,
+            complete=len(whole) < PEAK_RING and missing <= _ROUNDED * peak.nbytes,
+            saved=self._save or "",
+            added_seconds=perf_counter() - began,
+        )
+
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Note when and in which line each backward pass runs: autograd's threads have no line."""
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            start, line = time_ns() // 1000, innermost()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._backwards.append((start, time_ns() // 1000, _written(line)))
+
+        return backward
+
+    def _line(self, entry: Mapping[str, Any]) -> str:
+        if (frame := users(entry.get("frames", ()))) is not None:
+            file, line, name = frame["filename"], frame["line"], frame["name"]
+            function = "" if name.startswith("<") else name
+            return _written(UserLine(line, source_of(file, line), function, file))
+        when = entry["time_us"]
+        return next((line for a, b, line in self._backwards if a <= when <= b), UNKNOWN)
+
+
+def _written(line: UserLine | None) -> str:
+    if line is None:
+        return UNKNOWN
+    return f"{line.place}: {line.source}" if line.source else line.place
+
+
+_LINES = 8
+
+
+def text(peak: MemoryPeak) -> str:
+    """The peak in a sentence, and a row for each line that had allocated some of it."""
+    rows = [*table.lines(_columns(peak), margin="  "), *(f"  {note}" for note in _notes(peak))]
+    return "\n".join([*table.wrapped(_head(peak)), *rows])
+
+
+def html(peak: MemoryPeak) -> str:
+    """The same as a table."""
+    rows = table.html(_columns(peak), css="gm-titled gm-section")
+    notes = "".join(tag("div", note, "gm-note") for note in _notes(peak))
+    return block(f"<div>{coded(_head(peak))}</div>{rows}{notes}")
+
+
+def _head(peak: MemoryPeak) -> str:
+    words = f"the peak of {peak.device}, {size(peak.nbytes)}, was "
+    if peak.line == BEFORE:
+        return words + BEFORE
+    place, _, code = peak.line.partition(": ")
+    at = f"{place}: `{code}`" if code else place
+    return f"{words}{duration(peak.seconds)} after the start, at {at}"
+
+
+def _columns(peak: MemoryPeak) -> list[Column]:
+    """Return the columns of the first lines, and one row for all others."""
+    rows, rest = [*peak.lines[:_LINES]], peak.lines[_LINES:]
+    if rest:
+        rows.append((f"{len(rest):,} more", sum(nbytes for _, nbytes in rest)))
+    return [
+        Column("by line", [line for line, _ in rows], fit="cut", css="gm-code"),
+        Column("memory", [size(nbytes) for _, nbytes in rows], number=True),
+        Column("share", [share(nbytes, peak.nbytes) for _, nbytes in rows], number=True),
+    ]
+
+
+def _notes(peak: MemoryPeak) -> list[str]:
+    found = [f"Recording added up to {duration(peak.added_seconds)} to the cell's time."]
+    if not peak.complete:
+        found.append("More happened than the record holds: what came first is missing.")
+    if peak.saved:
+        found.append(f"{peak.saved} is for the viewer at https://docs.pytorch.org/memory_viz")
+    return found

@@ -1,41 +1,40 @@
 """Explain an out-of-memory error of any framework: what was needed, who holds it, what helps.
 
 None of the user's code runs, except in dry runs. The exception stays as it is, and the result holds
-no tensor and no frame. What helps is first to free what nobody needs any more, and memory that is
-there and that this cell cannot have; `levers_by_trial.py` has other ways to compute the same.
+no tensor and no frame. Each lever is a change that a dry run confirms: memory that is freed, other
+values of some variables, what each pass keeps, or a context in which the code runs.
 """
 
 import ast
-import os
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from functools import cache, partial
+from itertools import chain, permutations
+from typing import Any
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size, some
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.oom_state import ROUNDED, TORCH, OutOfMemoryState, read
+from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
+from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.usercode.files import shell, user_namespace
-from gpumagic.usercode.frames import FailedFrame, failed_frames
-from gpumagic.usercode.lines import UserLine, innermost_of
-from gpumagic.usercode.syntax import RestOfCode
-from gpumagic.usercode.values import torch_here
-
-if TYPE_CHECKING:
-    from gpumagic.memory.oom_trials import Trials
+from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
+from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
+from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
+from gpumagic.usercode.variables import names_read
 
 _MOST = 4
-_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_EXPANDABLE = "expandable_segments:True"
-_NO_POOL = {
-    "JAX": '`os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"` before JAX is imported, in a '
-    "new kernel",
-    "TensorFlow": "`tf.config.experimental.set_memory_growth(gpu, True)` before TensorFlow starts, "
-    "in a new kernel",
-    "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
-}
-_SHARE = 0.95
+# A change that saves less than this part of the need is worth no line, unless the cell then fits.
+_WORTH = 0.05
+# Half a batch needs about half of the memory. If it needs more, it does not decide; if less,
+# samples are paired with each other, and a smaller batch computes something else.
+_PAIRED, _DECIDES = 0.4, 0.8
+# The reported number is at most this far below the largest that fits. A closer one would cost dry
+# runs, and depends on fragmentation. On a real GPU there is a margin besides.
+_NEAR, _NEAR_REAL = 0.05, 0.1
+_CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
 def explain_out_of_memory(
@@ -61,183 +60,136 @@ def explain_out_of_memory(
         found = read(error)
         if found is not None:
             said, shortage = found
-            frames = _frames(said, error)
+            frames = failed_frames(said.__traceback__)
+            if error is not said and not any(frame.at_top for frame in frames):
+                # It was caught, and another raised from it.
+                frames += [each for each in failed_frames(error.__traceback__) if each.at_top]
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
-            name = f"cuda:{shortage.ordinal}"
-            here = any(each.device == name for each in holders_by_name.figures())
-            if frames and where is not None and here:
+            here = [each.device for each in holders_by_name.figures()]
+            if frames and where is not None and f"cuda:{shortage.ordinal}" in here:
                 state = OutOfMemoryState(shortage, said, error, frames, user_namespace(), earlier)
                 with ProgressLine(shell()) as line:
-                    return _explained(state, where, _trials(state, line))
+                    return _explained(state, where, Trials(state, line))
     return None
 
 
-def _frames(said: BaseException, error: BaseException) -> list[FailedFrame]:
-    """Return the user's frames, from the deepest to the cell's."""
-    found = failed_frames(said.__traceback__)
-    if error is not said and not any(frame.at_top for frame in found):
-        # It was caught, and another raised from it.
-        found += [frame for frame in failed_frames(error.__traceback__) if frame.at_top]
-    return found
-
-
-def _trials(state: OutOfMemoryState, line: ProgressLine) -> "Trials | None":
-    """Return the dry runs; None for frameworks other than torch, which they cannot follow."""
-    if state.shortage.library != TORCH:
-        return None
-    from gpumagic.memory.oom_trials import Trials
-
-    return Trials(state, line)
-
-
-def _explained(s: OutOfMemoryState, where: UserLine, t: "Trials | None") -> OutOfMemory:
-    failed, settled = s.frames[0].failed, by_figures(s)
-    if settled is None or (t is not None and s.wanted > (s.device.total or s.wanted)):
-        levers = _chosen(s, t)
-    else:
-        levers = settled[1]
-    loop = t.loop if t is not None else None
-    trial = loop or (t.whole if t is not None else None)
+def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
+    failed = s.frames[0].failed
+    reason, found = by_figures(s, t) or (_reason(s, t), levers(s, t))
+    loop, best = t.loop, t.best
+    stale = best.stale if best is not None and best.frame.at_top else ()
     return OutOfMemory(
         expression=where.source if failed is None else s.frames[0].text(failed),
         line=where.line,
         label=where.label,
         wanted=s.shortage.wanted,
         device=s.device,
-        reason=settled[0] if settled is not None else _reason(s, t),
-        levers=tuple(levers),
+        reason=reason,
+        levers=tuple(found),
         traceback_holds=s.traceback_holds,
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=s.adds_to(loop.rest) if loop is not None else "",
-        stale=() if trial is None else trial.stale_holders,
+        stale=tuple(sorted(name for name in stale if s.worth(s.alone([name])))),
     )
 
 
-def _reason(s: OutOfMemoryState, t: "Trials | None") -> str:
-    if t is not None and (trial := t.loop or t.whole) is not None and trial.need is not None:
-        if t.loop is None:
-            left = size(max(trial.room, 0))
-            return f"the code needs {size(trial.need.most)} more, and only {left} is free for it"
+def _reason(s: OutOfMemoryState, t: Trials) -> str:
+    trial = t.best
+    if trial is None or trial.need is None:
+        first = s.device.holders[0] if s.device.holders else None
+        most = f", most of it by {first.path} ({size(first.nbytes)})" if first else ""
+        left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""
+        return f"{size(s.device.allocated)} are in use{most}{left}"
+    if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
         return f"each pass of the loop in line {line} keeps {grows} more"
-    first = s.device.holders[0] if s.device.holders else None
-    most = f", most of it by {first.path} ({size(first.nbytes)})" if first else ""
-    left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""
-    return f"{size(s.device.allocated)} are in use{most}{left}"
+    left = size(max(trial.room, 0))
+    return f"the code needs {size(trial.need.most)} more, and only {left} is free for it"
 
 
-# -- memory that only others can use, or that nobody needs any more
-def by_figures(s: OutOfMemoryState) -> tuple[str, list[Lever]] | None:
-    """Return a reason that the figures alone prove, and its levers: memory only others can use."""
-    total, on, device = s.device.total or 0, s.name, s.device
-    short, torchs = max(s.short_by, 1), s.shortage.library == TORCH
-    if total and s.wanted > total:
-        return f"{size(s.wanted)} at once is more than the {size(total)} that {on} has in all", []
-    if found := _limit_of_torch(s, total, short) if torchs else _limit_of_library(s, total, short):
-        return found
-    # Enough is unallocated, but not in one piece. The figures are rounded.
-    if torchs and s.wanted and s.short_by <= -ROUNDED * s.capacity:
-        unused = (device.reserved or 0) - (device.allocated or 0)
-        pieces = f"in pieces too small for {size(s.wanted)} at once"
-        why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
-        joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
-        do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
-        return why, [] if joined else [Lever(do, unused)]
-    for pool in device.pools:
-        unused = (pool.taken or 0) - (pool.used or 0)
-        if unused >= short and pool.framework != s.shortage.library:
-            has = f"{size(pool.taken)} of {on}, of which it uses {size(pool.used)}"
-            why = f"{pool.framework} in this process has taken {has}"
-            return why, [Lever(_NO_POOL[pool.framework], unused)]
-    if (held := device.others or 0) >= max(short, device.allocated or 0):
-        named = some(name for name, _ in device.others_by_name)
-        why = f"other processes hold {size(held)} of {on}" + (f": {named}" if named else "")
-        return why, [*other_gpu(s, None)]
+def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
+    """Return a reason that the figures alone prove, with its levers; None if they prove none."""
+    if s.device.total is not None and s.wanted > s.device.total:
+        most = f"more than the {size(s.device.total)} that {s.name} has in all"
+        return f"{size(s.wanted)} at once is {most}", levers(s, t)
+    for nbytes, why, do in s.unavailable():
+        if nbytes >= max(s.short_by, 1):
+            return why, [Lever(do, nbytes)] if do else [*other_gpu(s, t)]
     return None
 
 
-def _limit_of_torch(s: OutOfMemoryState, total: int, short: int) -> tuple[str, list[Lever]] | None:
-    """Check for a limit on this process."""
-    limit = s.shortage.total or total
-    if limit >= total or short > total - limit:
-        return None
-    why = f"this process may have {size(limit)} of the {size(total)} that {s.name} has"
-    do = "`torch.cuda.set_per_process_memory_fraction(1.0)`"
-    if torch_here().cuda.mem_get_info(s.shortage.ordinal)[1] <= limit:
-        why = f"{why}, by a limit of MPS, of its container or of a vGPU"
-        do = "raise that limit (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or ask who set it)"
-    return why, [Lever(do, total - limit)]
+def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
+    """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
+    free, less = (free_kept, delete), (other_values, keep_less, no_graph)
+    # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
+    first = (free, less) if t.loop is None else (less, free)
+    found: list[Lever] = []
+    for group in (*first, (smaller, narrower, other_gpu)):
+        for lever in chain.from_iterable(find(s, t) for find in group):
+            found.append(lever)
+            enough = [each for each in found if _is_enough(s, each)]
+            # One thing to free is enough, and of other code there is a choice.
+            if len(enough) == (1 if group is free else 2):
+                return enough
+        if found and enough:
+            return enough
+    return found[:_MOST]
 
 
-def _limit_of_library(
-    s: OutOfMemoryState, total: int, short: int
-) -> tuple[str, list[Lever]] | None:
-    """Check for the limit of JAX's or another library's own allocator."""
-    limit, library = s.capacity, s.shortage.library
-    own = next((pool.limit for pool in s.device.pools if pool.framework == library), None)
-    if own != limit or limit + short > (s.device.free or 0) + (s.device.reserved or 0):
-        return None
-    why = f"{library} may take {size(limit)} of the {size(total)} that {s.name} has"
-    do = f"`%env XLA_PYTHON_CLIENT_MEM_FRACTION={_SHARE}` before JAX starts, in a new kernel"
-    gives = max(int(_SHARE * total) - limit, 0)
-    return f"{why}: 75 % by default", [Lever(do, gives)] if library == "JAX" else []
+def _is_enough(s: OutOfMemoryState, lever: Lever) -> bool:
+    return lever.fits is True or (lever.fits is None and (lever.gives or 0) >= s.short_by)
 
 
-def other_gpu(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
-    """Propose another GPU with room for the cell's need and for the variables it reads here."""
-    torch = torch_here()
-    if torch is None or s.shortage.library != TORCH or (t is not None and t.loop is not None):
+def _helps(
+    trial: CodeTrial | None, do: str, gives: int | None = None, freed: int = 0, **change: Any
+) -> Iterator[Lever]:
+    """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
+    if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
-    need = t.whole.need if t is not None and t.whole is not None else None
-    reads = s.read | s.rests[-1].read_anywhere
-    needed = max(need.most if need else 0, s.wanted)
-    needed += sum(each.nbytes for each in s.storages if each.roots & reads)
-    for ordinal in range(torch.cuda.device_count()):
-        free = torch.cuda.mem_get_info(ordinal)[0]
-        if ordinal != s.shortage.ordinal and free >= needed:
-            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free)
-            return
+    need, fits = trial.need, trial.fits(then, freed)
+    if trial.grows_much:  # then all that counts is what each pass keeps
+        helps = then.grows is not None and 4 * then.grows <= 3 * (need.grows or 0)
+    else:
+        helps = fits or need.most - then.most >= _WORTH * need.most
+    if helps:
+        yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
 
 
-def free_kept(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
+# -- what nobody needs any more
+def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Outputs and errors of earlier cells; the error that an `except` block handles."""
     if s.worth(s.kept):
-        whole = t.whole if t is not None else None
-        fits = whole.fits(whole.need, s.kept) if whole is not None and whole.need else None
+        fits = t.whole.fits(t.whole.need, s.kept) if t.whole and t.whole.need else None
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
     held = s.alone([s.handled], in_frames=True)
     if s.worth(held):
         yield Lever("retry after the `except` block, which keeps the frames of its error", held)
 
 
-def delete(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
+def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to delete the largest variables that nothing reads any more, as many as needed."""
-    for n, rest in enumerate(s.rests):
-        trial = None if t is None else t.whole if rest.frame.at_top else t.every[n]
+    for rest, inner in zip(s.rests, t.every, strict=True):
+        trial = t.whole if rest.frame.at_top else inner
         need = trial.need if trial is not None and trial.is_short else None
         lacking = s.short_by if trial is None or need is None else need.most - trial.room
         names = _unread(s, rest, lacking)
         if not names or rest.failed is None:
             continue
-        gives = s.alone([s.local(rest.frame, n) for n in names], in_frames=not rest.frame.at_top)
-        if set(names) & (rest.overwritten | rest.read_anywhere):
+        paths = [s.local(rest.frame, name) for name in names]
+        gives = s.alone(paths, in_frames=not rest.frame.at_top)
+        fits = trial.fits(need, gives) if trial is not None and need is not None else None
+        if {*names} & (rest.overwritten | rest.read_anywhere):
             code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
             timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
-            do = f"`{code}` before {'that line' if timed else f'line {rest.failed.lineno}'}"
-            changed: dict[str, Any] = {"before": code}
-        else:
+            where = "that line" if timed else f"line {rest.failed.lineno}"
+            yield Lever(f"`{code}` before {where}", gives, fits)
+        elif trial is None or need is None or trial.tried(gone=names) is not None:
+            # Else it is read in a way that the code does not show.
             do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
-            changed = {"gone": names}
-        if trial is None or need is None:
-            yield Lever(do, gives)
-            continue
-        freed = gives if "gone" in changed else 0  # else the dry run itself frees it
-        then = trial.tried(**changed)
-        if then is not None and then.most - freed < need.most:
-            yield Lever(do, gives, trial.fits(then, freed))
+            yield Lever(do, gives, fits)
 
 
-def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> tuple[str, ...]:
+def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
     frame, at_top = rest.frame, rest.frame.at_top
     # A rerun needs the variables that this code made before, unless it assigns them again.
@@ -247,59 +199,205 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> tuple[str, .
     def gives(paths: list[str]) -> int:
         return s.alone(paths, in_frames=not at_top)
 
-    rows = (
-        [r.path, *(a for a in r.aliases if a in s.namespace and at_top)] for r in s.device.holders
-    )
-    groups = [paths for paths in rows if all(path in free for path in paths)]
+    rows = [
+        [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
+        for row in s.device.holders
+    ]
+    groups = [paths for paths in rows if free.keys() >= {*paths}]
     chosen: list[str] = []
     for paths in sorted(groups, key=gives, reverse=True):
         if gives(chosen) < max(lacking, 1) and s.worth(gives([*chosen, *paths])):
             chosen += (path for path in paths if path not in chosen)
-    return tuple(free[path] for path in chosen)
+    return [free[path] for path in chosen]
 
 
-def load_on_host(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
-    """Propose to read a checkpoint into the host's memory: its tensors were saved on this GPU."""
-    call = s.frames[0].failed
-    if torch_here() is not None and isinstance(call, ast.Call) and len(call.args) == 1:
-        is_load = s.frames[0].scope.value(call.func) is torch_here().load
-        if is_load and not any(key.arg in ("map_location", None) for key in call.keywords):
-            do = '`map_location="cpu"` in that `torch.load`; `load_state_dict` copies from there'
-            yield Lever(do, s.traceback_holds + s.wanted)
-
-
-# -- the choice
-_Find = Callable[[OutOfMemoryState, Any], Iterator[Lever]]
-_FREE: tuple[_Find, ...] = (load_on_host, free_kept, delete)
-
-
-def _levers(t: "Trials | None") -> Iterator[tuple[_Find, ...]]:
-    """Yield groups of levers; later ones cost the user more."""
-    if t is None:
-        yield from (_FREE, (other_gpu,))
+def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose another GPU with room for what is allocated on this one and for the request."""
+    if s.shortage.library != TORCH or t.loop is not None:
         return
-    from gpumagic.memory.levers_by_trial import keep_less, no_graph, otherwise, rewritten, smaller
-
-    # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
-    less = rewritten, keep_less, no_graph
-    yield from (_FREE, less) if t.loop is None else (less, _FREE)
-    yield (smaller, otherwise, other_gpu)
-
-
-def _chosen(s: OutOfMemoryState, t: "Trials | None") -> list[Lever]:
-    """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    found: list[Lever] = []
-    for group in _levers(t):
-        for lever in (each for find in group for each in find(s, t)):
-            found.append(lever)
-            # One thing to free is enough, and of other code there is a choice.
-            if sum(_is_enough(s, each) for each in found) == (1 if group == _FREE else 2):
-                break
-        if any(_is_enough(s, each) for each in found):
-            found = [each for each in found if _is_enough(s, each)]
-            break
-    return found[:_MOST]
+    need = t.whole.need.most if t.whole is not None and t.whole.need is not None else 0
+    needed = max((s.device.allocated or 0) + s.wanted, s.held + need)
+    cuda = torch_here().cuda
+    for ordinal in range(cuda.device_count()):
+        free = cuda.mem_get_info(ordinal)[0]
+        if ordinal != s.shortage.ordinal and free >= needed:
+            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free)
+            return
 
 
-def _is_enough(s: OutOfMemoryState, lever: Lever) -> bool:
-    return lever.fits is True or (lever.fits is None and (lever.gives or 0) >= s.short_by)
+# -- what each pass of a loop keeps
+def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose that each pass of a loop keeps less: without its graph, or on the CPU."""
+    trial = t.loop
+    path = s.adds_to(trial.rest) if trial is not None else ""
+    if trial is None or not path:
+        return
+    frame, loop, inside = trial.frame, trial.rest.loops[0], path not in s.namespace
+    local = (n for n in frame.scope.local if s.local(frame, n) == path)
+    name = next(local, "" if inside else path)
+    # The results of a pass, which the next one makes again, hold the same graphs.
+    made = {s.local(frame, n) for n in stored(loop)} | {path}
+    graphs = s.alone(made, in_frames=inside, graph_of=path)
+    row = next(row for row in s.device.holders if row.path == path)
+    whole = s.alone([path], in_frames=inside) or row.nbytes
+    detached = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
+    # A name that each pass makes from its value before, such as a state, may keep all graphs.
+    names = dict.fromkeys((name, *sorted(trial.rest.added_up)) if graphs else ())
+    changes = [(detached, _without_graph, graphs, each) for each in names]
+    changes.append(("keep `.cpu()` of the tensors in `{}`", _on_host, whole, name))
+    for do, keep, gives, each in changes:
+        if each and not _derived(s, loop, each):
+            keeping = each, partial(_each_tensor, keep)
+            for lever in _helps(trial, do.format(each), gives, whole, keep=keeping):
+                yield lever
+                if lever.fits:
+                    return
+
+
+def _derived(s: OutOfMemoryState, loop: ast.AST, name: str) -> bool:
+    """Whether a backward pass needs the graphs of a name: one from it, or one after the loop."""
+    calls = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute) and n.attr == "backward"]
+    from_it = any(name in names_read(ast.Expression(call.value)) for call in calls)
+    return from_it or (not calls and any(rest.backward for rest in s.rests))
+
+
+def _without_graph(tensor: Any) -> Any:
+    return 0.0 if tensor.numel() == 1 else tensor.detach()
+
+
+def _on_host(tensor: Any) -> Any:
+    return tensor.detach().cpu()
+
+
+def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
+    """Change the tensors in a value; in the attributes of an object, in place."""
+    from torch.utils._pytree import tree_map
+
+    def changed(item: Any) -> Any:
+        return change(item) if is_tensor(item) else item
+
+    is_whole = is_tensor(value) or is_module(value) or isinstance(value, (list, dict, tuple))
+    if is_whole or not own(value):
+        return tree_map(changed, value)
+    for name, held in [*own(value).items()]:
+        if is_tensor(held) or isinstance(held, (list, dict, tuple)):
+            setattr(value, name, tree_map(changed, held))
+    return value
+
+
+# -- the same in another way
+def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose one shape for two operands, and float32 for NumPy's float64."""
+    for do, names in [*_one_shape(s, t), *_single(s, t)]:
+        yield from _helps(t.best, do, names=names)
+
+
+def _one_shape(s: OutOfMemoryState, t: Trials) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Find [N] and [N, 1], which broadcast to [N, N]; a view that the code made is meant so."""
+    known = t.best.names if t.best is not None else {}
+    operands = [value for value in s.operands if is_tensor(value) and value.numel() > 1]
+    for one, two in permutations(operands, 2):
+        column = max(one, two, key=lambda operand: operand.dim())
+        alike = one.numel() == two.numel() and one.dim() != two.dim() and column.shape[-1] == 1
+        for name in known if alike and not column._is_view() else ():
+            if known[name] is one:
+                code = f"{name}.view({', '.join(map(str, two.shape))})"
+                shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
+                many = f"{one.numel():,} × {two.numel():,}"
+                yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
+
+
+def _single(s: OutOfMemoryState, t: Trials) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Find NumPy's arrays of float64 that the code reads."""
+    known = t.best.names if t.best is not None else {}
+    for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
+        value = known[name]
+        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
+            do = f'`{name}.astype("float32")`: float64 takes twice the memory'
+            yield do, {name: type(value)(value.shape, "float32")}
+
+
+def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """`torch.no_grad()` where no backward pass follows."""
+    if t.best is not None and not any(rest.backward for rest in s.rests):
+        do = "`with torch.no_grad():` around it: no backward pass follows"
+        yield from _helps(t.best, do, within=torch_here().no_grad)
+
+
+def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose 16-bit numbers."""
+    if t.whole is not None and t.loop is None:
+        torch = torch_here()
+        autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
+        do = '`with torch.autocast("cuda", torch.bfloat16):` around it'
+        yield from _helps(t.whole, do, within=autocast)
+        do = "`dtype=torch.bfloat16` for the tensors that it makes"
+        # In a dry run's process nothing needs to be restored.
+        made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
+        yield from _helps(t.whole, do, within=made)
+
+
+# -- a smaller number
+def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
+    for trial in t.every if t.loop is None else ():
+        if trial.is_short and (names := _batch(s, trial)):
+            yield from _smaller(s, trial, names)
+            return
+
+
+def _smaller(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iterator[Lever]:
+    from gpumagic.fitting.fit_search import largest
+
+    count = len(trial.names[names[0]])
+    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
+    sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
+
+    @cache
+    def needed(number: float) -> float:
+        cut = {name: trial.names[name][: int(number)] for name in names}
+        need = trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, int(number)))
+        return math.inf if need is None else need.most
+
+    need = trial.need
+    if need is None or not _PAIRED <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
+        return
+    near = _NEAR if s.device.virtual else _NEAR_REAL
+    # One sample alone is refused by a layer that normalizes over them.
+    values = range(1 if math.isfinite(needed(1)) else 2, count)
+    fits = largest(values, needed, trial.room, near=near / 2)
+    if fits is not None:
+        steps, then = -(-count // int(fits)), int(needed(fits))
+        added = f", the gradients of {steps} added up" if any(r.backward for r in s.rests) else ""
+        do = f"{some(f'`{name}`' for name in names)}: a batch of {int(fits):,} instead of {count:,}"
+        do = f"{do}{added} (at most {100 * near:.0f} % less than would fit)"
+        yield Lever(do, need.most - then, trial.fits(need._replace(most=then)))
+
+
+def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
+    """Return the largest tensor that a model reads as a whole, and others with as many samples."""
+    every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
+    values: dict[str, Any] = {name: trial.names.get(name) for name in read}
+    found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
+    names = sorted(found, key=lambda name: -found[name].nbytes)
+    alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
+    learns = any(is_module(every.get(name)) for name in s.read.union(read))
+    learns = learns or any(rest.backward for rest in s.rests)
+    return alike if learns and not _is_cut(trial.code, alike) else []
+
+
+def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
+    """Whether code takes rows of these tensors, or cuts batches from any by itself."""
+    for node in (node for stmt in code for node in ast.walk(stmt)):
+        part: Any = None
+        if isinstance(node, ast.Subscript):
+            part = node.value
+            if isinstance(node.slice, ast.Slice) and names_read(ast.Expression(node.slice)):
+                return True
+        elif isinstance(node, ast.Attribute) and node.attr in _CUTS:
+            part = node.value
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            part = node.iter
+        if getattr(part, "id", "") in names:
+            return True
+    return False

@@ -15,32 +15,20 @@ from gpumagic.device import cuda_state
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, meant
-from gpumagic.memory import find_holders
-from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.holders_by_name import WORKSPACE, grouped
+from gpumagic.memory.holders_by_name import FoundStorage, array_places, find, grouped
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, MemoryHolder
-from gpumagic.memory.roots import KeptErrors, KeptOutputs
+from gpumagic.memory.roots import KeptOutputs, release_errors
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
 
 
 @dataclass(frozen=True)
 class Released:
-    """Record what one cause had held.
+    """Record what one cause had held."""
 
-    Attributes
-    ----------
-    cause : str
-        ``"the exception of In [7]"``, ``"Out[3], _"``, ``"gradients"``, ``"batch"``.
-    nbytes : dict of str to int
-        Bytes of torch's allocator that came back, by device.
-    held_by : tuple of str
-        Who else holds what it had held, where nothing came back.
-    """
-
-    cause: str
-    nbytes: dict[str, int]
-    held_by: tuple[str, ...] = ()
+    cause: str  # "the exception of In [7]", "Out[3], _", "gradients", "batch"
+    nbytes: dict[str, int]  # of torch's allocator that came back, by device
+    held_by: tuple[str, ...] = ()  # who else holds it, where nothing came back
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,26 +39,17 @@ class Freed(Shown):
     ----------
     released : tuple of Released
         What was released, in that order; some may have freed nothing.
-    kept : tuple of str
-        Outputs that are variables too. They were left: releasing them would free nothing.
-    returned : dict of str to int
-        Bytes that torch's allocator gave back to the driver, by device.
     allocated : dict of str to int
         Bytes that tensors still hold, by device.
     holders : tuple of MemoryHolder
         The holders that still hold the most.
-    debug_gone : bool
-        Whether the frames of an exception were released: ``%debug`` no longer works for it.
     skipped : tuple of str
         Names that could not be deleted, each with the reason.
     """
 
     released: tuple[Released, ...]
-    kept: tuple[str, ...]
-    returned: dict[str, int]
     allocated: dict[str, int]
     holders: tuple[MemoryHolder, ...]
-    debug_gone: bool
     skipped: tuple[str, ...] = ()
 
     @property
@@ -116,80 +95,59 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     meter = _Meter()
     _empty_backwards_queue()
     meter.take("garbage", told=False)
-    outputs, found = KeptOutputs(namespace), find(namespace)
-    holding = _holding(found)
-    wrong = _wrong([name for name in names if not outputs.has(name)], namespace, holding)
-    if wrong and len(wrong) == len(names):
-        name, why = next(iter(wrong.items()))
-        question = "" if name in namespace else meant(name, namespace)
-        raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
-    names = tuple(name for name in names if name not in wrong and not outputs.has(name))
-    spare = [each for each in found if not _is_needed(each, names)]
-    spare = [each for each in spare if not on or each.device in on]
-    error = ""
+    found, outputs = find(namespace), KeptOutputs(namespace)
+    skipped = _skipped(names, namespace, outputs, found)
+    gone = [name for name in names if name not in skipped and not outputs.has(name)]
+    spare = [each for each in found if _is_spare(each, gone) and (not on or each.device in on)]
     if any(way.kind == EXCEPTION for each in spare for way in each.ways):
-        error = KeptErrors().let_go()
-        meter.take(error)
-    alone = _holding(spare)
-    dropped = [name for name in outputs.numbered() if name in alone]
-    also_variables = [name for name in outputs.numbered() if name in holding - alone]
-    if dropped:
+        meter.take(release_errors())
+    held = {name for each in spare for name in each.roots}
+    if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
         meter.take(", ".join(dropped))
     if grads:
-        _let_go_of_gradients(namespace)
+        _release_gradients(namespace)
         meter.take("gradients")
-    for name in names:
+    for name in gone:
         del namespace[name]
-        meter.take(name, held_by=_others(name, names, found))
-    if torch_here() is not None:
-        from gpumagic.memory.allocator import clear_workspaces
-
-        clear_workspaces()
-        meter.take(WORKSPACE, told=False)
-    returned = meter.empty_cache()
-    return Freed(
-        released=tuple(meter.released),
-        kept=tuple(also_variables),
-        returned=returned,
-        allocated=allocated(),
-        holders=tuple(grouped(find(namespace))),
-        debug_gone=bool(error),
-        skipped=tuple(wrong.values()),
-    )
+        meter.take(name, held_by=_others(name, gone, found))
+    _empty_cache()
+    meter.take("cuBLAS workspace", told=False)
+    left = tuple(grouped(find(namespace)))
+    return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
 
 
-def _holding(found: Iterable[FoundStorage]) -> set[str]:
-    return {name for each in found for name in each.roots}
+def _skipped(
+    names: Collection[str],
+    namespace: Mapping[str, Any],
+    outputs: KeptOutputs,
+    found: Iterable[FoundStorage],
+) -> dict[str, str]:
+    """Return why each of the names that cannot be deleted cannot be; GpuError if none can."""
+    holding = {name for each in found for name in each.roots}
+    skipped = {name: f"{name} holds nothing on a GPU" for name in names if name not in holding}
+    skipped |= {n: f"there is no variable {n!r}" for n in skipped if n not in namespace}
+    skipped = {name: why for name, why in skipped.items() if not outputs.has(name)}
+    if skipped and len(skipped) == len(names):
+        name, why = next(iter(skipped.items()))
+        question = "" if name in namespace else meant(name, namespace)
+        raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
+    return skipped
 
 
-def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
-    """Whether a holder remains that is neither released nor to be deleted."""
-    return any(way.kind not in KEPT and way.root not in names for way in storage.ways)
+def _is_spare(storage: FoundStorage, gone: Collection[str]) -> bool:
+    """Whether only what is released or deleted holds some memory."""
+    return all(way.kind in KEPT or way.root in gone for way in storage.ways)
 
 
 def allocated() -> dict[str, int]:
     """Return the bytes of tensors on each GPU, and of frameworks that list their arrays."""
-    found = Counter(_by_device("memory_allocated"))
-    for place in {place for _, place in find_holders.array_places([])}:
-        found[place.device] += place.nbytes
-    return dict(found)
-
-
-def _by_device(figure: str) -> dict[str, int]:
-    """Return a figure of torch's allocator for each GPU."""
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
-    return {f"cuda:{n}": getattr(torch.cuda, figure)(n) for n in range(count)}
-
-
-def _wrong(
-    names: Iterable[str], namespace: Mapping[str, Any], holding: Collection[str]
-) -> dict[str, str]:
-    """Return why each of the names that cannot be deleted cannot be."""
-    nothing, missing = "{} holds nothing on a GPU", "there is no variable {!r}"
-    wrong = [name for name in names if name not in namespace or name not in holding]
-    return {name: (nothing if name in namespace else missing).format(name) for name in wrong}
+    found = Counter({f"cuda:{n}": torch.cuda.memory_allocated(n) for n in range(count)})
+    for place in {place for _, place in array_places([])}:
+        found[place.device] += place.nbytes
+    return dict(found)
 
 
 def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
@@ -206,18 +164,25 @@ def _empty_backwards_queue() -> None:
             torch.ones((), device="cpu", requires_grad=True).backward()
 
 
-def _let_go_of_gradients(namespace: Mapping[str, Any]) -> None:
-    if torch_here() is None:
+def _release_gradients(namespace: Mapping[str, Any]) -> None:
+    if (torch := torch_here()) is None:
         raise GpuError("gradients are torch's to keep; JAX's are variables: %gpufree NAME")
-    from torch.nn import Parameter
-
     from gpumagic.moving.find_tensors import TensorFinder
 
-    finder = TensorFinder(str(namespace.get("__name__", "__main__")))
+    finder = TensorFinder()
     finder.variables(namespace.items())
     for found in finder.tensors:
-        if isinstance(found.tensor, Parameter) and found.tensor.is_cuda:
+        if isinstance(found.tensor, torch.nn.Parameter) and found.tensor.is_cuda:
             found.tensor.grad = None
+
+
+def _empty_cache() -> None:
+    """Give cuBLAS's workspaces and unused memory back to the driver."""
+    if (torch := torch_here()) is not None:
+        from gpumagic.memory.allocator import clear_workspaces
+
+        clear_workspaces()
+        torch.cuda.empty_cache()
 
 
 class _Meter:
@@ -237,39 +202,27 @@ class _Meter:
             self.released.append(Released(cause, came, others))
         self._before = now
 
-    @staticmethod
-    def empty_cache() -> dict[str, int]:
-        """Give unused memory back to the driver; return the bytes by device."""
-        if (torch := torch_here()) is None:
-            return {}
-        before = _by_device("memory_reserved")
-        torch.cuda.empty_cache()
-        now = _by_device("memory_reserved")
-        return {device: count - now[device] for device, count in before.items()}
-
 
 _HOLDERS = 3
 
 
 def text(freed: Freed) -> str:
     """`freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
-    return " · ".join([_head(freed), *freed.skipped, _held(freed)])
+    gave = [each for each in freed.released if any(each.nbytes.values())]
+    causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
+    nothing = [_nothing(each) for each in freed.released if each not in gave]
+    if gave:
+        head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
+    else:
+        head = (
+            "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
+        )
+    return " · ".join([head, *freed.skipped, _held(freed)])
 
 
 def html(freed: Freed) -> str:
     """The same line as HTML."""
-    rest = "".join(tag("span", f" · {part}", "gm-dim") for part in (*freed.skipped, _held(freed)))
-    return block(tag("b", _head(freed)) + rest)
-
-
-def _head(freed: Freed) -> str:
-    gave = [each for each in freed.released if any(each.nbytes.values())]
-    nothing = [_nothing(each) for each in freed.released if each not in gave]
-    without = "".join(f"; {each}" for each in nothing)
-    if not gave:
-        return f"nothing was freed{without}" if nothing else "there was nothing to free"
-    causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
-    return f"freed {size(freed.nbytes)} ({causes}{without})"
+    return block(tag("div", text(freed)))
 
 
 def _nothing(released: Released) -> str:

@@ -1,81 +1,194 @@
-"""Ask who holds the memory of each GPU now.
+"""Tell who holds the memory of each GPU now: every storage once, and its holders by name.
 
-Nothing here starts CUDA or makes a context on a GPU that has none; unknown figures are None. JAX
-lists its live arrays cheaply, so which cell made each is noted after the cell.
+A storage counts as torch's allocator counts it; arrays of other libraries by the protocols for
+exchanging arrays. The result is names and numbers and keeps nothing alive; none of the user's code
+runs. Nothing here starts CUDA or makes a context on a GPU that has none; unknown figures are None.
 """
 
-import sys
-import weakref
+import gc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain, groupby
 from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpumagic import faults
 from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.known import imported, jax_here, started
-from gpumagic.gputable.gpu_columns import UNSEEN, Holder, holders
-from gpumagic.memory.find_holders import FoundStorage, find
+from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
+from gpumagic.frameworks.known import imported, started
+from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.memory_report import (
+    KEPT,
     UNREACHED,
     DeviceMemory,
-    Made,
     MemoryHolder,
     MemoryReport,
-    is_of_other_library,
 )
-from gpumagic.memory.object_graph import no_collections
-from gpumagic.memory.paths import Way
+from gpumagic.memory.object_graph import (
+    Paths,
+    Root,
+    Walk,
+    Way,
+    is_other_array,
+    no_collections,
+    of_kinds,
+)
+from gpumagic.memory.roots import Roots, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
 from gpumagic.usercode.files import user_namespace
-from gpumagic.usercode.values import torch_here
+from gpumagic.usercode.values import comes_from, torch_here
 
 if TYPE_CHECKING:
-    from gpumagic.memory.allocator import Allocator, MadeIn
+    from gpumagic.memory.allocator import Allocator
 
 
-_cells: dict[int, tuple["weakref.ref[Any]", str]] = {}
-Places = Mapping[tuple[str, int], str]
+# -- every storage
+class FoundStorage(NamedTuple):
+    """Describe a piece of memory on a GPU: its bytes, and its holders; the first one counts."""
+
+    device: str
+    address: int  # as in torch.cuda.memory_snapshot()
+    nbytes: int
+    ways: tuple[Way, ...]
+    path: tuple[str, ...] = ()  # where paths were asked for: a root's name, and the steps from it
+    parameter: tuple[str, ...] = ()  # path of the parameter that this is kept for
+    is_of_other_library: bool = False  # torch has not allocated it
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether only holders that `%gpufree` releases hold it."""
+        return all(way.kind in KEPT for way in self.ways)
+
+    @property
+    def roots(self) -> set[str]:
+        """Return the first names of all its holders."""
+        return {way.root for way in self.ways}
 
 
-def note(cell: str) -> None:
-    """Record that a cell, ``"In [3]"``, made the new arrays; or that their cell is unknown."""
-    for key in [key for key, (array, _) in _cells.items() if array() is None]:
-        del _cells[key]
-    for array in jax_here().live():
-        if id(array) not in _cells:
-            _cells[id(array)] = weakref.ref(array), cell
+def allocations() -> "Allocator | None":
+    """Return what torch has allocated now, and where it was made; None without torch."""
+    if torch_here() is None:
+        return None
+    from gpumagic.memory.allocator import Allocator
+
+    return Allocator()
 
 
-def forget() -> None:
-    """Forget the cells of all arrays."""
-    _cells.clear()
+def find(
+    namespace: Mapping[str, Any],
+    *,
+    before: Iterable[Root] = (),
+    after: Iterable[Root] = (),
+    closed: Iterable[Any] = (),
+    allocator: "Allocator | None" = None,
+    paths: bool = False,
+) -> list[FoundStorage]:
+    """List every storage on a GPU that this process holds, the largest first.
+
+    `before` and `after` are walked besides the notebook's own roots, and no path passes through
+    `closed`. With `paths`, each storage gets the path to it, which takes longer.
+    """
+    torch = torch_here()
+    # Nor may a `__torch_function__` of the user's run.
+    with no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
+        allocator = allocator or allocations()
+        roots = Roots(namespace)
+        walk = Walk([*roots.closed(), *closed], roots.is_users_class)
+        for group in (before, *roots.near(), after):
+            walk.walk(group)
+        met = _met(walk, allocator)
+        if allocator is not None and (missing := _missing(allocator, met)):
+            walk_unreachable(walk, missing)
+            met = _met(walk, allocator)
+        return _storages(walk, met, allocator, paths)
 
 
-def places() -> Places:
-    """Return the cells by device and address of the live arrays that they made."""
-    found: dict[tuple[str, int], str] = {}
-    framework = jax_here() if "jax" in sys.modules and _cells else None
-    for known, cell in [*_cells.values()]:
-        if framework is not None and framework.is_array(array := known()):
-            for place in framework.places(array):  # a part of an array, made later, is no other
-                found.setdefault((place.device, place.address), cell)
+def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
+    """Return the visited tensors, by number, at each place of torch's memory."""
+    found: dict[Place, list[int]] = {}
+    if allocator is not None:
+        kinds = {id(kind) for kind in walk.kinds if comes_from(kind, "torch.Tensor")}
+        for number, obj in enumerate(walk.objects):
+            if id(type(obj)) in kinds and (place := allocator.place(obj)) is not None:
+                found.setdefault(place, []).append(number)
     return found
 
 
-def most_of(storages: Iterable[FoundStorage], made: Places) -> Made | None:
-    """Return the cell that made most bytes of some storages; None if unknown."""
-    by_cell: Counter[str] = Counter()
-    for each in storages:
-        by_cell[made.get((each.device, each.address), "")] += each.nbytes
-    cell = max(by_cell, key=lambda cell: by_cell[cell], default="")
-    return Made(cell) if cell else None
+def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
+    """Return the ids of tensors whose GPU memory was not met; keeps none of them."""
+    if sum(place.nbytes for place in met) == allocator.total:
+        return set()
+    every = of_kinds(gc.get_objects(), torch_here().Tensor)
+    return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
 
 
+def _add_arrays(
+    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
+) -> dict[Place, str]:
+    """Add other libraries' arrays to what was met; return the library of what torch has not
+    allocated."""
+    kinds, library = {id(kind) for kind in walk.kinds if is_other_array(kind)}, dict[Place, str]()
+    for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
+        block = allocator.block(place) if allocator is not None else None  # whose memory it shares
+        if block is None:
+            library[place] = library_of(array)
+        if (number := walk.number(array)) is not None:
+            met.setdefault(block or place, []).append(number)
+    return library
+
+
+def _storages(
+    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
+) -> list[FoundStorage]:
+    """Return all storages with the ways to them, the largest first."""
+    library, found = _add_arrays(walk, met, allocator), list[FoundStorage]()
+    for place in library.keys() - met.keys():  # constants of compiled programs, too
+        holder = f"held by {library[place]} itself, or by no Python object"
+        way = Way(holder, f"{library[place]} array")
+        found.append(FoundStorage(*place, (way,), is_of_other_library=True))
+    names = Paths(walk)
+    for place, numbers in met.items():
+        kind = f"{library[place]} array" if place in library else ""
+        ways = names.ways(numbers[0], kind)
+        if len(numbers) > 1:
+            numbers = names.plain_first(numbers)
+            ways = tuple(dict.fromkeys(way for n in numbers for way in names.ways(n, kind)))
+        path = names.path(numbers[0]) if paths else ()
+        kept_for = next(filter(None, map(names.parameter, numbers)), ()) if paths else ()
+        found.append(FoundStorage(*place, ways, path, kept_for, place in library))
+    return sorted(found, key=attrgetter("nbytes"), reverse=True)
+
+
+def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
+    """Return arrays with their memory on GPUs; a view has the place of its base.
+
+    A framework that lists its live arrays gives all of them, reached by the walk or not.
+    """
+    every = {id(array): array for array in arrays}
+    for framework in started():
+        with faults.kept(f"listing the arrays of {framework.name}"):
+            every |= {id(array): array for array in framework.live()}
+    found: list[tuple[Any, Place]] = []
+    for array in every.values():
+        with faults.kept("asking another library's array where it is"):
+            found += [(array, place) for place in _places(array)]
+    # What is the whole says by its name who holds it.
+    found.sort(key=lambda each: -each[1].nbytes)
+    whole = wholes(place for _, place in found)
+    return [(array, whole[place]) for array, place in found]
+
+
+def _places(array: Any) -> list[Place]:
+    framework = next((each for each in started() if each.is_array(array)), None)
+    every = [place_of(array)] if framework is None else framework.places(array)
+    return [place for place in every if place is not None and place.device != "cpu"]
+
+
+# -- the figures of each GPU
 def figures() -> list[DeviceMemory]:
     """Return the GPUs that this process can use, with torch's figures but without holders."""
     torch = torch_here()
@@ -91,63 +204,34 @@ def figures() -> list[DeviceMemory]:
     return found + (_apple(torch) if torch else [])
 
 
-def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) -> DeviceMemory:
-    """Return a GPU's figures with the memory that other libraries' arrays take."""
-    kind, _, ordinal = device.device.partition(":")
-    here = [each for each in found if each.device == device.device and each.is_of_other_library]
-    nbytes = sum(each.nbytes for each in here)
-    if kind != "cuda" or not (nbytes or started()):
-        return device
-    gpu = Device("cuda", int(ordinal), virtual=device.virtual)
-    pools = tuple(pool for each in started() if (pool := each.pool(gpu)) is not None)
-    # What no allocator tells of was taken at least for what there is.
-    taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
-    rest = device.other_in_process
-    return replace(
-        device,
-        allocated=None if device.allocated is None else device.allocated + nbytes,
-        reserved=None if device.reserved is None else device.reserved + taken,
-        other_in_process=None if rest is None else max(rest - taken, 0),
-        pools=pools,
-    )
-
-
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
     allocated, reserved, torn = _allocator(ordinal)
-    device = f"cuda:{ordinal}"
+    found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, torn)
     if gpu is None:  # nobody tells
-        return DeviceMemory(device, None, False, None, None, allocated, reserved, torn)
-    mine, others = None, []
-    for holder in held:
-        if gpu.uuid in holder.memory and holder.mine:
-            mine = holder.memory[gpu.uuid]
-        elif gpu.uuid in holder.memory:
-            others.append((holder.name, holder.memory[gpu.uuid]))
-    if mine is None and reserved:
-        # Our own pid is another one out there (a container): what is ours is unaccounted, too.
-        others = [(name, b - reserved if b and name == UNSEEN else b) for name, b in others]
-        others = [(name, b) for name, b in others if b is None or b > 0]
-    known = [b for _, b in others if b is not None]
-    return DeviceMemory(
-        device=device,
+        return found
+    here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
+    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
+    # If our own pid is another one out there (a container), ours counts as the system's.
+    ours = reserved if mine is None else 0
+    others = [(h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine]
+    others = [(name, nbytes) for name, nbytes in others if nbytes != 0]
+    known = [nbytes for _, nbytes in others if nbytes is not None]
+    return replace(
+        found,
         name=gpu.name,
         virtual=gpu.virtual,
         total=gpu.memory_total,
-        free=_free(gpu),
-        allocated=allocated,
-        reserved=reserved,
-        torn=torn,
-        other_in_process=None if mine is None or reserved is None else max(mine - reserved, 0),
+        free=_less(_less(gpu.memory_total, gpu.memory_used), gpu.memory_reserved or 0),
+        other_in_process=_less(mine, reserved),
         others=sum(known) if known or not others else None,
         others_by_name=tuple(others),
         uuid=gpu.uuid,
     )
 
 
-def _free(gpu: GpuSample) -> int | None:
-    if gpu.memory_total is None or gpu.memory_used is None:
-        return None
-    return max(gpu.memory_total - gpu.memory_used - (gpu.memory_reserved or 0), 0)
+def _less(nbytes: int | None, taken: int | None) -> int | None:
+    """Return the rest, at least 0; None if a part is unknown."""
+    return None if nbytes is None or taken is None else max(nbytes - taken, 0)
 
 
 def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
@@ -173,8 +257,29 @@ def _apple(torch: Any) -> list[DeviceMemory]:
     return [DeviceMemory("mps:0", "Apple GPU", False, most, None, allocated, reserved)]
 
 
-WORKSPACE, _REST = "cuBLAS workspace", "held by no Python object"
-"""Rows of allocated memory that no root reaches; the second is C++'s, such as DDP's buckets."""
+def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) -> DeviceMemory:
+    """Return a GPU's figures with the memory that other libraries' arrays take."""
+    kind, _, ordinal = device.device.partition(":")
+    here = [each for each in found if each.device == device.device and each.is_of_other_library]
+    nbytes = sum(each.nbytes for each in here)
+    if kind != "cuda" or not (nbytes or started()):
+        return device
+    gpu = Device("cuda", int(ordinal), virtual=device.virtual)
+    pools = tuple(pool for each in started() if (pool := each.pool(gpu)) is not None)
+    # What no allocator tells of was taken at least for what there is.
+    taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
+    return replace(
+        device,
+        allocated=None if device.allocated is None else device.allocated + nbytes,
+        reserved=None if device.reserved is None else device.reserved + taken,
+        other_in_process=_less(device.other_in_process, taken),
+        pools=pools,
+    )
+
+
+# -- the report
+_REST = "not reached: cuBLAS, C++"
+"""The row of allocated memory that no root reaches."""
 
 
 def memory(*names: str) -> MemoryReport:
@@ -207,98 +312,58 @@ def memory(*names: str) -> MemoryReport:
 
 
 def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[DeviceMemory, ...]:
-    allocator, made_in = allocations()
+    allocator = allocations()
     found = find(namespace, allocator=allocator)
     devices = [with_other_libraries(device, found) for device in figures()]
-    if names:
-        found = [_by(names, storage) for storage in found if storage.roots & set(names)]
-    cells, whole = places(), not names
-    return tuple(
-        with_holders(device, found, made_in, cells, allocator, whole=whole) for device in devices
-    )
-
-
-def allocations() -> "tuple[Allocator | None, MadeIn | None]":
-    """Return what torch has allocated now, and where it was made; empty without torch."""
-    if torch_here() is None:
-        return None, None
-    from gpumagic.memory.allocator import Allocator, MadeIn
-
-    allocator = Allocator()
-    return allocator, MadeIn(allocator)
-
-
-def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
-    """Return a storage with the ways from these variables first."""
-    ways = sorted(storage.ways, key=lambda way: way.root not in names)
-    return storage._replace(ways=tuple(ways))
+    if names:  # their ways come first
+        found = [
+            each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
+            for each in found
+            if each.roots & {*names}
+        ]
+    return tuple(with_holders(each, found, allocator, whole=not names) for each in devices)
 
 
 def with_holders(
     device: DeviceMemory,
     found: Iterable[FoundStorage],
-    made_in: "MadeIn | None",
-    by_cells: Places,
     allocator: "Allocator | None" = None,
     *,
     whole: bool = True,
 ) -> DeviceMemory:
     """Return a GPU's figures with its holders; if not the `whole`, without unreached memory."""
-    here = [storage for storage in found if storage.device == device.device]
-    rows = grouped(here, made_in, by_cells)
+    rows = grouped([each for each in found if each.device == device.device], allocator)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if whole and rest > 0:
-        met = {storage.address for storage in here}
-        known = 0 if allocator is None else allocator.workspaces(device.device, met)
-        for name, nbytes in ((WORKSPACE, known), (_REST, rest - known)):
-            if nbytes > 0:
-                rows.append(MemoryHolder(name, UNREACHED, device.device, nbytes))
-    return replace(device, holders=tuple(sorted(rows, key=_most_first)))
+        rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
+    return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
 
 
 def grouped(
-    found: Iterable[FoundStorage],
-    made_in: "MadeIn | None" = None,
-    by_cells: Places | None = None,
+    found: Iterable[FoundStorage], allocator: "Allocator | None" = None
 ) -> list[MemoryHolder]:
     """Return a row for each top-level holder (variable, output, …), the largest first."""
-    alike: dict[tuple[Way, ...], list[FoundStorage]] = {}
-    for ways, run in groupby(found, key=attrgetter("ways")):
-        alike.setdefault(ways, []).extend(run)
-    of_roots: dict[tuple[str, bool], list[list[FoundStorage]]] = {}
-    for (first, *_), storages in alike.items():
-        of_roots.setdefault((first.root, is_of_other_library(first.kind)), []).append(storages)
-    rows = []
-    for (root, _), groups in of_roots.items():
-        every = [*chain.from_iterable(groups)]
-        if every[0].is_of_other_library:
-            made = most_of(every, by_cells or {})
-        else:
-            addresses = map(attrgetter("address"), every)
-            made = made_in.most_of(every[0].device, addresses) if made_in is not None else None
-        rows.append(_row(root, groups, made))
-    return sorted(rows, key=_most_first)
+    groups: dict[tuple[str, bool], list[FoundStorage]] = {}
+    for each in found:
+        groups.setdefault((each.ways[0].root, each.is_of_other_library), []).append(each)
+    rows = [_row(root, group, allocator) for (root, _), group in groups.items()]
+    return sorted(rows, key=lambda row: -row.nbytes)
 
 
-def _most_first(row: MemoryHolder) -> int:
-    return -row.nbytes
-
-
-def _row(root: str, groups: list[list[FoundStorage]], made: Made | None) -> MemoryHolder:
-    """Return the row of one holder; each group is storages that the same ways reach."""
-    kinds: Counter[str] = Counter()
-    aliases: dict[str, None] = {}
-    for storages in groups:
-        ways = storages[0].ways
-        kinds[ways[0].kind] += sum(storage.nbytes for storage in storages)
-        aliases |= dict.fromkeys(way.root for way in ways if way.root != root)
+def _row(root: str, group: list[FoundStorage], allocator: "Allocator | None") -> MemoryHolder:
+    device, kinds, made = group[0].device, Counter[str](), None
+    for each in group:
+        kinds[each.ways[0].kind] += each.nbytes
+    ways = dict.fromkeys(way for ways in {each.ways: 0 for each in group} for way in ways)
+    if allocator is not None:
+        made = allocator.made_in(device, (each.address for each in group))
     return MemoryHolder(
         path=root,
         kind=kinds.most_common(1)[0][0],
-        device=groups[0][0].device,
+        device=device,
         nbytes=kinds.total(),
         made=made,
-        aliases=tuple(aliases),
-        count=sum(map(len, groups)),
+        aliases=tuple(dict.fromkeys(way.root for way in ways if way.root != root)),
+        count=len(group),
         kinds=tuple(kinds.most_common()),
     )

@@ -8,36 +8,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING
 
 from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, bar, block, coded, folded, tag
-from gpumagic.display.units import NOT_KNOWN, size, some
-from gpumagic.errors import as_typed, library_needed
+from gpumagic.display.units import NOT_KNOWN, size
+from gpumagic.errors import as_typed
 from gpumagic.frameworks.framework import Pool
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 STATE, SAVED = "optimizer state", "saved for backward"
 OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
 UNREACHED, TEMPORARY = "unreached", "temporary"
 KEPT = (OUTPUT, EXCEPTION, GARBAGE)
 """Kinds of memory that no variable holds, and that `%gpufree` releases."""
-
-
-_ARRAY = " array"
-
-
-def kind_of_array(library: str) -> str:
-    """Return the kind of an array of another library than torch: ``"JAX array"``."""
-    return library + _ARRAY
-
-
-def is_of_other_library(kind: str) -> bool:
-    """Whether a kind is another library's arrays, which torch has not allocated."""
-    return kind.endswith(_ARRAY)
 
 
 @dataclass(frozen=True)
@@ -63,91 +45,43 @@ class Made:
 
 @dataclass(frozen=True)
 class MemoryHolder:
-    """Record a holder of memory on one GPU: a variable, an output, an exception's frame, …
+    """Record a holder of memory on one GPU: a variable, an output, an exception, …
 
-    Attributes
-    ----------
-    path : str
-        What to type to reach it, or where it is: ``"net"``, ``"Out[5]"``,
-        ``"the exception of In [4]: train, batch"``.
-    kind : str
-        What most of its bytes are: ``"parameter"``, ``"buffer"``, ``"gradient"``,
-        ``"optimizer state"``, ``"saved for backward"``, ``"tensor"``, ``"output"``,
-        ``"exception"``, ``"garbage"``, ``"unreached"``; of other libraries ``"JAX array"`` and the
-        like; after an error for want of memory also ``"temporary"``: what the failing line had
-        computed by then.
-    device : str
-        ``"cuda:0"``.
-    nbytes : int
-        Of all storages that are reached through it and through none before it, as the allocator
-        counts them: each once, in blocks of 512 bytes.
-    made : Made or None
-        Where most of it was made; None where that is not recorded.
-    aliases : tuple of str
-        Other paths to the same storages.
-    count : int
-        How many storages.
-    kinds : tuple of (str, int)
-        Its bytes by kind, the most first.
+    It has the bytes of all storages that are reached through it and through no holder before it, as
+    the allocator counts them: each once, in blocks of 512 bytes.
     """
 
-    path: str
+    path: str  # what to type to reach it, or where it is: "net", "the exception of In [4]"
+    # Of most of its bytes: "parameter", "buffer", "gradient", "tensor", "JAX array", and the above.
     kind: str
-    device: str
+    device: str  # "cuda:0"
     nbytes: int
-    made: Made | None = None
-    aliases: tuple[str, ...] = ()
-    count: int = 1
-    kinds: tuple[tuple[str, int], ...] = ()
+    made: Made | None = None  # where most of it was made; None where that is not recorded
+    aliases: tuple[str, ...] = ()  # other holders of the same storages
+    count: int = 1  # of storages
+    kinds: tuple[tuple[str, int], ...] = ()  # its bytes by kind, the most first
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Record the memory of one GPU, in bytes; None if unknown.
+    """Record the memory of one GPU, in bytes; None if unknown."""
 
-    Attributes
-    ----------
-    device, name : str
-        ``"cuda:0"`` and the name of the card.
-    virtual : bool
-        A virtual GPU of this process.
-    total, free : int or None
-        What the card has, and what its driver could still give.
-    allocated : int or None
-        What tensors hold, by ``torch.cuda.memory_allocated``, and arrays of other libraries; the
-        holders add up to it.
-    reserved : int or None
-        What the allocators of torch and of other libraries have taken from the driver.
-    torn : int or None
-        The fragmented part of it: free, but in pieces between allocated blocks.
-    other_in_process : int or None
-        What else this process holds: CUDA's context and other libraries.
-    others : int or None
-        What other processes hold.
-    others_by_name : tuple of (str, int or None)
-        The same by owner: a notebook, a program of yours, another user, or ``"unaccounted"``.
-    uuid : str or None
-        With its prefix, as nvidia-smi has it.
-    pools : tuple of Pool
-        The figures of JAX's and CuPy's allocators.
-    holders : tuple of MemoryHolder
-        The largest first.
-    """
-
-    device: str
-    name: str | None
-    virtual: bool
-    total: int | None
-    free: int | None
+    device: str  # "cuda:0"
+    name: str | None  # of the card
+    virtual: bool  # a virtual GPU of this process
+    total: int | None  # what the card has
+    free: int | None  # what its driver could still give
+    # By `torch.cuda.memory_allocated`, and in arrays of other libraries; the holders add up to it.
     allocated: int | None
-    reserved: int | None
-    torn: int | None = None
-    other_in_process: int | None = None
-    others: int | None = None
-    holders: tuple[MemoryHolder, ...] = ()
+    reserved: int | None  # what the allocators of torch and other libraries took from the driver
+    torn: int | None = None  # the fragmented part of it: free in pieces between allocated blocks
+    other_in_process: int | None = None  # CUDA's context and other libraries
+    others: int | None = None  # what other processes hold
+    holders: tuple[MemoryHolder, ...] = ()  # the largest first
+    # By owner: a notebook, a program of yours, another user, or "system".
     others_by_name: tuple[tuple[str, int | None], ...] = ()
-    uuid: str | None = None
-    pools: tuple[Pool, ...] = ()
+    uuid: str | None = None  # with its prefix, as nvidia-smi has it
+    pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,31 +114,6 @@ class MemoryReport(Shown):
         """Return everything as one line of JSON; null is an unknown number."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
-    def to_pandas(self) -> DataFrame:
-        """Return a row for each holder, the largest first: device, bytes, and where it was made.
-
-        Raises
-        ------
-        GpuError
-            pandas is not installed.
-        """
-        with library_needed("pandas", "to_pandas()", "pandas"):
-            import pandas
-        rows = [
-            {
-                "device": holder.device,
-                "path": holder.path,
-                "kind": holder.kind,
-                "bytes": holder.nbytes,
-                "storages": holder.count,
-                "made_in": holder.made and holder.made.cell,
-                "line": holder.made and holder.made.line,
-                "aliases": ", ".join(holder.aliases),
-            }
-            for holder in self.holders
-        ]
-        return pandas.DataFrame(rows)
-
 
 _ROWS = 12
 # So many are shown however small they are, and the others from this share on.
@@ -223,7 +132,8 @@ def text(report: MemoryReport) -> str:
     """A line for each GPU, and below it its holders."""
     lines = [] if report.devices else [_nothing()]
     for device in report.devices:
-        lines += table.wrapped(f"{label(device)}: {' · '.join(numbers(device))}")
+        figures = " · ".join(words for words, _, _ in _figures(device))
+        lines += table.wrapped(f"{label(device)}: {figures}")
         lines += table.lines(holder_columns(device, folded_rows(device)), margin="  ")
     return "\n".join([*lines, *_hints(report)])
 
@@ -251,19 +161,24 @@ def label(device: DeviceMemory) -> str:
     return f"{device.device} (virtual)" if device.virtual else device.device
 
 
-def numbers(device: DeviceMemory) -> list[str]:
-    """``["3.2 GiB of 16.0 GiB allocated", "reserved 3.4 GiB", "fragmented 102 MiB", …]``."""
+def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
+    """Return each figure in words, with the CSS class and the bytes of its part of the bar."""
+    allocated, reserved, rest = device.allocated, device.reserved, device.other_in_process
     of = "" if device.total is None else f" of {size(device.total)}"
-    found = [f"{size(device.allocated)}{of} allocated", f"reserved {size(device.reserved)}"]
-    if device.torn is None or device.torn:
-        found.append(f"fragmented {size(device.torn)}")
-    # Where torch has taken nothing, nobody is asked what else there is of this process.
-    if device.other_in_process or (device.other_in_process is None and device.reserved):
-        found.append(f"driver and other libraries {size(device.other_in_process)}")
-    found += [_pool(pool) for pool in device.pools]
     named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
-    found.append(f"others {size(device.others)}" + (f" ({named})" if named else ""))
-    return [*found, f"free {size(device.free)}"]
+    others = f"others {size(device.others)}" + (f" ({named})" if named else "")
+    found = [
+        (f"{size(allocated)}{of} allocated", "gm-mine", allocated or 0),
+        (f"reserved {size(reserved)}", "gm-cache", (reserved or 0) - (allocated or 0)),
+    ]
+    if device.torn != 0:
+        found.append((f"fragmented {size(device.torn)}", "", 0))
+    # Where torch has taken nothing, nobody is asked what else there is of this process.
+    if rest or (rest is None and reserved):
+        found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))
+    found += [(_pool(pool), "", 0) for pool in device.pools]
+    found.append((others, "gm-others", device.others or 0))
+    return [*found, (f"free {size(device.free)}", "", 0)]
 
 
 def _pool(pool: Pool) -> str:
@@ -285,33 +200,32 @@ def folded_rows(device: DeviceMemory) -> int:
 def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
     """Return a row for each of the first holders, and in text one row for all others."""
     rows, rest = device.holders[:shown], device.holders[shown:]
-    left = sum(row.nbytes for row in rest)
-    more = [(f"{len(rest):,} more", left)] if rest and not html else []
-    memory = [row.nbytes for row in rows] + [nbytes for _, nbytes in more]
-    blank = [""] * len(more)
+    if rest and not html:
+        left = sum(row.nbytes for row in rest)
+        rows += (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),)
     columns = [
         Column(
             "holder",
-            [row.path for row in rows] + [words for words, _ in more],
+            [row.path for row in rows],
             fit="cut",
             css=["gm-dim" if row.kind == UNREACHED else "gm-code gm-name" for row in rows],
             html=[tag("span", row.path, title=row.path) for row in rows],
         ),
-        Column("kind", [kind(row) for row in rows] + blank, fit="cut"),
-        Column("memory", [size(nbytes) for nbytes in memory], number=True),
+        Column("kind", [kind(row) for row in rows], fit="cut"),
+        Column("memory", [size(row.nbytes) for row in rows], number=True),
         Column(
             "share",
-            [share(nbytes, device.allocated) for nbytes in memory],
+            [share(row.nbytes, device.allocated) for row in rows],
             number=not html,
-            html=[_bar(nbytes, device) for nbytes in memory],
+            html=[_bar(row.nbytes, device) for row in rows],
         ),
-        Column("made in", [str(row.made or "") for row in rows] + blank, fit="cut"),
+        Column("made in", [str(row.made or "") for row in rows], fit="cut"),
         Column(
             "also held by",
             # The last column gives way first, so that all stand side by side.
-            [_others(row) for row in rows] + blank,
+            [_others(row) for row in rows],
             css="gm-code gm-name gm-dim",
-            html=[tag("span", some(row.aliases), title=", ".join(row.aliases)) for row in rows],
+            html=[tag("span", _others(row), title=", ".join(row.aliases)) for row in rows],
         ),
     ]
     return [column for column in columns if any(column.cells)]
@@ -350,43 +264,20 @@ def _bar(nbytes: int, device: DeviceMemory) -> str:
 
 
 def _device_html(device: DeviceMemory) -> str:
-    parts = [f"<div>{tag('b', label(device))} {_memory_bar(device)}{_figures(device)}</div>"]
+    figures, total = _figures(device), device.total or 0
+    words = " ".join(
+        f"<span>{tag('i', '', css) if nbytes > 0 else ''}{escape(said)}</span>"
+        for said, css, nbytes in figures
+    )
+    parts = [(css, nbytes / total) for _, css, nbytes in figures if total and nbytes > 0]
+    drawn = bar(parts, ", ".join(said for said, _, _ in figures)) if parts else ""
+    legend = f'<span class="gm-legend">{words}</span>'
+    found = [f"<div>{tag('b', label(device))} {drawn}{legend}</div>"]
     shown = folded_rows(device)
     if columns := holder_columns(device, shown, html=True):
-        parts.append(table.html(columns, css="gm-titled"))
+        found.append(table.html(columns, css="gm-titled"))
     if rest := device.holders[shown:]:
         summary = f"{len(rest):,} more, {size(sum(row.nbytes for row in rest))}"
         below = replace(device, holders=rest[:_UNFOLDED])
-        parts.append(folded(summary, table.html(holder_columns(below, _UNFOLDED, html=True))))
-    return f'<div class="gm-section">{"".join(parts)}</div>'
-
-
-def _parts(device: DeviceMemory) -> dict[str, int]:
-    """Return the bytes of each segment of a bar, by CSS class."""
-    return {
-        "gm-mine": device.allocated or 0,
-        "gm-cache": (device.reserved or 0) - (device.allocated or 0),
-        "gm-driver": device.other_in_process or 0,
-        "gm-others": device.others or 0,
-    }
-
-
-def _memory_bar(device: DeviceMemory) -> str:
-    parts = _parts(device)
-    if not device.total or not any(parts.values()):
-        return ""
-    drawn = [(css, count / device.total) for css, count in parts.items()]
-    return bar(drawn, ", ".join(numbers(device)))
-
-
-def _figures(device: DeviceMemory) -> str:
-    """Return the figures, each with its color in the bar."""
-    words = numbers(device)
-    looks = {"reserved": "gm-cache", "driver": "gm-driver", "others": "gm-others"}
-    parts = _parts(device)
-    marked = []
-    for n, figure in enumerate(words):
-        css = "gm-mine" if n == 0 else looks.get(figure.partition(" ")[0], "")
-        mark = f'<i class="{css}"></i>' if parts.get(css) else ""
-        marked.append(f"<span>{mark}{escape(figure)}</span>")
-    return f'<span class="gm-legend">{" ".join(marked)}</span>'
+        found.append(folded(summary, table.html(holder_columns(below, _UNFOLDED, html=True))))
+    return f'<div class="gm-section">{"".join(found)}</div>'

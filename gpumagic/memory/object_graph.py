@@ -1,21 +1,76 @@
-"""Walk objects and what they refer to, breadth first, from roots in a given order.
+"""Walk objects breadth first from roots in a given order, and tell what each is and who holds it.
 
-Each object is met once, by the shortest path from the first root that reaches it; other references
-to it are noted. Optimizers and graphs come after everything else of their roots, because they refer
-to what others hold. Classes and modules come last, because they reach everything.
+An object refers to what the garbage collector sees, and to what torch keeps in C. Its parent is the
+object through which it was met first. Its path has a step from each parent, looked up when needed.
+
+Optimizers and graphs come after everything else of their roots, because they refer to what others
+hold. No path passes through libraries' classes or through modules, which reach the whole process.
+Only what C keeps is read: no property, `__getattr__` or `__hash__` runs, and saved tensors are not
+unpacked, because their hooks are the user's code.
 """
 
 import gc
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
-from gpumagic.memory.references import References, Refers, postponed
+from gpumagic.memory.memory_report import SAVED, STATE
+from gpumagic.usercode.files import is_users
+from gpumagic.usercode.values import (
+    bases_of,
+    class_name,
+    comes_from,
+    defined_in,
+    members_of,
+    own,
+    torch_here,
+)
 
-AT_ONCE = 1024
-"""So many objects are looked at together: a tensor with a gradient among them has all tensors
-asked one by one."""
+GRAPH = ".grad_fn"
+"""The step from a tensor into its graph."""
+# When an object's references are followed: never, at once, or after all others of its roots.
+_NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1
+# Py_TPFLAGS_HAVE_GC: an object without it refers to nothing that the collector could see.
+_COLLECTED = 1 << 14
+_flags = vars(type)["__flags__"].__get__
+_EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
+_PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
+_MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
+_SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
+# The most nodes of a graph that are searched for a leaf.
+_NODES = 500
+_LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
+
+
+class Root(NamedTuple):
+    """Name a start of a walk: the beginning of its paths, and the row that they belong to."""
+
+    name: str
+    value: Any
+    kind: str = ""  # of everything found there, if that says more than each object's own kind
+    holder: str = ""  # if another than the name
+
+
+class Way(NamedTuple):
+    """Name the holder that reaches an object, and the object's kind there."""
+
+    root: str
+    kind: str
+
+
+class Edge(NamedTuple):
+    """Name an object that another one keeps: the step to it, and its kind if that decides it."""
+
+    child: Any
+    step: str
+    kind: str = ""
+    kept_for: Any = None  # the parameter whose gradient or optimizer state it is
 
 
 @contextmanager
@@ -30,128 +85,364 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-class Root(NamedTuple):
-    """Name a start of a walk: the beginning of its paths, and the row that they belong to."""
-
-    name: str
-    value: Any
-    kind: str = ""  # of everything found there, if that says more than each object's own kind
-    holder: str = ""  # if another than the name
+def of_kinds(objects: list[Any], *kinds: type) -> list[Any]:
+    """Return the objects of some kinds, by their types alone."""
+    return [obj for obj in objects if issubclass(type(obj), kinds)]
 
 
 class Walk:
     """Number all visited objects; those in `closed` are roots, and no path passes through them."""
 
-    def __init__(self, closed: Iterable[Any]) -> None:
+    def __init__(self, closed: Iterable[Any], is_users_class: Callable[[Any], bool]) -> None:
         self.roots: list[Root] = []
         self.objects: list[Any] = []
         self.parents: list[int] = []
-        """The number of the object that each was met through; ``~n`` for root `n` itself."""
+        """The number of the object that each was met through; -1, -2, … for the roots in order."""
         self.others: dict[int, list[int]] = {}
         """The other objects, or roots, that refer to one."""
-        self.references = References()
-        # Objects that are kept here keep their ids.
+        self._is_users_class = is_users_class
+        self.kinds: list[type] = []
+        # Kept so that ids stay unique. Classes are no keys: a metaclass may define a hash.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
-        self._postponed: dict[int, tuple[Any, list[int]]] = {}
-        self._next = 0
-        self._within: Container[int] | None = None
+        self._rules = _rules()
+        # Both by the id of a class; looked up for each reference, a number is faster.
+        self.rules: dict[int, _Rule] = {}
+        self._turns: dict[int, int] = {}
+        self._queues: tuple[list[int], ...] = ([], [])
 
     def number(self, obj: Any) -> int | None:
         """Return the number of a visited object."""
         found = self._numbers.get(id(obj), _CLOSED)
         return None if found == _CLOSED else found
 
-    def forget(self) -> None:
-        """Release all visited objects: a cycle would keep them until the next collection."""
-        self.references.rules.clear()
-
     def knows(self, obj: Any) -> bool:
-        """Whether an object was met, or is closed."""
-        return id(obj) in self._numbers
+        """Whether an object was met, or no path may pass through it."""
+        rule = self.rules.get(id(type(obj))) or self._learn(type(obj))
+        return id(obj) in self._numbers or rule.turn == _NEVER or issubclass(type(obj), type)
 
-    def walk(self, roots: Iterable[Root], within: Container[int] | None = None) -> None:
-        """Visit everything reachable from the roots, or only the ids in `within`."""
-        self._within = within
+    def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
+        """Visit all that roots reach, or of what the collector sees only the ids in `within`."""
         for root in roots:
-            parent = ~len(self.roots)
             self.roots.append(root)
-            self._meet([(parent, [root.value])])
-        self._walk()
+            self._meet([(-len(self.roots), [root.value])])
+        while queue := next(filter(None, self._queues), None):
+            some = queue.copy()
+            queue.clear()
+            self._meet(self._children(some, within))
 
-    def walk_postponed(self, now: Callable[[Any], bool]) -> None:
-        """Visit the postponed classes and modules, and everything reachable from them."""
-        while chosen := [each for each in self._postponed.values() if now(each[0])]:
-            for obj, parents in chosen:
-                del self._postponed[id(obj)]
-                # A class is reported under its own name, not as the class of some object.
-                first = next((parent for parent in parents if parent < 0), parents[0])
-                self.others[len(self.objects)] = [each for each in parents if each != first]
-                self._numbers[id(obj)] = len(self.objects)
-                self.objects.append(obj)
-                self.parents.append(first)
-            self._walk()
+    def _learn(self, kind: type) -> "_Rule":
+        """Find the rule for objects of a class."""
+        self.kinds.append(kind)
+        rule = self.rules[id(kind)] = next(rule for rule in self._rules if rule.fits(kind))
+        self._turns[id(kind)] = rule.turn
+        return rule
 
-    def _walk(self) -> None:
-        objects, indirect = self.objects, list[int]()
-        while self._next < len(objects) or indirect:
-            if self._next < len(objects):
-                some, first = objects[self._next : self._next + AT_ONCE], self._next
-                self._next += len(some)
-                numbers = self.references.that_refer(some, first)
-                self._meet(self._referents(numbers, indirect))
-            else:
-                waiting, indirect = indirect, []
-                self._meet(self._referents(waiting, None))
-
-    def _referents(
-        self, numbers: Iterable[int], indirect: list[int] | None
-    ) -> Iterator[tuple[int, list[Any]]]:
-        """Yield what objects refer to; if `indirect` is a list, it gets the later ones."""
-        objects, rules = self.objects, self.references.rules
-        later = self.references.indirect if indirect is not None else ()
+    def _children(self, numbers: list[int], within: Any) -> Iterator[tuple[int, list[Any]]]:
+        """Yield what objects refer to."""
+        objects, rules = self.objects, self.rules
         for number in numbers:
-            kind = id(type(objects[number]))
-            if kind in later:
-                indirect.append(number)  # type: ignore[union-attr]
-            else:
-                yield number, rules[kind](objects[number])  # type: ignore[misc]
+            obj = objects[number]
+            held = gc.get_referents(obj)
+            if within is not None:
+                held = [each for each in held if id(each) in within]
+            if (edges := rules[id(type(obj))].edges) is not None and (found := edges(obj)):
+                held = [edge.child for edge in found] + held
+            yield number, held
 
     def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Note what objects, by number, refer to."""
         # A million objects pass through here: nothing is called that need not be.
-        rules, limited = self.references.rules, self._within is not None
-        waiting = {} if limited else self._postponed
-        objects, note, here = self.objects, self._numbers.setdefault, len(self.objects)
-        for parent, referents in found:
-            for obj in referents:
+        turns, numbers, here = self._turns, self._numbers, len(self.objects)
+        for parent, children in found:
+            for obj in children:
                 try:
-                    refers = rules[id(type(obj))]
+                    turn = turns[id(type(obj))]
                 except KeyError:
-                    refers = self.references.learn(type(obj))
-                if refers is None or (limited and not self._is_within(obj, refers)):
+                    turn = self._learn(type(obj)).turn
+                if turn == _NEVER or (number := numbers.setdefault(id(obj), here)) == _CLOSED:
                     continue
-                key = id(obj)
-                if refers is postponed and key in waiting:
-                    waiting[key][1].append(parent)
-                elif refers is postponed and not limited and key not in self._numbers:
-                    waiting[key] = obj, [parent]
-                elif (number := note(key, here)) == here:
-                    objects.append(obj)
-                    self.parents.append(parent)
-                    here += 1
-                elif number != _CLOSED:
+                if number != here:
                     self.others.setdefault(number, []).append(parent)
+                elif issubclass(type(obj), type) and not self._is_users_class(obj):
+                    numbers[id(obj)] = _CLOSED
+                    self._kept.append(obj)
+                else:
+                    self.objects.append(obj)
+                    self.parents.append(parent)
+                    self._queues[turn].append(here)
+                    here += 1
 
-    def _is_within(self, obj: Any, refers: Refers) -> bool:
-        """Whether a limited walk includes an object, or the object refers to more through C."""
-        within: Any = self._within
-        seen_by_collector = refers in (gc.get_referents, postponed)
-        return id(obj) in within or id(obj) in self._numbers or not seen_by_collector
+
+class Paths:
+    """The holders, kinds and paths of the objects of a finished walk, by number."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        objects, count = walk.objects, len(walk.roots)
+        # A parent has a lower number, and the roots are at the end, at -1, -2, ….
+        self._first = [0] * len(objects) + [*reversed(range(count))]
+        self._below = [""] * (len(objects) + count)
+        for number, parent in enumerate(walk.parents):
+            self._first[number] = self._first[parent]
+            below = walk.rules[id(type(objects[number]))].below
+            self._below[number] = self._below[parent] if below is None else below
+        self._reached = _reached(walk)
+        self._parameters = {id(k) for k in walk.kinds if comes_from(k, "torch.nn.Parameter")}
+        self._ways: dict[tuple[int, int, str], tuple[Way, ...]] = {}
+        self._named: dict[int, dict[int, Edge]] = {}
+
+    def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
+        """Return all ways to an object, the one of its path first; its `kind` if known."""
+        first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
+        if (key := (first, reached, kind)) not in self._ways:
+            every = [n for n in range(reached.bit_length()) if reached >> n & 1]
+            roots = [self._walk.roots[n] for n in (first, *every)]
+            ways = (Way(root.holder or root.name, root.kind or kind) for root in roots)
+            self._ways[key] = tuple(dict.fromkeys(ways))
+        return self._ways[key]
+
+    def plain_first(self, numbers: list[int]) -> list[int]:
+        """Sort the objects of one storage so that what a graph saved comes after the rest."""
+        first = self._first[numbers[0]]
+        return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
+
+    def kind(self, number: int) -> str:
+        """Return the kind of an object: a parameter, a gradient, a saved tensor …"""
+        obj, parent = self._walk.objects[number], self._walk.parents[number]
+        if id(type(obj)) in self._parameters:
+            return "parameter"
+        known = ""
+        if parent >= 0 and self._walk.rules[id(type(self._walk.objects[parent]))].edges:
+            known = self._edge(parent, obj).kind
+        return known or self._below[number] or "tensor"
+
+    def path(self, number: int) -> tuple[str, ...]:
+        """Return the path to an object: the name of its root, and the steps from there."""
+        edges = []
+        while (parent := self._walk.parents[number]) >= 0:
+            edges.append(self._edge(parent, self._walk.objects[number]))
+            number = parent
+        found = [self._walk.roots[-parent - 1].name]
+        start = 1
+        for edge in reversed(edges):
+            if edge.step.startswith(": "):  # a node of a graph is named, not the way to it
+                found[start:] = [edge.step]
+            elif edge.step:
+                found.append(edge.step)
+                start = len(found)
+        return tuple(found)
+
+    def parameter(self, number: int) -> tuple[str, ...]:
+        """Return the path of the parameter that an object is kept for; empty if there is none."""
+        parent = self._walk.parents[number]
+        if parent < 0:
+            return ()
+        above, edge = self._walk.objects[parent], self._edge(parent, self._walk.objects[number])
+        kept_for = nearest_leaf(above) if is_node(type(above)) else edge.kept_for
+        found = self._walk.number(kept_for)
+        return () if found is None else self.path(found)
+
+    def _edge(self, parent: int, child: Any) -> Edge:
+        """Return the edge between two objects; the one that is named first if there are more."""
+        if parent not in self._named:
+            found = self._named[parent] = dict[int, Edge]()
+            for edge in self._edges(parent):
+                found.setdefault(id(edge.child), edge)
+        unnamed = Edge(child, f".<{class_name(type(child))}>")
+        return self._named[parent].get(id(child), unnamed)
+
+    def _edges(self, number: int) -> Iterator[Edge]:
+        """Yield everything that an object refers to by a name."""
+        obj, parent = self._walk.objects[number], self._walk.parents[number]
+        if edges := self._walk.rules[id(type(obj))].edges:
+            yield from edges(obj)
+        attributes = own(obj)
+        yield Edge(attributes, "")
+        if parent >= 0 and own(self._walk.objects[parent]) is obj:
+            yield from (Edge(value, f".{name}") for name, value in _items(obj))
+        else:
+            yield from (Edge(value, f"[{_key(key)}]") for key, value in _items(obj))
+        yield from (Edge(value, f".{name}") for name, value in _items(attributes))
+        # Slots, and C's own members: what a method is bound to, a closure.
+        for base in bases_of(type(obj)):
+            for name, member in members_of(base).items():
+                if type(member) is types.MemberDescriptorType:
+                    with suppress(AttributeError):  # not set
+                        yield Edge(member.__get__(obj), f".{name}")
 
 
-def of_kinds(objects: list[Any], *kinds: type) -> list[Any]:
-    """Return the objects of some kinds; checks each type once, not each of a million objects."""
-    types = {id(of): of for of in map(type, objects)}
-    wanted = {number for number, of in types.items() if issubclass(of, kinds)}
-    return [obj for obj in objects if id(type(obj)) in wanted]
+def _reached(walk: Walk) -> list[int]:
+    """Return the roots that reach each object, as bits."""
+    order = range(len(walk.objects))
+    found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
+    # Most references go to later objects, so two passes are mostly enough. They go back and forth,
+    # so that both ends of a list that is linked both ways are reached at once.
+    changed = True
+    while changed:
+        changed = False
+        for number in order:
+            reached = found[walk.parents[number]]
+            for other in walk.others.get(number, ()):
+                reached |= found[other]
+            if reached != found[number]:
+                found[number], changed = reached, True
+        order = order[::-1]
+    return found
+
+
+def _items(held: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys and values of a container, bypassing a subclass's methods."""
+    kind = type(held)
+    if issubclass(kind, dict):
+        return dict.items(held)
+    base = next((base for base in (list, tuple, deque) if issubclass(kind, base)), None)
+    return () if base is None else enumerate(base.__iter__(held))
+
+
+def _key(key: Any) -> str:
+    return repr(key) if id(type(key)) in _PLAIN_KEYS else f"<{class_name(type(key))}>"
+
+
+# -- what classes and torch keep
+class _Rule(NamedTuple):
+    """Say when the references of objects of some classes are followed, and which have names."""
+
+    fits: Callable[[type], bool]
+    turn: int
+    edges: Callable[[Any], list[Edge]] | None = None
+    below: str | None = None  # the kind of everything below; None if it is that of the above
+
+
+def _rules() -> list[_Rule]:
+    torch = torch_here()
+    readable = torch is None or _graphs_can_be_read(torch)
+    tensors = None if torch is None else _of_tensor(torch, readable)
+    return [
+        _Rule(lambda kind: issubclass(kind, type), _AT_ONCE, _of_class),
+        _Rule(lambda kind: issubclass(kind, types.ModuleType) or _is_of_ipython(kind), _NEVER),
+        _Rule(is_node, _INDIRECT, _of_node if readable else None, SAVED),
+        _Rule(lambda k: comes_from(k, "torch.optim.Optimizer"), _INDIRECT, _of_optimizer, STATE),
+        _Rule(lambda kind: comes_from(kind, "torch.nn.Module"), _AT_ONCE, _of_module, ""),
+        _Rule(lambda kind: comes_from(kind, "torch.Tensor"), _AT_ONCE, tensors),
+        _Rule(lambda kind: bool(_flags(kind) & _COLLECTED) or is_other_array(kind), _AT_ONCE),
+        _Rule(lambda kind: True, _NEVER),
+    ]
+
+
+def _is_of_ipython(kind: type) -> bool:
+    return str(defined_in(kind)).partition(".")[0] in ("IPython", "ipykernel")
+
+
+def _of_class(kind: type) -> list[Edge]:
+    return [Edge(value, f".{name}") for name, value in members_of(kind).items()]
+
+
+def _of_module(module: Any) -> list[Edge]:
+    return [
+        Edge(value, module_step(name), kind)
+        for part, kind in _MODULE_STATE.items()
+        for name, value in _items(own(module).get(part))
+    ]
+
+
+def module_step(name: str) -> str:
+    """Return the step from a module to one of its parts: ``"[0]"``, ``".weight"``."""
+    return f"[{name}]" if str.isdigit(name) else f".{name}"
+
+
+def _of_optimizer(optimizer: Any) -> list[Edge]:
+    """Return its parameters, else keys of its state, and what it keeps for each of them."""
+    held, found = own(optimizer), list[Edge]()
+    for n, group in _items(held.get("param_groups")):
+        for k, parameter in _items(dict.get(group, "params")):
+            found.append(Edge(parameter, f".param_groups[{n}]['params'][{k}]"))
+    for parameter, state in _items(held.get("state")):
+        for name, value in _items(state):
+            step = f".state[{_key(parameter)}][{_key(name)}]"
+            found.append(Edge(value, step, STATE, parameter))
+    return found
+
+
+def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
+    """Return the rule for tensors: the parts of a sparse one, its graph, its gradient."""
+    # A subclass may override these attributes, so they are read from C's own class.
+    base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
+    names = "layout", "grad_fn", "retains_grad", "grad"
+    layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
+
+    def edges(tensor: Any) -> list[Edge]:
+        found = []
+        if layout(tensor) is not strided:
+            for name in (*_SPARSE, "values"):
+                with no_grad(), suppress(RuntimeError):  # a part of another layout
+                    found.append(Edge(getattr(base, name)(tensor), f".{name}()"))
+        try:
+            function = grad_fn(tensor)
+        except RuntimeError:  # a view whose base was changed in a way that autograd forbids
+            return found
+        if function is not None and readable:
+            found.append(Edge(function, GRAPH))
+        # torch warns if another tensor than a leaf is asked for its gradient.
+        if (function is None or retains(tensor)) and (held := grad(tensor)) is not None:
+            found.append(Edge(held, ".grad", "gradient", tensor))
+        return found
+
+    return edges
+
+
+def is_node(kind: type) -> bool:
+    """Whether objects of a class are nodes of autograd graphs."""
+    found = (members_of(base).get("next_functions") for base in bases_of(kind))
+    return any(type(member) is types.GetSetDescriptorType for member in found)
+
+
+def _of_node(node: Any) -> list[Edge]:
+    """Return what a node of a graph holds: other nodes, the leaf where it ends, what it saved."""
+    functions = [function for function, _ in node.next_functions if function is not None]
+    found = [Edge(each, f": {class_name(type(each))}") for each in functions]
+    if type(node).__name__ == _LEAF:
+        found.append(Edge(node.variable, ".variable"))
+    names = (name for base in bases_of(type(node)) for name in members_of(base))
+    for name in [name for name in names if name.startswith(_RAW)]:
+        with suppress(RuntimeError):  # a backward pass has freed it
+            raw = getattr(node, name)
+            several = type(raw) in (tuple, list)
+            for n, part in enumerate(raw if several else [raw]):
+                step = f"._saved_{name[len(_RAW) :]}" + f"[{n}]" * several
+                # An older torch gives it only unpacked.
+                if (data := getattr(part, "data", None)) is not None:
+                    found.append(Edge(data, step, SAVED))
+    return found
+
+
+def nearest_leaf(node: Any) -> Any:
+    """Return the leaf that is the fewest steps from a node: for a layer, its parameter."""
+    waiting, seen = deque([node]), {id(node): node}
+    while waiting and len(seen) < _NODES:
+        node = waiting.popleft()
+        if type(node).__name__ == _LEAF:
+            return node.variable
+        for function, _ in node.next_functions:
+            if function is not None and id(function) not in seen:
+                seen[id(function)] = function
+                waiting.append(function)
+    return None
+
+
+def _graphs_can_be_read(torch: Any) -> bool:
+    """Whether no other thread runs a backward pass, which frees the tensors that it has used."""
+    backward, here = torch.autograd.graph._engine_run_backward.__code__, threading.get_ident()
+    others = [frame for thread, frame in sys._current_frames().items() if thread != here]
+    return all(frame.f_code is not backward for each in others for frame, _ in walk_stack(each))
+
+
+def is_other_array(kind: type) -> bool:
+    """Whether objects of a class are arrays of a library that may lie on a GPU."""
+    members = [members_of(base) for base in bases_of(kind)]
+    if not any(name in held for name in _EXCHANGES for held in members):
+        return False
+    if comes_from(kind, "torch.Tensor", "numpy.ndarray"):
+        return False
+    home = sys.modules.get(str(defined_in(kind)).partition(".")[0])
+    return type(home) is types.ModuleType and not is_users(vars(home).get("__file__"))

@@ -1,32 +1,32 @@
 """Gather the facts of an out-of-memory error while its frames are alive: figures and holders.
 
-torch says all figures, rounded. JAX, TensorFlow and CuPy say the bytes, and not always the GPU:
-then it is where the operands are, or where arrays are made.
+torch's text has all figures, rounded. JAX, TensorFlow and CuPy report the bytes, and not always the
+GPU: then it is where the operands are, or where arrays are made.
 
-The frames of the error are reached only by their names, so what they alone hold is known: it is
-freed with them. No code of the user's runs.
+What only the frames of the error hold is freed with them, so it is counted by the names in them. No
+code of the user's runs.
 """
 
 import ast
-import gc
+import math
+import os
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from traceback import walk_tb
-from types import FunctionType
+from types import FrameType
 from typing import Any
 
 from gpumagic.device.cards import bytes_in
+from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
 from gpumagic.frameworks.public import where
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.find_holders import FoundStorage, find
+from gpumagic.memory.holders_by_name import FoundStorage, find
 from gpumagic.memory.memory_report import (
     EXCEPTION,
     TEMPORARY,
@@ -35,16 +35,13 @@ from gpumagic.memory.memory_report import (
     Made,
     MemoryHolder,
 )
-from gpumagic.memory.object_graph import Root, of_kinds
-from gpumagic.memory.references import GRAPH
+from gpumagic.memory.object_graph import GRAPH, Root
 from gpumagic.memory.roots import KeptOutputs, tracebacks
 from gpumagic.usercode.files import label, module_of
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
-from gpumagic.usercode.syntax import RestOfCode, stored
-from gpumagic.usercode.values import globals_of, torch_here
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, errors, failed_frames, stored
+from gpumagic.usercode.values import torch_here
 from gpumagic.usercode.variables import variables_read
 
-# -- what the error says
 TORCH = "torch"
 ROUNDED = 0.01
 """A text is rounded to hundredths of its unit."""
@@ -73,22 +70,21 @@ _TORCHS = re.compile(
     r"|CUBLAS_STATUS_NOT_INITIALIZED.*cublasCreate"
 )
 _SIZE = r"([\d.]+ (?:bytes|[KMGT]iB))"
-_WANTED = rf"(?:Tried to allocate|Requested size:?) {_SIZE}"
-_TOTAL = rf"total capac?i?ty of {_SIZE}"
-_FREE = rf"of which {_SIZE} is free"
-_ALLOCATED = rf"allocated memory {_SIZE} is allocated"
-_UNUSED = rf"{_SIZE} is reserved by PyTorch but unallocated"
+_FIGURES = (
+    rf"(?:Tried to allocate|Requested size:?) {_SIZE}",
+    rf"total capac?i?ty of {_SIZE}",
+    rf"of which {_SIZE} is free",
+    rf"allocated memory {_SIZE} is allocated",
+    rf"{_SIZE} is reserved by PyTorch but unallocated",
+    rf"{_SIZE} allowed",
+)
 _PROCESS = rf"Process \d+ has {_SIZE} memory in use"
-_ALLOWED = rf"{_SIZE} allowed"
-
 _ARRAYS = re.compile(
     r"RESOURCE_EXHAUSTED|Resource exhausted|CUDA_ERROR_OUT_OF_MEMORY"
     r"|OOM when allocating|[Ff]ailed to allocate memory|Out of memory allocating"
 )
 _ASKED = r"alloc(?:ate|ating|ate request for) ([\d.,]+ ?(?:bytes|B|[KMGT]iB))"
-_SHAPE = re.compile(r"shape\[([\d,]*)\] and type (\w+)")
 _ORDINAL = re.compile(r"(?:device ordinal |GPU[:_])(\d+)")
-_LOGICAL = re.compile(r"device:CPU:(\d+)")
 
 
 def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
@@ -101,22 +97,21 @@ def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
             return (each, found) if found and found.ordinal < torch.cuda.device_count() else None
         if library in names and _ARRAYS.search(text):
             frames = failed_frames(each.__traceback__)
-            on = _device(text, library, frames[0]) if frames else "cpu"
-            kind, _, ordinal = on.partition(":")
-            asked = Shortage(int(ordinal or 0), _wanted(text), library=library)
+            kind, _, ordinal = _device(text, library, frames).partition(":")
+            asked = Shortage(int(ordinal or 0), _size(_ASKED, text), library=library)
             return (each, asked) if kind == "cuda" else None
     return None
 
 
 def _of_torch(text: str, torch: Any) -> Shortage:
     gpu = re.search(r"GPU (\d+)", text)
-    allocated, unused = _size(_ALLOCATED, text), _size(_UNUSED, text)
+    wanted, total, free, allocated, unused, allowed = (_size(each, text) for each in _FIGURES)
     others = [bytes_in(found) or 0 for found in re.findall(_PROCESS, text)]
     return Shortage(
         ordinal=int(gpu[1]) if gpu else torch.cuda.current_device(),
-        wanted=_size(_WANTED, text),
-        total=_size(_ALLOWED, text) or _size(_TOTAL, text),
-        free=_size(_FREE, text),
+        wanted=wanted,
+        total=allowed or total,
+        free=free,
         allocated=allocated,
         reserved=None if allocated is None or unused is None else allocated + unused,
         others=sum(others) if others else None,
@@ -128,29 +123,33 @@ def _size(pattern: str, text: str) -> int | None:
     return None if found is None else bytes_in(found[1].replace(",", ""))
 
 
-def _wanted(text: str) -> int | None:
-    shape = _SHAPE.search(text)
-    if shape is None or re.search(_ASKED, text):
-        return _size(_ASKED, text)
-    size_of_one: int = sys.modules["tensorflow"].as_dtype(shape[2]).size
-    return prod(int(n) for n in shape[1].split(",") if n) * size_of_one
-
-
-def _device(text: str, library: str, frame: FailedFrame) -> str:
+def _device(text: str, library: str, frames: list[FailedFrame]) -> str:
     if (gpu := _ORDINAL.search(text)) is not None:
         return f"cuda:{gpu[1]}"
-    if (logical := _LOGICAL.search(text)) is not None:  # TensorFlow's, of which 0 is the host
-        return f"cuda:{int(logical[1]) - 1}"
-    for node in ast.walk(frame.failed) if frame.failed is not None else ():
+    failed = frames[0].failed if frames else None
+    for node in ast.walk(failed) if failed is not None else ():
         with suppress(GpuError):
-            if isinstance(node, ast.Name) and (on := where(frame.scope.value(node))) != "cpu":
+            if isinstance(node, ast.Name) and (on := where(frames[0].scope.value(node))) != "cpu":
                 return on.partition(" ")[0]
     return str(jax_here().default()) if library == "JAX" else "cuda:0"
 
 
-# -- the state
+_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+_DRIVER = "driver"
+_NO_LIMIT = {
+    _DRIVER: "raise the limit of MPS, of its container or of the vGPU "
+    "(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or ask who set it)",
+    TORCH: "`torch.cuda.set_per_process_memory_fraction(1.0)`",
+    "JAX": "`%env XLA_PYTHON_CLIENT_MEM_FRACTION=0.95` before JAX starts, in a new kernel",
+}
+_NO_POOL = {
+    "JAX": "`%env XLA_PYTHON_CLIENT_PREALLOCATE=false` before JAX starts, in a new kernel",
+    "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
+    "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
+}
+# A row of memory that was allocated at the error and is free now: no name held it yet.
 _ON_THEIR_WAY = "results on their way"
-"""The row of memory that was allocated at the error and is free now: no name held it yet."""
 # A holder below this part of the GPU's memory is not worth a line.
 _WORTH = 0.05
 
@@ -171,27 +170,19 @@ class OutOfMemoryState:
         self.name = f"cuda:{shortage.ordinal}"
         self.wanted = shortage.wanted or 0
         self.rests = [RestOfCode(frame) for frame in frames]
-        self._allocator, self._made_in = holders_by_name.allocations()
+        self._allocator = holders_by_name.allocations()
         self._chain = list(errors(error))
         self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
         cell = label(frames[-1].filename)
         self._exception = f"the exception of {cell}"
         self.handled = f"the exception handled in {cell}"
-        handled = [*errors(said)][1:]  # `error` was raised in its `except` block
-        passed = [each for each in self._chain if all(each is not other for other in handled)]
-        now = {frame for each in passed for frame, _ in walk_tb(each.__traceback__)}
-        then = [frame for each in handled for frame, _ in walk_tb(each.__traceback__)]
-        self._handled = [frame for frame in then if frame not in now]
+        handled = [*errors(said)][1:]  # `said` was raised in their `except` blocks
+        now = _frames_of(each for each in self._chain if all(each is not e for e in handled))
+        self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
+        self._handled = [frame for frame in _frames_of(handled) if frame not in now]
         # Our own objects may not be found as holders.
-        traces = list(tracebacks(error))
         ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
-        self._closed = [*ours, *self._chain, *traces, *(t.tb_frame for t in traces)]
-        self.beyond = [
-            trace.tb_frame
-            for trace in traces
-            if module_of(trace.tb_frame.f_code.co_filename) and trace.tb_frame in now
-        ]
-        """torch's and libraries' frames that the error passed."""
+        self._closed = [*ours, *self._chain, *tracebacks(error), *_frames_of(self._chain)]
 
     # -- holders
     @cached_property
@@ -212,9 +203,8 @@ class OutOfMemoryState:
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
-        libraries = [dict(frame.f_locals) for frame in self.beyond]
-        yield Root(self._exception, libraries, EXCEPTION)
-        yield Root(self.handled, [dict(frame.f_locals) for frame in self._handled], EXCEPTION)
+        for path, frames in ((self._exception, self._libraries), (self.handled, self._handled)):
+            yield Root(path, [dict(frame.f_locals) for frame in frames], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
         """Return a frame's variable as the table names it: ``"x"`` at the top of a cell."""
@@ -227,10 +217,9 @@ class OutOfMemoryState:
     @cached_property
     def device(self) -> DeviceMemory:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
-        now = device_now(self.name, self.storages)
-        rows = holders_by_name.with_holders(
-            now, self.storages, self._made_in, holders_by_name.places(), self._allocator
-        ).holders
+        now = next(each for each in holders_by_name.figures() if each.device == self.name)
+        now = holders_by_name.with_other_libraries(now, self.storages)
+        rows = holders_by_name.with_holders(now, self.storages, self._allocator).holders
         gone = (self.shortage.allocated or 0) - (now.allocated or 0)
         if gone > ROUNDED * (self.shortage.allocated or 0):
             frame = self.frames[0]
@@ -244,24 +233,76 @@ class OutOfMemoryState:
         known = {name: value for name, value in then.items() if value is not None}
         return replace(now, **known, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
 
+    @property
+    def operands(self) -> list[Any]:
+        """Return the values that the failed statement names, and those in torch's frames below."""
+        names = {
+            n.id for n in ast.walk(self.rests[0].failed or ast.Pass()) if isinstance(n, ast.Name)
+        }
+        found = [self.frames[0].scope.name(name) for name in sorted(names)]
+        found += [value for frame in self._libraries for value in frame.f_locals.values()]
+        return list({id(value): value for value in found}.values())
+
     # -- figures
     @cached_property
-    def capacity(self) -> int:
+    def most(self) -> int:
         """Return the bytes that its framework has taken, plus the driver's free ones."""
-        device = self.device
-        most = (device.free or 0) + (device.reserved or 0)
-        pools = (pool.limit for pool in device.pools if pool.framework == self.shortage.library)
-        return min(limit for limit in (self.shortage.total, *pools, most) if limit is not None)
+        return (self.device.free or 0) + (self.device.reserved or 0)
+
+    @cached_property
+    def limit(self) -> int | None:
+        """Return the bytes that its framework may take in this process; None if unknown."""
+        library, pools = self.shortage.library, self.device.pools
+        own = (pool.limit for pool in pools if pool.framework == library)
+        return self.shortage.total if library == TORCH else next(own, None)
+
+    @property
+    def capacity(self) -> int:
+        """Return the bytes that its framework can have."""
+        return self.most if self.limit is None else min(self.most, self.limit)
 
     @cached_property
     def short_by(self) -> int:
         """Return the bytes to free for the request to fit, if they are in one piece."""
         return self.wanted - (self.capacity - (self.device.allocated or 0))
 
+    def unavailable(self) -> Iterator[tuple[int, str, str]]:
+        """Yield memory that is there and that this request cannot have: bytes, why, what to do."""
+        device, on, library = self.device, self.name, self.shortage.library
+        if self.limit is not None and self.most - self.limit > ROUNDED * self.limit:
+            why = f"{library} may take {size(self.limit)} of the {size(device.total)} that {on} has"
+            yield self.most - self.limit, why, _NO_LIMIT.get(self._who_limits(self.limit), "")
+        unused = (device.reserved or 0) - (device.allocated or 0)
+        # Enough is unallocated, but not in one piece. The figures are rounded.
+        if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
+            pieces = f"in pieces too small for {size(self.wanted)} at once"
+            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
+            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
+            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
+            yield unused, why, "" if joined else do
+        for pool in device.pools:
+            if pool.framework != library and pool.taken is not None:
+                has = f"{size(pool.taken)} of {on}, of which it uses {size(pool.used)}"
+                why = f"{pool.framework} in this process has taken {has}"
+                yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
+        if device.others is not None and device.others >= (device.allocated or 0):
+            named = some(name for name, _ in device.others_by_name)
+            by = f": {named}" if named else ""
+            yield device.others, f"other processes hold {size(device.others)} of {on}{by}", ""
+
+    def _who_limits(self, limit: int) -> str:
+        """Return the library that limits itself, or the driver that limits this process."""
+        is_torchs = self.shortage.library == TORCH
+        of_driver = (
+            torch_here().cuda.mem_get_info(self.shortage.ordinal)[1] if is_torchs else math.inf
+        )
+        return self.shortage.library if of_driver > (1 + ROUNDED) * limit else _DRIVER
+
     def worth(self, nbytes: int) -> bool:
         """Whether freeing or saving this many bytes is worth a line."""
         return nbytes >= max(min(self.short_by, _WORTH * self.capacity), 1)
 
+    @property
     def held(self) -> int:
         """Return the bytes that remain when this error's frames are gone, with what nothing in
         Python holds: workspaces, and memory held by C++."""
@@ -299,11 +340,6 @@ class OutOfMemoryState:
         for rest in self.rests:  # a function's own name is no variable of the notebook
             own = () if rest.frame.at_top else rest.frame.scope.local
             names.update(rest.read.difference(own))
-        # A function that no variable names may be called by anyone: a hook, a method, a closure.
-        known = self.namespace
-        for each in of_kinds(gc.get_objects(), FunctionType):
-            if each.__globals__ is known and known.get(each.__name__) is not each:
-                names.update(globals_of(each.__code__))
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
@@ -312,31 +348,33 @@ class OutOfMemoryState:
         It was made by the lines of the loop or by what they call, or is a name that the loop binds
         or collects in.
         """
-        loop, frame, cell = rest.loops[0], rest.frame, label(rest.frame.filename)
+        loop, frame = rest.loops[0], rest.frame
         read = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
-        read |= self.read if frame.at_top else set()  # what a hook or a function collects in
+        read |= self.read if frame.at_top else set()  # what a function collects in
         collect = {n for n in read if type(frame.scope.name(n)) in (list, dict, set)}
         by_name = {self.local(frame, name) for name in collect | stored(loop)}
         lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
-        nameless = (self._exception, self.handled, _ON_THEIR_WAY)
-        for row in self.device.holders:
+        inside = {(label(frame.filename), line) for line in lines}
+        cells = {label(each.filename) for each in self.frames}
+        named = (row for row in self.device.holders if row.path not in self._nameless)
+        for row in named:
             made = row.made or Made("")
-            inside = made.cell == cell and made.line in lines
-            inside = inside or made.ran_in.partition(",")[0] == cell
-            if row.path in by_name or (inside and row.path not in nameless):
+            ran_inside = (made.cell, made.line) in inside or made.ran_in.partition(",")[0] in cells
+            if row.path in by_name or ran_inside:
                 return row.path
         return ""
 
+    @property
+    def _nameless(self) -> tuple[str, ...]:
+        return self._exception, self.handled, _ON_THEIR_WAY
+
     def let_go(self) -> None:
         """Empty the frames of this error, in a copy of this process."""
-        for each in self._chain:
-            for frame, _ in walk_tb(each.__traceback__):
-                with suppress(RuntimeError):  # it runs: nothing has failed in it
-                    frame.clear()
-                    frame.f_locals  # noqa: B018  before Python 3.13 what was read of it is kept
+        for frame in _frames_of(self._chain):
+            with suppress(RuntimeError):  # it runs: nothing has failed in it
+                frame.clear()
+                frame.f_locals  # noqa: B018  before Python 3.13 what was read of it is kept
 
 
-def device_now(name: str, storages: list[FoundStorage]) -> DeviceMemory:
-    """Return a GPU's figures, with the memory of other libraries than torch."""
-    now = next(d for d in holders_by_name.figures() if d.device == name)
-    return holders_by_name.with_other_libraries(now, storages)
+def _frames_of(raised: Iterable[BaseException]) -> list[FrameType]:
+    return [frame for each in raised for frame, _ in walk_tb(each.__traceback__)]

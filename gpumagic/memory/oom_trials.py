@@ -1,69 +1,60 @@
-"""Try the code again by dry runs, from the state after an out-of-memory error.
+"""Run the code again by dry runs, from the state after an out-of-memory error.
 
-A dry run follows the innermost loop around the failing statement for two passes, or the whole cell
-or function. The notebook is not touched.
+A dry run follows the innermost loop around the failing statement for two passes, or the whole cell:
+its peak is what the code needs, and what the second pass adds is what each pass keeps. All runs in
+forked copies of this process.
 """
 
 import ast
-import math
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cached_property
-from itertools import takewhile
-from typing import Any, NamedTuple
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
-from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.program import awaits, compile_cell
-from gpumagic.usercode.syntax import (
+from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
+from gpumagic.usercode.frames import (
+    FailedFrame,
     RestOfCode,
     bound,
-    function_of,
     in_own_scope,
     loops_around,
     parents,
 )
+from gpumagic.usercode.values import is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
-# Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for
-# all of one error together. By the clock it may be so many times as long, and no longer.
-_LIMIT_S, _PATIENCE_S, _BUSY = 5.0, 15.0, 4
-# The number of storages, each of which a dry run has to recreate.
-_MOST = 20_000
+if TYPE_CHECKING:
+    from gpumagic.dryrun.result import DryRun
+
+# For one dry run, and for all of one error together.
+_LIMIT_S, _PATIENCE_S = 20.0, 60.0
 _MARGIN = 0.05
 # The part of its need that a pass keeps for good; less is only a number, such as its loss.
 _GROWS = 0.01
-_ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
-
-Note = Callable[[str], object]
-Within = Callable[[Note], AbstractContextManager[Any]]
-"""Makes a context for the code of a dry run, given what notes a phrase about it."""
+_HELD = "held after a pass: "
+_PASSES = "_gpumagic_passes"
+# A name, and what each pass is to keep of its value.
+_Keep = tuple[str, Any]
 
 
 class Need(NamedTuple):
-    """Record what a dry run needed, in bytes, what each pass keeps, and what it noted."""
+    """Record what a dry run needed and what each pass of its loop keeps, in bytes."""
 
     most: int
     grows: int | None = 0  # None if unknown
-    notes: tuple[str, ...] = ()
 
 
 class Trials:
-    """Make the dry runs for one error: of the whole cell, and of each frame that allows it."""
+    """Make the dry runs for one error: of the cell, and of the loop in each frame."""
 
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
-        self._tried_s = 0.0
-        # What a module's `forward` keeps, its backward pass frees.
-        inside = [n for n, rest in enumerate(state.rests) if rest.frame.code.co_name == "forward"]
-        within = max(inside, default=-1)
-        self.every = [CodeTrial(self, rest, n > within) for n, rest in enumerate(state.rests)]
+        self._until = time.monotonic() + _PATIENCE_S
+        self.every = [CodeTrial(self, rest) for rest in state.rests]
         """A trial for each frame, the innermost first."""
 
     @cached_property
@@ -76,74 +67,45 @@ class Trials:
         """The innermost loop that keeps more with each pass; None if none does."""
         return next((trial for trial in self.every if trial.grows_much), None)
 
-    def settled(self, trial: "CodeTrial", grows: int | None) -> bool:
-        """Whether no loop around keeps more with each pass, if the one of `trial` keeps `grows`."""
-        outer = self.every[self.every.index(trial) + 1 :]
-        return trial.keeps_nothing(grows) and all(each.keeps_nothing() for each in outer)
+    def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
+        """Return the trials of the frames that called a trial's, the innermost first."""
+        return self.every[self.every.index(trial) + 1 :]
 
-    def contexts_of(self, trial: "CodeTrial") -> Iterator[Any]:
-        """Make torch's contexts that were entered before a trial's code, the outermost first."""
-        at = self.every.index(trial)
-        for each in reversed(self.every[at + 1 :]):
-            yield from _contexts(each.rest.failed, each.frame)
-        yield from _contexts(trial.start, trial.frame)
+    @property
+    def best(self) -> "CodeTrial | None":
+        """Return the trial on which changes are tried; None if none runs out of memory."""
+        return self.loop or self.whole
 
-    def follow(self, subject: Subject, device: str) -> Need | None:
-        """Return what a subject's code needs on top of what is held; None if unknown."""
-        if self._tried_s > _PATIENCE_S:
+    def follow(self, space: dict[str, Any], prepare: Any) -> "DryRun | None":
+        """Make a dry run; None if there is no fork here, after Ctrl-C, or if others took long."""
+        from gpumagic.dryrun.follow_code import Subject, dry
+
+        if time.monotonic() > self._until:
             return None
-        start, used = time.monotonic(), _used_by_children()
         try:
             self._line.update("looking for what would help; Ctrl-C ends it")
-            result = dry(subject)
-        except GpuError:  # no fork here
+            return dry(Subject(space, [], prepare, None, False, _LIMIT_S))
+        except GpuError:
             return None
         except KeyboardInterrupt:  # whoever waits has seen enough
-            self._tried_s = math.inf
+            self._until = 0.0
             return None
-        finally:
-            elapsed = time.monotonic() - start
-            self._tried_s += max(_used_by_children() - used, elapsed / _BUSY)
-        needed = result.needed(device)
-        notes = tuple(each.reason for each in result.unknown)
-        return None if needed is None else Need(needed, notes=notes)
-
-
-def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
-    """Make torch's contexts around a node in its function, and its function's decorators."""
-    around = [start, *parents(start)] if start is not None else []
-    inside = [*takewhile(lambda node: not hasattr(node, "decorator_list"), around)]
-    for node in reversed(around[: len(inside) + 1]):
-        written = [item.context_expr for item in getattr(node, "items", ())]
-        for expression in (*getattr(node, "decorator_list", ()), *written):
-            made_by = frame.scope.value(getattr(expression, "func", expression))
-            if getattr(made_by, "__module__", "").startswith("torch"):
-                made = eval(ast.unparse(expression), {**frame.scope.outer, **frame.scope.local})
-                yield made() if isinstance(made, type) else made
-
-
-def _used_by_children() -> float:
-    """Seconds of the processor's time that processes which this one has started took, and ended."""
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 class CodeTrial:
     """Measure how many bytes one frame's code needs of the GPU that was short of memory."""
 
-    def __init__(self, trials: Trials, rest: RestOfCode, is_step: bool) -> None:
+    def __init__(self, trials: Trials, rest: RestOfCode) -> None:
         self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
-        loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
-        whole = None if self.frame.at_top or rest.failed is None else function_of(rest.failed)
-        self.start = loops[0] if loops else whole
-        """The loop or function whose body is followed; None for a whole cell."""
-        self._in_for = bool(loops)
-        self.code = _code(self.frame, rest.failed)
-        # A function may be a part of a step alone, of which the rest needs more.
-        is_step = is_step and bool(self.frame.at_top or rest.loops or rest.backward)
-        self._possible = is_step and bool(self.code) and len(self._state.storages) <= _MOST
-        self._next = _next_pass(rest)
+        around = loops_around(rest.failed) if rest.failed is not None else []
+        loops = [loop for loop in around if not isinstance(loop, ast.While)]
+        self._loop: Any = loops[0] if loops else None
+        whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
+        self.code: list[ast.stmt] = [*getattr(self._loop or whole, "body", [])]
+        # A dry run follows no other framework.
+        is_torchs = self._state.shortage.library == TORCH
+        self._compiled = _compiled(self.code, self.frame) if is_torchs else None
 
     @cached_property
     def stale(self) -> set[str]:
@@ -151,12 +113,6 @@ class CodeTrial:
         if not self.frame.at_top:
             return self.rest.overwritten
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
-
-    @property
-    def stale_holders(self) -> tuple[str, ...]:
-        """The stale variables of a cell that hold memory worth a line, in order."""
-        state, top = self._state, self.frame.at_top
-        return tuple(sorted(n for n in self.stale if top and state.worth(state.alone([n]))))
 
     @property
     def names(self) -> dict[str, Any]:
@@ -170,7 +126,7 @@ class CodeTrial:
         On a real GPU a margin is left for workspaces and for memory in pieces.
         """
         state = self._state
-        room = state.capacity - state.held()
+        room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
         else:  # what the function was given, and nothing else has
@@ -180,7 +136,10 @@ class CodeTrial:
     @cached_property
     def need(self) -> Need | None:
         """What the code needs as it is; None if it cannot be followed."""
-        return self.tried() if self._possible else None
+        inside = [rest.frame.code.co_name for rest in self._state.rests]
+        at = self._trials.every.index(self)
+        # What a module's `forward` keeps, its backward pass frees.
+        return None if "forward" in inside[at:] else self.tried()
 
     @property
     def is_short(self) -> bool:
@@ -192,78 +151,86 @@ class CodeTrial:
         """Whether a loop keeps so much with each pass that a smaller batch would not help."""
         return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
-    def keeps_nothing(self, grows: int | None = None) -> bool:
-        """Whether no loop here keeps more with each pass; `grows` is what a change leaves."""
-        if len(self.rest.loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
-            return False  # only the innermost loop is followed
-        if grows is None and self.need is not None:
-            grows = self.need.grows
-        return not self.rest.loops or (self.need is not None and grows == 0)
-
     def fits(self, need: Need, gives: int = 0) -> bool | None:
         """Whether the cell then runs to its end, if `gives` is freed before; None if that is not
         shown for all passes."""
         if need.most > self.room + gives:
             return None if self.grows_much else False
-        return (need.grows is not None and self._trials.settled(self, need.grows)) or None
+        around = self._trials.around(self)
+        steady = self._is_steady(need) and all(each._is_steady(each.need) for each in around)
+        return steady or None
 
-    def tried(self, **changed: Any) -> Need | None:
-        """Return what the code needs and keeps with the changes that `needed` takes."""
-        need, before = self.needed(**changed), vars(self).get("need")
-        if need is None or not self._in_for:
-            more = need
-        elif before is not None and before.grows is not None and not self.grows_much:
-            return need._replace(grows=before.grows)  # it is not the loop that keeps too much
-        else:
-            more = self.needed(**changed, passes=3)
-        if more is None and self._next:  # there may be no such pass
-            self._next = ""
-            return self.tried(**changed)
-        if need is None or more is None:
-            return need and need._replace(grows=None)
-        return need._replace(grows=max(more.most - need.most, 0))
+    def _is_steady(self, need: Need | None) -> bool:
+        """Whether no loop here keeps more with each pass; only the innermost one is followed."""
+        loops = self.rest.loops
+        if len(loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
+            return False
+        return not loops or (need is not None and need.grows == 0)
 
-    def needed(
+    def tried(
         self,
         names: dict[str, Any] | None = None,
         *,
-        gone: tuple[str, ...] = (),
-        before: str = "",
-        after: str = "",
-        within: Within | None = None,
-        passes: int = 2,
+        gone: Iterable[str] = (),
+        keep: _Keep = ("", None),
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Need | None:
-        """What it needs with other values of some names, some names gone, a line before the failing
-        statement, one at the end of each pass, or in a context; None if it cannot be followed."""
-        names = dict(names or {})
-        space = {**self.frame.scope.outer, **self.names, **names}
-        # The globals of a cell have its stale names too.
-        for name in {*gone, *(self.stale if self.frame.at_top else ())} - names.keys():
-            space.pop(name, None)
-        with _line_before(self.rest.failed, before):
-            code = _code(self.frame, self.rest.failed)
-            code += _parsed(f"{after}\n{self._next}", self.rest.failed)
-            code *= passes if self._in_for else 1
-            codes = compile_cell(ast.Module(code, []), self.frame.filename)
+        """Return what the code needs with a change; None if it cannot be followed.
 
-        def prepare(note: Note) -> Callable[[], dict[str, Any]]:
+        A change is other values of some `names`, names that are `gone`, a name and what each pass
+        is to `keep` of its value, or a context `within` which the code runs.
+        """
+        if (compiled := self._compiled) is None:
+            return None
+        changed = names or {}
+        space = {**self.frame.scope.outer, **self.names, **changed}
+        # The globals of a cell have its stale names too.
+        for name in {*gone, *(self.stale if self.frame.at_top else ())} - changed.keys():
+            space.pop(name, None)
+
+        def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
-                names.clear()  # else what the code lets go would be held here
-                signal.signal(signal.SIGPROF, lambda *_: signal.raise_signal(signal.SIGALRM))
-                signal.setitimer(signal.ITIMER_PROF, _LIMIT_S, 0.2)
+                changed.clear()  # else what the code lets go would be held here
+                into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
-                    for context in self._trials.contexts_of(self):
+                    for context in (*self._contexts(), within()):
                         contexts.enter_context(context)
-                    contexts.enter_context(within(note) if within else nullcontext())
-                    for code in filter(None, codes):
-                        eval(code, into)
+                    exec(compiled, into)
                 return {}
 
             return follow
 
-        subject = Subject(space, [], prepare, None, False, _BUSY * _LIMIT_S)
-        return self._trials.follow(subject, self._state.name)
+        run = self._trials.follow(space, prepare)
+        most = None if run is None else run.needed(self._state.name)
+        if run is None or most is None:
+            return None
+        notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
+        held = [int(note.split()[-1]) for note in notes]
+        grows = max(held[1] - held[0], 0) if len(held) > 1 else None
+        return Need(most, grows if self._loop else 0)
+
+    def _passes(
+        self, space: dict[str, Any], note: Callable[[str], object], keep: _Keep
+    ) -> Iterator[None]:
+        """Yield for each pass, and note what is held after it."""
+        counter = getattr(getattr(self._loop, "target", None), "id", "")
+        name, change = keep
+        if is_tensor(space.get(name)):  # an operator in place would extend the graph of all passes
+            space[name] = space[name].detach()
+        for number in range(2 if self._loop else 1):
+            yield
+            if name:
+                space[name] = change(space[name])
+            note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
+            if type(space.get(counter)) is int:  # its next value, as for a key of a cache
+                space[counter] += 1
+
+    def _contexts(self) -> Iterator[Any]:
+        """Make torch's contexts that were entered before this code, the outermost first."""
+        for each in reversed(self._trials.around(self)):
+            yield from _contexts(each.rest.failed, each.frame)
+        yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
         """Return `space`; for a cell's code the notebook's own namespace, updated with it. Then no
@@ -279,48 +246,24 @@ class CodeTrial:
         return namespace
 
 
-def _next_pass(rest: RestOfCode) -> str:
-    """Return code that changes a loop's counter for the next pass, as for a key of a cache."""
-    loop = rest.loops[0] if rest.loops else None
-    name = loop.target.id if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) else ""
-    return f"{name} += 1" if name and type(rest.frame.scope.name(name)) is int else ""
+def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
+    """Compile code as the body of a loop over `_PASSES`; None if it cannot run by itself."""
+    tree = ast.parse(f"for {_PASSES}_ in {_PASSES}: pass")
+    tree.body[0].body = code  # type: ignore[attr-defined]
+    with suppress(SyntaxError):  # a `return`, a `yield`, an `await`
+        made = compile(tree, frame.filename, "exec", dont_inherit=True) if code else None
+        return made if made is not None and "get_ipython" not in made.co_names else None
+    return None
 
 
-def _parsed(text: str, near: ast.stmt | None) -> list[ast.stmt]:
-    line = getattr(near, "lineno", 1)
-    return [ast.increment_lineno(stmt, line - 1) for stmt in ast.parse(text).body]
-
-
-@contextmanager
-def _line_before(failed: ast.stmt | None, text: str) -> Iterator[None]:
-    """Insert a statement before the failing one, in its block, within the context."""
-    fields = vars(getattr(failed, "parent", None) or ast.Pass()).values() if text else ()
-    block = next((b for b in fields if isinstance(b, list) and failed in b), [])
-    before = [*block]
-    if block:
-        at = block.index(failed)
-        block[at:at] = _parsed(text, failed)
-    try:
-        yield
-    finally:
-        block[:] = before
-
-
-def _code(frame: Any, failed: ast.stmt | None) -> list[ast.stmt]:
-    """Return the statements to follow; empty if they cannot run by themselves."""
-    if failed is None:
-        return []
-    loops = [loop for loop in loops_around(failed) if not isinstance(loop, ast.While)]
-    if loops:
-        body = [*loops[0].body]  # type: ignore[attr-defined]
-    else:
-        whole = frame.tree if frame.at_top else function_of(failed)
-        body = [*getattr(whole, "body", [])]
-        if not frame.at_top and body and isinstance(body[-1], ast.Return):
-            value = body[-1].value
-            body[-1:] = [ast.copy_location(ast.Expr(value), body[-1])] if value else []
-    nodes = [node for stmt in body for node in ast.walk(stmt)]
-    functions = {function_of(node) for node in nodes} & {*nodes}
-    stands = not any(isinstance(n, _ENDS) for n in nodes if function_of(n) not in functions)
-    asks = any(getattr(node, "id", "") == "get_ipython" for node in nodes)
-    return body if stands and not asks and not awaits(ast.Module(body, [])) else []
+def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
+    """Make torch's contexts around a node in its function, and its function's decorators."""
+    around = [start, *parents(start)] if start is not None else []
+    function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
+    for node in reversed(around if function is None else around[: function + 1]):
+        written = [item.context_expr for item in getattr(node, "items", ())]
+        for expression in (*getattr(node, "decorator_list", ()), *written):
+            made_by = frame.scope.value(getattr(expression, "func", expression))
+            if getattr(made_by, "__module__", "").startswith("torch"):
+                made = eval(ast.unparse(expression), {**frame.scope.outer, **frame.scope.local})
+                yield made() if isinstance(made, type) else made

@@ -70,6 +70,7 @@ class OutOfMemory(Shown):
 _HOLDERS = 5
 # A share of the allocated memory: less in a traceback is not worth a word.
 _LEAST = 0.01
+_FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
 
 def text(found: OutOfMemory) -> str:
@@ -78,11 +79,8 @@ def text(found: OutOfMemory) -> str:
     lines += table.wrapped(_figures(found), "  ", "    ")
     lines += table.lines(_holders(found), "  ")
     lines += table.wrapped(f"why: {_plain(found.reason)}", "  ", "       ")
-    if found.levers:
-        lines += [f"  {_plain(_title(found))}:", *table.lines(_columns(found.levers), "    ")]
-    else:
-        lines += table.wrapped(_plain(_nothing(found)), "  ", "    ")
-    return "\n".join(lines)
+    lines += table.wrapped(_plain(_title(found)), "  ", "    ")
+    return "\n".join([*lines, *table.lines(_columns(found.levers), "    ")])
 
 
 def html(found: OutOfMemory) -> str:
@@ -92,11 +90,8 @@ def html(found: OutOfMemory) -> str:
     if columns := _holders(found, html=True):
         body += table.html(columns, css="gm-titled gm-section")
     body += f"<div>{tag('span', 'why:', 'gm-dim')} {coded(found.reason)}</div>"
-    if found.levers:
-        body += f'<div class="gm-dim">{coded(_title(found))}:</div>'
-        body += table.html(_columns(found.levers))
-    else:
-        body += f"<div>{coded(_nothing(found))}</div>"
+    body += f'<div class="gm-dim">{coded(_title(found))}</div>'
+    body += table.html(_columns(found.levers)) if found.levers else ""
     return block(body, "table", "explanation", css="gpumagic gm-why")
 
 
@@ -107,20 +102,17 @@ def _head(found: OutOfMemory) -> str:
 
 def _figures(found: OutOfMemory) -> str:
     device = found.device
+    known = device.reserved is not None and device.allocated is not None
+    unused = (device.reserved or 0) - (device.allocated or 0)
     parts = [
         f"{label(device)}: {size(found.wanted)} wanted",
         f"{size(device.free)} free of {size(device.total)}",
         f"{size(device.allocated)} allocated",
-        f"{_unused(device)} reserved but unallocated",
+        f"{size(unused) if known else NOT_KNOWN} reserved but unallocated",
     ]
     named = ", ".join(f"{name} {size(count)}" for name, count in device.others_by_name)
     others = f"{size(device.others)} held by others" + (f" ({named})" if named else "")
     return " · ".join([*parts, others] if device.others != 0 else parts)
-
-
-def _unused(device: DeviceMemory) -> str:
-    known = device.reserved is not None and device.allocated is not None
-    return size((device.reserved or 0) - (device.allocated or 0)) if known else NOT_KNOWN
 
 
 def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
@@ -148,21 +140,11 @@ def _plain(text: str) -> str:
     return text.replace("`", "")
 
 
-_FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
-
-
 def _title(found: OutOfMemory) -> str:
-    return "what would help" + (f", after {_after(found)}" if _after(found) else "")
-
-
-def _nothing(found: OutOfMemory) -> str:
-    """Return the sentence for an error that no lever helps."""
-    return f"{_after(found)} frees what the traceback holds" if _after(found) else ""
-
-
-def _after(found: OutOfMemory) -> str:
+    """Return the line above the levers, or instead of them; empty if nothing helps."""
     held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
-    if not held and not found.stale:
-        return ""
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
-    return f"`{' '.join(('%gpufree', *found.stale))}`{holds}"
+    after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""
+    if not found.levers:
+        return f"{after} frees what the traceback holds" if after else ""
+    return f"what would help, after {after}:" if after else "what would help:"

@@ -1,41 +1,26 @@
 """List the roots from which memory is held, in the order of the report.
 
 First the notebook's variables, then what Python and IPython keep of finished cells (errors,
-outputs), then what runs now, and modules: the user's before libraries'. What none of them reaches
-is followed backwards.
+outputs), then what runs now, and the user's modules. What none of them reaches is followed
+backwards: either something else holds it, or it is a cycle.
 """
 
-import asyncio
-import contextvars
 import gc
-import os
 import sys
 import threading
-import types
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from inspect import CO_OPTIMIZED
 from traceback import walk_stack, walk_tb
-from types import TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT
-from gpumagic.memory.object_graph import Root, Walk, of_kinds
-from gpumagic.memory.paths import local_variables
+from gpumagic.memory.object_graph import Root, Walk
 from gpumagic.usercode.files import is_ours, is_users, label, shell
 from gpumagic.usercode.frames import errors
-from gpumagic.usercode.values import (
-    class_name,
-    comes_from,
-    defined_in,
-    is_module,
-    of_function,
-    own,
-)
+from gpumagic.usercode.values import comes_from, defined_in, is_module, own
 
-_LAST = ("last_exc", "last_value", "last_traceback", "last_type")
-# What the debugger still looks at when it has ended; it sets all of it when it begins.
-_LOOKED_AT = {"botframe", "stopframe", "returnframe", "cmdframe", "stack", "curframe"}
-_LOOKED_AT |= {"curframe_locals", "_chained_exceptions"}
 _UNDERSCORES = ("_", "__", "___")
 
 
@@ -51,52 +36,38 @@ def tracebacks(error: BaseException) -> Iterator[TracebackType]:
 def kept_errors() -> list[BaseException]:
     """The exceptions that are kept for `%debug` and `%tb`, each once."""
     result = getattr(shell(), "last_execution_result", None)
-    found = [getattr(sys, name, None) for name in _LAST[:2]]
+    found = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
     found.append(getattr(result, "error_in_exec", None))
     return list({id(error): error for error in found if isinstance(error, BaseException)}.values())
 
 
-class KeptErrors:
-    """The exceptions that are kept for `%debug` and `%tb`, and the one that is handled now."""
-
-    def __init__(self) -> None:
-        self._shell = shell()
-        self._handled = sys.exc_info()[1]
-        self._kept = [*kept_errors(), *([self._handled] if self._handled is not None else [])]
-
-    def let_go(self) -> str:
-        """Release them, and return what they were; their printed text stays."""
-        places = dict.fromkeys(map(_place, self._kept))
-        if self._handled is not None:
-            _empty(self._handled)
-        self._kept.clear()
-        self._handled = None
-        for name in _LAST:
-            vars(sys).pop(name, None)
-        if self._shell is not None:
-            self._shell.last_execution_result = None
-            for shown in (self._shell.InteractiveTB, self._shell.SyntaxTB):
-                vars(shown).pop("tb", None)
-                debugger = getattr(shown, "pdb", None)
-                for name in _LOOKED_AT if debugger is not None else ():
-                    vars(debugger).pop(name, None)
-        return f"the exception{'s' * (len(places) > 1)} of {', '.join(places)}"
-
-
-def _empty(error: BaseException) -> None:
-    """Empty the frames of an error that have ended."""
-    for trace in tracebacks(error):
+def release_errors() -> str:
+    """Release the kept exceptions, empty the frames of the one that is handled now, and return
+    what they were; their printed text stays."""
+    handled, ipython = sys.exc_info()[1], shell()
+    kept = [*kept_errors(), *([handled] if handled is not None else [])]
+    places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)
+    for trace in tracebacks(handled) if handled is not None else ():
         try:
             trace.tb_frame.clear()
         except RuntimeError:  # it is running
             continue
         trace.tb_frame.f_locals  # noqa: B018  Python 3.12 keeps a copy until it is read again
+    for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+        vars(sys).pop(name, None)
+    if ipython is not None:
+        ipython.last_execution_result = None
+        for shown in (ipython.InteractiveTB, ipython.SyntaxTB):
+            vars(shown).pop("tb", None)
+            if getattr(shown, "pdb", None) is not None:
+                shown.pdb = None  # IPython makes another one for the next %debug
+    return f"the exception{'s' * (len(places) > 1)} of {', '.join(places)}"
 
 
-def _place(error: BaseException) -> str:
-    """Return the cell or file that an error ended, or its class if no user's code was running."""
-    files = (trace.tb_frame.f_code.co_filename for trace in tracebacks(error))
-    return next((label(file) for file in files if is_users(file)), type(error).__name__)
+def _place(trace: TracebackType | None) -> str:
+    """Return the cell or file of the user where a traceback begins; empty if there is none."""
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
+    return next((label(file) for file in files if is_users(file)), "")
 
 
 class KeptOutputs:
@@ -134,29 +105,23 @@ class KeptOutputs:
         """Keep those of `numbered` no longer, under any of their names."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
-        for number in [n for n, value in self._out.items() if id(value) in gone]:
-            del self._out[number]
-        hidden = getattr(self._shell, "user_ns_hidden", {})
-        for name in [n for n in self._names if id(self._namespace.get(n)) in gone]:
-            if name not in _UNDERSCORES:
-                del self._namespace[name]
-                hidden.pop(name, None)
+        spaces = self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})
+        for space in spaces:
+            for name in [name for name, value in space.items() if id(value) in gone]:
+                if name in self._names or space is self._out:
+                    del space[name]
+        hook = getattr(self._shell, "displayhook", None)
         for name in _UNDERSCORES:
-            hook = getattr(self._shell, "displayhook", None)
             if id(getattr(hook, name, None)) in gone:
                 setattr(hook, name, "")
-            for space in (self._namespace, hidden):
-                if name in self._names and id(space.get(name)) in gone:
-                    space[name] = ""
         result = getattr(self._shell, "last_execution_result", None)
         if id(getattr(result, "result", None)) in gone:
             self._shell.last_execution_result = None
 
 
-_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # Python's import machinery, which refers to whatever imported a module.
 _IMPORTING = ("__loader__", "__spec__")
-_module_names = vars(types.ModuleType)["__dict__"].__get__
+_module_names = vars(ModuleType)["__dict__"].__get__
 
 
 class Roots:
@@ -165,226 +130,125 @@ class Roots:
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace = namespace
         self._shell = shell()
-        self._modules = {
-            name: module
-            for name, module in [*sys.modules.items()]
-            if issubclass(type(module), types.ModuleType)
-        }
-        self._frames = dict(_running())
+        modules = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
+        self._modules = {name: _module_names(module) for name, module in modules}
+        innermost = sys._current_frames()
+        # A frame that holds itself stays until it is collected.
+        innermost[threading.get_ident()] = sys._getframe(1)
+        every = [frame for each in innermost.values() for frame, _ in walk_stack(each)]
+        self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
 
     def closed(self) -> list[Any]:
         """Objects that reach everything: each is a root, and no path passes through it."""
-        spaces = [_module_names(module) for module in self._modules.values()]
-        found = [self._namespace, self._namespace.get("_oh"), sys.modules, *spaces, *self._frames]
-        if self._shell is not None:
-            parts = own(self._shell)
-            values = [*parts.values(), *parts.get("_trait_values", {}).values()]
-            found += [self._shell, *(each for each in values if _is_of_ipython(each))]
-        return found
+        out = self._namespace.get("_oh")
+        return [self._namespace, out, sys.modules, *self._modules.values(), *self._frames]
 
     def near(self) -> Iterator[list[Root]]:
         """Yield the roots in the notebook, finished cells, running code, and the user's modules."""
         yield from self._variables()
         yield self._outputs()
         yield [*_exceptions(self._shell)]
-        yield [*self._running(users=True)]
-        values = contextvars.copy_context().items()
-        yield [Root(f"the context variable {each.name!r}", value) for each, value in values]
-        yield [Root(f"the task {asyncio.Task.get_name(task)!r}", task) for task in _tasks()]
-        yield [*self._globals(users=True)]
-
-    def far(self, wanted: Container[int]) -> Iterator[Root]:
-        """Yield the wanted objects that IPython, or libraries' frames and modules, hold."""
-        for name, value in own(self._shell).items():
-            if id(value) in wanted:
-                yield Root(f"get_ipython().{name}", value, holder="IPython")
-        for root in (*self._running(users=False), *self._globals(users=False)):
-            if id(root.value) in wanted:
-                yield root
+        yield [*self._running()]
+        yield [*self._globals()]
 
     def is_users_class(self, value: Any) -> bool:
-        """Whether something is a class that the notebook or a module of the user's defines."""
-        if not issubclass(type(value), type):
-            return False
+        """Whether a class is defined in the notebook or in a module of the user's."""
         home = defined_in(value)
         if home == self._namespace.get("__name__", "__main__"):
             return True
-        module = self._modules.get(home) if type(home) is str else None
-        return module is not None and _is_users_module(module)
+        names = self._modules.get(home) if type(home) is str else None
+        return names is not None and is_users(names.get("__file__"))
 
     def _variables(self) -> Iterator[list[Root]]:
-        """Yield modules before others that refer to their parameters, optimizers last."""
+        """Yield modules and classes before what refers to their parts, optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
-        kept = KeptOutputs(self._namespace).variables()
-        for name, value in kept.items():
+        for name, value in KeptOutputs(self._namespace).variables().items():
             if type(name) is str and not (name in hidden and hidden[name] is value):
+                first = is_module(value) or issubclass(type(value), type)
                 last = comes_from(type(value), "torch.optim.Optimizer")
-                ranks[0 if is_module(value) else 2 if last else 1].append(Root(name, value))
+                ranks[0 if first else 2 if last else 1].append(Root(name, value))
         yield from ranks
 
     def _outputs(self) -> list[Root]:
         found = KeptOutputs(self._namespace).numbered()
-        names = [name for name in ("_", "__", "___") if name in self._namespace]
-        found |= {name: self._namespace[name] for name in names}
-        found["the last output"] = getattr(
-            getattr(self._shell, "last_execution_result", None), "result", None
-        )
+        found |= {name: self._namespace[name] for name in _UNDERSCORES if name in self._namespace}
+        result = getattr(self._shell, "last_execution_result", None)
+        found["the last output"] = getattr(result, "result", None)
         return [Root(name, value, OUTPUT) for name, value in found.items()]
 
-    def _running(self, *, users: bool) -> Iterator[Root]:
-        """The variables of frames that run now: below a cell, those of libraries lead far."""
-        for frame, name in self._frames.items():
-            if is_users(frame.f_code.co_filename) is users and not self._is_known(frame):
-                for local, value in local_variables(frame).items():
+    def _running(self) -> Iterator[Root]:
+        """The variables of the user's functions that run now; libraries' frames lead far."""
+        for frame in self._frames:
+            code, name = frame.f_code, f"{frame.f_code.co_name}(), which runs now"
+            if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # not a cell's top
+                for local, value in _local_variables(frame).items():
                     yield Root(f"{name}: {local}", value, holder=name)
 
-    def _is_known(self, frame: types.FrameType) -> bool:
-        return frame.f_locals is self._namespace or frame.f_locals is frame.f_globals
-
-    def _globals(self, *, users: bool) -> Iterator[Root]:
-        for name, module in self._modules.items():
-            names = _module_names(module)
-            if _is_users_module(module) is users and names is not self._namespace:
+    def _globals(self) -> Iterator[Root]:
+        for name, names in self._modules.items():
+            if is_users(names.get("__file__")) and names is not self._namespace:
                 for key, value in [*names.items()]:
-                    if key not in _IMPORTING and _is_at_home(value, name):
+                    if key not in _IMPORTING:
                         yield Root(f"{name}.{key}", value, holder=name)
 
 
-def _is_of_ipython(value: Any) -> bool:
-    home = str(defined_in(type(value))).partition(".")[0]
-    return home in ("IPython", "ipykernel")
-
-
-def _is_at_home(value: Any, module: str) -> bool:
-    """Whether a class is defined in the module; imported ones are reported elsewhere."""
-    return not issubclass(type(value), type) or defined_in(value) in (module, "__main__")
-
-
-def _is_users_module(module: types.ModuleType) -> bool:
-    return is_users(_module_names(module).get("__file__"))
-
-
-def _running() -> Iterator[tuple[types.FrameType, str]]:
-    """Yield the frames of all threads and their names, without gpumagic's own."""
-    names = {thread.ident: f" of the thread {thread.name!r}" for thread in threading.enumerate()}
-    innermost = sys._current_frames()
-    # A frame that holds itself stays until it is collected.
-    innermost[threading.get_ident()] = _caller()
-    names[threading.get_ident()] = ""
-    for thread, first in innermost.items():
-        for frame, _ in walk_stack(first):
-            if is_ours(frame.f_code.co_filename):
-                continue
-            yield frame, f"{frame.f_code.co_name}(){names.get(thread, '')}, which runs now"
-
-
-def _caller() -> types.FrameType:
-    """Return the frame that started this search."""
-    frame = sys._getframe()
-    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _tasks() -> list[asyncio.Task[Any]]:
-    """Return the tasks of all loops; from Python 3.14 on, C hides its own."""
-    names = ("_all_tasks", "_scheduled_tasks")  # until Python 3.11, and since
-    return [task for name in names for task in getattr(asyncio.tasks, name, ())]
+def _local_variables(frame: FrameType) -> dict[str, Any]:
+    """Return the names of a function's frame, without making it keep more than before."""
+    seen = frame.f_locals
+    names = dict(seen)
+    # Until Python 3.13 a frame keeps the dictionary that it was asked for; `locals()` of the
+    # user's own is that dictionary, too, and is then held by somebody else.
+    held_by_frame_and_us = 3
+    if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
+        seen.clear()
+    return names
 
 
 def _exceptions(ipython: Any) -> Iterator[Root]:
     """Yield the errors that are kept, or handled now."""
-    for error in (*kept_errors(), *_handled()):
-        yield Root(_of_cell(error.__traceback__), error, EXCEPTION)
     shown = own(getattr(ipython, "InteractiveTB", None))
-    for trace in (getattr(sys, "last_traceback", None), shown.get("tb")):
-        if trace is not None:
-            yield Root(_of_cell(trace), trace, EXCEPTION)
-    if (debugger := shown.get("pdb")) is not None:
-        yield Root("%debug", debugger, EXCEPTION)
-
-
-def _handled() -> list[BaseException]:
-    """Return the errors that `except` blocks of all threads handle now."""
-    found: dict[int, Any] = sys._current_exceptions()
-    # Until Python 3.12 the type, the value and the traceback.
-    errors = [each[1] if type(each) is tuple else each for each in found.values()]
-    return [error for error in errors if error is not None]
-
-
-def _of_cell(trace: types.TracebackType | None) -> str:
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
-    place = next((label(file) for file in files if is_users(file)), "")
-    return f"the exception of {place}" if place else "an exception"
+    held: list[Any] = [*kept_errors(), sys.exc_info()[1]]
+    held += [getattr(sys, "last_traceback", None), shown.get("tb")]
+    for each in held:
+        if each is not None:
+            place = _place(each if isinstance(each, TracebackType) else each.__traceback__)
+            yield Root(f"the exception of {place}" if place else "an exception", each, EXCEPTION)
+    yield Root("%debug", own(shown.get("pdb")), EXCEPTION)
 
 
 # -- what no root reaches
-NATIVE = "held from C++, or by an expression that runs now"
+ELSEWHERE = "held by C++, a library, or running code"
 CYCLE = "a reference cycle that is not collected yet"
-_whole_name = vars(type)["__qualname__"].__get__
-FarRoots = Callable[[Container[int]], Iterable[Root]]
 
 
-def walk_unreachable(
-    walk: Walk, missing: Callable[[list[Any]], Iterable[Any]], far: FarRoots
-) -> None:
-    """Find what keeps tensors alive that no near root reaches, backwards through the heap.
+def walk_unreachable(walk: Walk, missing: set[int]) -> None:
+    """Find what keeps tensors (by id) alive that no near root reaches, backwards through the heap.
 
-    If the search ends at IPython, a module or a class, that is the holder. Else the rule is the
-    collector's: an object with more references than other objects account for is held from outside
-    Python, such as by C++. Everything else is a cycle that waits to be collected.
+    The rule is the collector's: an object with more references than other objects account for is
+    held from elsewhere, such as by C++. Everything else is a cycle that waits to be collected.
     """
-    objects: list[Any] = [obj for obj in gc.get_objects() if not walk.knows(obj)]
-    numbers = {id(obj): number for number, obj in enumerate(objects)}
-    above = _referrers(objects, numbers)
-    todo = [numbers[id(obj)] for obj in missing(objects)]
-    leading = dict.fromkeys(todo)
+    objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
+    above = _referrers(objects)
+    leading, todo = dict[int, None](), [*missing]
     while todo:
-        new = [parent for parent in above.get(todo.pop(), ()) if parent not in leading]
-        leading |= dict.fromkeys(new)
-        todo += new
-    within = {id(objects[number]) for number in leading}
-    walk.walk([*far(within), *_classes(objects[n] for n in leading)], within=within)
-    native = {n for n, count in _counts(objects, leading) if count > len(above.get(n, ()))}
-    for number in sorted(leading, key=lambda n: (_rank(objects[n]), n not in native)):
-        obj = objects[number]
-        if not walk.knows(obj):
-            holder, kind = (NATIVE, "") if number in native else (CYCLE, GARBAGE)
-            name = f"{holder}: {class_name(type(obj))}"
-            walk.walk([Root(name, obj, kind, holder)], within=within)
+        if (key := todo.pop()) not in leading:
+            leading[key] = None
+            todo += above[key]
+    # An object that nobody else holds shows how many references are this search's.
+    objects[0] = []
+    ours = sys.getrefcount(objects[0])
+    elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
+    for name, kind, keys in ((ELSEWHERE, "", elsewhere), (CYCLE, GARBAGE, [*leading])):
+        left = [objects[key] for key in keys if not walk.knows(objects[key])]
+        walk.walk([Root(name, obj, kind) for obj in left], within=leading)
 
 
-def _referrers(objects: list[Any], numbers: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return the referrers of each object, by number; an object's class does not count."""
-    classes = of_kinds(objects, type)
-    number_of = {**numbers, **dict.fromkeys(map(id, classes))}.get
+def _referrers(objects: Mapping[int, Any]) -> dict[int, list[int]]:
+    """Return the referrers of each object, all by their ids."""
     above = defaultdict[int, list[int]](list)
-    for number, obj in enumerate(objects):
-        for child in map(number_of, map(id, gc.get_referents(obj))):
-            if child is not None:
-                above[child].append(number)
+    for key, obj in objects.items():
+        for child in map(id, gc.get_referents(obj)):
+            if child in objects:
+                above[child].append(key)
     return above
-
-
-def _classes(objects: Iterable[Any]) -> Iterator[Root]:
-    for obj in objects:
-        if issubclass(type(obj), type):
-            name = f"{defined_in(obj)}.{_whole_name(obj)}"
-            yield Root(name, obj)
-
-
-def _counts(objects: list[Any], numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Count the references to objects, without those of this search."""
-    # One that nobody else holds shows how many the counting itself makes.
-    objects.append([])
-    ours = sys.getrefcount(objects[-1])
-    for number in numbers:
-        yield number, sys.getrefcount(objects[number]) - ours
-
-
-def _rank(obj: Any) -> int:
-    """Rank objects: those with the most telling names first, tensors last."""
-    if comes_from(type(obj), "torch.Tensor", "torch.UntypedStorage"):
-        return 2
-    return 1 if defined_in(type(obj)) == "builtins" and of_function(obj, "__name__") is None else 0

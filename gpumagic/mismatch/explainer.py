@@ -40,10 +40,8 @@ from gpumagic.mismatch.operand import (
 )
 from gpumagic.mismatch.operation import Operation, also_needed, conflict, named_in, result_clashes
 from gpumagic.moving.move import origin_of
-from gpumagic.usercode.files import label, last_cell, shell
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
-from gpumagic.usercode.lines import source_of
-from gpumagic.usercode.syntax import statement
+from gpumagic.usercode.files import label, last_cell, shell, source_of
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
 from gpumagic.usercode.values import MISSING, contents, own
 
 _SHOWN = 3

@@ -34,8 +34,8 @@ from gpumagic.mismatch.operation import (
     operation,
     wants_one_device,
 )
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import (
+from gpumagic.usercode.frames import (
+    FailedFrame,
     function_of,
     in_own_scope,
     loops_around,

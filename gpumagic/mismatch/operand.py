@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import MISSING, contents, of_function, own
-from gpumagic.usercode.walk import Step, parts_of, walk
+from gpumagic.usercode.values import MISSING, Step, contents, of_function, own, parts_of, walk
 
 _DEEP, _MOST = 5, 500  # levels of an object that are searched, and objects in all
 _STATE = ("_parameters", "_buffers", "_modules")

@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
-from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.syntax import function_of, parents, statement
+from gpumagic.usercode.frames import FailedFrame, function_of, parents, statement
 from gpumagic.usercode.values import of_function
 
 

@@ -16,8 +16,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.moving.moved import DATASET_STAYS, Left
-from gpumagic.usercode.values import defined_in, members_of
-from gpumagic.usercode.walk import CONTAINERS, PLAIN, Path, attributes, is_open, items, written
+from gpumagic.usercode.values import (
+    CONTAINERS,
+    PLAIN,
+    Path,
+    attributes,
+    defined_in,
+    is_open,
+    items,
+    members_of,
+    written,
+)
 
 # A module's own dictionaries, and what else every module has: of that, hooks may hold something.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")

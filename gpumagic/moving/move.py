@@ -25,8 +25,7 @@ from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
-from gpumagic.usercode.values import own
-from gpumagic.usercode.walk import Step, parts_of, walk, written
+from gpumagic.usercode.values import Step, own, parts_of, walk, written
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64

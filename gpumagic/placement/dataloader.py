@@ -1,64 +1,50 @@
-"""Let a DataLoader work on the host under a placement, and bring its batches to the device."""
+"""Let a DataLoader work on the host under a placement, and bring its batches to the device.
+
+The ledger tells these copies from others by this file.
+"""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from gpumagic.placement.scope import placement, suspended
-from gpumagic.usercode.files import unseen
+from gpumagic.placement import placement, suspended
 
 
-def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loader's `__next__`: the batch is made on the host and brought to the device."""
-
-    @unseen
-    @functools.wraps(method)
-    def deliver(*args: Any, **kwargs: Any) -> Any:
-        place = placement()
-        with suspended():
-            batch = method(*args, **kwargs)
-        if place is None or not place.batches or place.device is None:
-            return batch
-        copied: list[int] = []
-        batch = tree_map(functools.partial(_bring, place.device, copied), batch)
-        if copied:
-            place.delivered.append(copied)
+def deliver(
+    next_batch: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    frame: FrameType | None,
+) -> Any:
+    """Make a loader's next batch on the host and bring it to the device."""
+    place = placement()
+    with suspended():
+        batch = next_batch(*args, **kwargs)
+    if place is None or not place.batches or place.device is None:
         return batch
-
-    return deliver
-
-
-def pin_what_can_be(pin: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loader's `pin_memory`: a dataset that was made on the device has nothing to pin."""
-
-    @unseen
-    @functools.wraps(pin)
-    def pinned(data: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(data, torch.Tensor) and data.device.type != "cpu":
-            return data
-        return pin(data, *args, **kwargs)
-
-    return pinned
+    copied: list[int] = []
+    batch = tree_map(partial(_bring, place.device, copied), batch)
+    if copied:
+        place.delivered.append(copied)
+    return batch
 
 
 def _bring(device: torch.device, copied: list[int], item: Any) -> Any:
     """Copy a leaf of a batch to a device, and note the bytes of each tensor."""
     if isinstance(item, torch.Tensor):
-        if item.device != device:
-            copied.append(item.nbytes)
+        copied += [item.nbytes] if item.device != device else []
         return item.to(device, non_blocking=item.is_pinned())
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-        # A batch of tokens or a batch of graphs: pytree does not know them, but they have a
-        # `to` of their own.
+        # A batch of tokens or of graphs: pytree does not know them, but they have a `to`.
         values = item.values() if isinstance(item, Mapping) else vars(item).values()
         copied += [value.nbytes for value in values if isinstance(value, torch.Tensor)]
         return item.to(device)
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}
-        bring = functools.partial(_bring, device, copied)
-        return dataclasses.replace(item, **tree_map(bring, parts))
+        return dataclasses.replace(item, **tree_map(partial(_bring, device, copied), parts))
     return item

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -23,10 +22,8 @@ from torch._C import _len_torch_function_stack  # the count that torch.utils._de
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
-from gpumagic.placement import first_gpu
-from gpumagic.placement.factories import IN_LIBRARIES, SPACES, tensor_new, twins
-from gpumagic.placement.scope import Placement, in_force, placement, put_in_force
-from gpumagic.usercode.files import is_users
+from gpumagic.placement import Placement, in_force, placement, put_in_force
+from gpumagic.placement.twins import IN_LIBRARIES, METHODS, SPACES, twins
 from gpumagic.usercode.values import defined_in, members_of
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
@@ -46,7 +43,7 @@ def enter(
     outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}
-    place = Placement(device, batches, outer, modes, keywords, direct=device)
+    place = Placement(device, batches, outer, modes, keywords)
     if not implied and device.type == "cuda":
         # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
         place.previous_index = torch.cuda.current_device()
@@ -64,7 +61,7 @@ def leave(place: Placement) -> None:
     """End a placement, from any context; to call it twice does no harm."""
     if place.device is None:
         return
-    place.device = place.direct = None
+    place.device, place.direct = None, False
     if in_force.get() is place:
         put_in_force(place.outer)
     try:
@@ -80,13 +77,10 @@ def _restore_current_device(place: Placement) -> None:
             torch.cuda.set_device(place.previous_index)
 
 
-# Methods that `Tensor` inherits: they are set on it, and deleted again.
-_methods = {"__new__": tensor_new(Tensor.__new__), **first_gpu.METHODS}
 _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
-_reals, _placed = dict[str, Any](), dict[str, Any]()  # by their names in `torch` itself
-_in_torch: list[_Swap] = []  # in its modules and classes
-_in_libraries: list[_Swap] = []
+_in_torch: list[_Swap] = []
+_in_modules: list[_Swap] = []  # of the user and of libraries
 _twin_of: dict[int, Any] = {}  # by the id of the original: nothing of a user's value is asked
 _real_of: dict[int, Any] = {}
 # Of torch's modules, originals and twins: a namespace with none of them has nothing to swap.
@@ -107,9 +101,7 @@ def _install(namespace: dict[str, Any] | None) -> None:
             if not _finder.importing:
                 _swap_torch()
             sys.meta_path.insert(0, _finder)
-            for name in _user_modules & sys.modules.keys():
-                _swap_namespace(vars(sys.modules[name]))
-            _swap(_in_libraries)
+            _swap(_in_modules)
         _holders += 1
         try:
             if namespace is not None:
@@ -127,7 +119,7 @@ def _remove() -> None:
             return
         sys.meta_path.remove(_finder)
         _swap_torch(back=True)
-        _swap(_in_libraries, back=True)
+        _swap(_in_modules, back=True)
         # What was imported from torch meanwhile holds twins: give those their originals too.
         imported = _new_modules()
         for module in imported.values():
@@ -143,11 +135,8 @@ def installed() -> bool:
 
 
 def _prepare() -> None:
-    for owner, name, real, twin in (*twins(), *first_gpu.twins()):
-        if owner is torch:
-            _reals[name], _placed[name] = real, twin
-        else:
-            _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
+    for owner, name, real, twin in twins():
+        _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
         _twin_of[id(real)], _real_of[id(twin)] = twin, real
     for owner in (_builtins, _recursive):
         _in_torch.append((owner, "_find_builtin", _find_builtin, _find_operator))
@@ -175,13 +164,8 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 
 def _swap_torch(*, back: bool = False) -> None:
-    old, new = (_placed, _reals) if back else (_reals, _placed)
-    if all(map(is_, map(vars(torch).get, old), old.values())):
-        vars(torch).update(new)  # at once, for it is done at each cell
-    else:
-        _swap((vars(torch), name, old[name], new[name]) for name in old)
     _swap(_in_torch, back=back)
-    for name, method in _methods.items():
+    for name, method in METHODS.items():  # inherited: they are set, and deleted again
         if not back and name not in vars(Tensor):
             setattr(Tensor, name, method)
         elif back and vars(Tensor).get(name) is method:
@@ -221,7 +205,7 @@ class _TorchFinder(MetaPathFinder):
                 self.importing -= of_torch
                 if installed() and not of_torch:
                     _look_at({module.__name__: module})
-                    _swap(_in_libraries)
+                    _swap(_in_modules)
                 if installed() and not self.importing:
                     _swap_torch()
 
@@ -240,21 +224,22 @@ def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
     values = [*namespace.values()]
     if _ids.isdisjoint(map(id, values)):
         return
-    if not table.keys().isdisjoint(map(id, values)):
-        held = [(name, value) for name, value in [*namespace.items()] if id(value) in table]
-        yield from ((namespace, name, value, table[id(value)]) for name, value in held)
+    for name, value in [*namespace.items()]:
+        if id(value) in table:
+            yield namespace, name, value, table[id(value)]
     for value in values:
         # By type(), which asks nothing of a user's object; isinstance would wake a proxy.
-        if type(value) is FunctionType and (value.__defaults__ or value.__kwdefaults__):
+        if type(value) is FunctionType:
             yield from _defaults(value, table)
         elif issubclass(type(value), type) and defined_in(value) == namespace.get("__name__"):
             for member in list(members_of(value).values()):
                 made = member.__func__ if type(member) in (staticmethod, classmethod) else member
-                if type(made) is FunctionType:
-                    yield from _defaults(made, table)
+                yield from _defaults(made, table)
 
 
-def _defaults(function: FunctionType, table: dict[int, Any]) -> Iterator[_Swap]:
+def _defaults(function: Any, table: dict[int, Any]) -> Iterator[_Swap]:
+    if type(function) is not FunctionType:
+        return
     old = function.__defaults__ or ()
     if not table.keys().isdisjoint(map(id, old)):
         yield function, "__defaults__", old, tuple(table.get(id(v), v) for v in old)
@@ -263,7 +248,6 @@ def _defaults(function: FunctionType, table: dict[int, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[id(value)]
 
 
-_user_modules: set[str] = set()  # by name: a module that is imported again is another object
 _known: dict[str, int] = {}  # the ids of all modules when it was last looked
 _last_known: tuple[str, int] | None = None
 
@@ -281,18 +265,14 @@ def _new_modules() -> dict[str, Any]:
 
 
 def _look_at(modules: dict[str, Any]) -> None:
-    """Note the user's modules, to search each time; search the libraries' once."""
+    """Note what to swap in modules that were imported."""
     for name, module in modules.items():
-        if name.partition(".")[0] in ("torch", "gpumagic"):  # torch.ops says that it is `_ops.py`
-            continue
-        if isinstance(file := getattr(module, "__file__", None), str) and is_users(file):
-            _user_modules.add(name)
-        else:
+        if name.partition(".")[0] not in ("torch", "gpumagic"):
             names = getattr(module, "__dict__", {})
-            _in_libraries.extend(_held(names, _twin_of))
+            _in_modules.extend(_held(names, _twin_of))
             for function, wrap in IN_LIBRARIES.get(name, {}).items():
                 if function in names:
-                    _in_libraries.append((names, function, names[function], wrap(names[function])))
+                    _in_modules.append((names, function, names[function], wrap(names[function])))
 
 
 def _fill_dynamos_tables() -> None:

@@ -71,15 +71,10 @@ def _find(where: object) -> Device:
     here = devices(memory="free" in str(where))
     if not here and (unusable := names.here(memory=False)):
         target = names.resolve_one(where, unusable)
-        if target.kind == "cuda":
+        if target.kind in ("cuda", "xpu"):
             raise GpuError(
-                f"{target} is there, but torch {torch.__version__} cannot use it (it was built for "
-                "the CPU, or for a newer driver); install a CUDA build of torch, or type cpu"
-            )
-        if target.kind == "xpu":
-            raise GpuError(
-                f"{target} is there, but torch {torch.__version__} finds no XPU; %gpus --doctor"
-                " tells why, or type cpu"
+                f"{target} is there, but torch {torch.__version__} cannot use it; type cpu, or "
+                "install a build of torch for it: %gpus --doctor"
             )
         return target
     current = torch.cuda.current_device() if here and cuda_state.working() else 0

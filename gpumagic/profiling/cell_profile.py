@@ -11,7 +11,7 @@ from gpumagic.display import plot, table
 from gpumagic.display.plot import COLORS, LETTER
 from gpumagic.display.table import Column, Shown, block, coded, folded, tag
 from gpumagic.display.units import NOT_KNOWN, duration, tick
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
 """A `DataLoader`, a copy, a wait of the host, the start of operators, the user's plain Python."""

@@ -29,8 +29,7 @@ from gpumagic.errors import GpuError
 from gpumagic.ledger.entry import Ledger
 from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
-from gpumagic.usercode.files import is_users
-from gpumagic.usercode.lines import UserLine, in_cell, source_of, user_frame
+from gpumagic.usercode.files import UserLine, in_cell, is_users, source_of, user_frame
 
 SHORT = 1_000
 """Nanoseconds: while torch's profiler runs, an operator takes longer than that."""

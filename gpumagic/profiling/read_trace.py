@@ -10,10 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from gpumagic.ledger.advice import OFTEN
-from gpumagic.ledger.entry import Ledger
+from gpumagic.ledger.entry import OFTEN, Ledger
 from gpumagic.profiling.cell_profile import Cause, CellProfile, Kind, Moment, Operator, ProfiledLine
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from gpumagic.display import plot, table
-from gpumagic.display.plot import Crossing, Curve, Ending, Frame, Plot, Point
+from gpumagic.display.plot import Curve, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import duration, fine, rate, size, tick, times
 from gpumagic.timing import verdict
@@ -20,32 +20,32 @@ from gpumagic.timing.verdict import percent, point, spelled
 
 
 def sweep_figure(comparison: Comparison) -> str:
-    """Return an SVG element with the curves of a sweep; ``""`` if nothing was measured."""
+    """Return an SVG element with the curves of a sweep of numbers; ``""`` if there is none."""
     name = comparison.axis or ""
     values = comparison.sweep[name]
-    ordinal = not all(type(v) in (int, float) for v in values)
-    xs = [(float(n if ordinal else v), v) for n, v in enumerate(values)]
-    xs.sort(key=lambda pair: pair[0])
+    if not all(type(value) in (int, float) for value in values):
+        return ""
+    xs = sorted((float(value), value) for value in values)
     looks = plot.looks(comparison.devices)
     curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
     ends = [
-        f"{curve.name} from {fine(curve.points[0].y)} to {fine(curve.points[-1].y)}"
+        f"{curve.name} from {fine(curve.heights[0])} to {fine(curve.heights[-1])}"
         for curve in curves
-        if curve.points
+        if curve.heights
     ]
     if not ends:
         return ""
     crossings = [
-        Crossing(
+        Point(
             c.at,
             c.seconds,
-            words := verdict.at(c),
-            f"{c.faster} is faster than {c.slower} from {words}",
+            f"{c.faster} is faster than {c.slower} from {verdict.at(c)}",
+            verdict.at(c),
         )
         for c in comparison.crossovers
     ]
     heights = [e for t in comparison.timings for e in (*(t.quartiles or ()), t.median) if e]
-    made = Plot(Frame(), {x: spelled(v) for x, v in xs}, heights, curves, ordinal=ordinal)
+    made = Plot({x: spelled(v) for x, v in xs}, heights, curves)
     return made.svg(name, tick, crossings, f"median time over {name}: {'; '.join(ends)}")
 
 
@@ -53,7 +53,6 @@ def _curve(
     comparison: Comparison, where: str, look: plot.Look, xs: Sequence[tuple[float, Any]]
 ) -> Curve:
     points: list[Point] = []
-    endings: list[Ending] = []
     for x, value in xs:
         timing = comparison.at(where, {comparison.axis or "": value})
         if timing is None:
@@ -63,11 +62,11 @@ def _curve(
             low, high = timing.quartiles or (0.0, 0.0)
             spread = f" · IQR {percent(timing.iqr)}" if timing.iqr is not None else ""
             tip = f"{tip} · {fine(timing.median)}{spread}"
-            points.append(Point(x, timing.median, low, high, tip))
+            points.append(Point(x, timing.median, tip, low=low, high=high))
         elif timing.error not in (None, "interrupted"):
             words = spelled(timing.error)
-            endings.append(Ending(x, words, f"{tip} · {words}", points[-1] if points else None))
-    return Curve(where, look, points, endings)
+            points.append(Point(x, None, f"{tip} · {words}", words))
+    return Curve(where, look, points)
 
 
 # Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.

@@ -1,22 +1,27 @@
-"""Find the user's notebook and files, name them, and keep our frames out of tracebacks.
+"""Find the user's files and lines, and keep our frames out of tracebacks.
 
 Files under ``site-packages`` or ``dist-packages``, Python's own library, torch and gpumagic are
 libraries, and so are files that a library writes and imports. Cells, input at a prompt, scripts and
-editable installs are the user's.
+editable installs are the user's. A line is plain data, which keeps no frame and so no tensor alive.
 
 When an error leaves a function, Python adds its frame to the traceback, except after a bare `raise`
 from Python 3.11 on. Before, one frame of ours stays, which a notebook leaves out.
 """
 
+import ast
 import functools
+import linecache
 import os
 import re
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from types import ModuleType
+from itertools import islice
+from types import CodeType, FrameType, ModuleType, SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 
@@ -138,6 +143,173 @@ def _typed() -> int:
     return len(getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""]))
 
 
+# -- lines
+_LONG = 60  # shown characters of a line
+# The names of the code that `%%time` and `%%timeit` run.
+_TIMED = ("<timed ", "<magic-timeit")
+_TIMING = ("time", "timeit")
+# IPython's code for `%timeit x.sum()`.
+_MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
+
+
+@dataclass(frozen=True)
+class UserLine:
+    """A line of the user's code."""
+
+    line: int  # in its cell or file, from 1; 0 for code before the cell's first line
+    source: str = ""  # as the user typed it
+    function: str = ""  # the function's name; empty at the top of a cell
+    file: str = ""  # of the code, in Python
+
+    @property
+    def label(self) -> str:
+        """The user's name of the file: ``"In [3]"``, ``"train.py"``."""
+        return label(self.file)
+
+    @property
+    def place(self) -> str:
+        """``"line 4"`` for the running or last cell, ``"In [5], line 19"`` for other code."""
+        line = f"line {self.line}"
+        return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
+
+    def __str__(self) -> str:
+        if self.line == 0:
+            return "before the cell"
+        inside = f" of {self.function}()" if self.function else ""
+        source = self.source if len(self.source) <= _LONG else self.source[:_LONG] + "…"
+        return f"line {self.line}{inside}" + (f": {source}" if source else "")
+
+
+BEFORE = UserLine(0, "before the cell")
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the user's innermost frame at or above `frame`."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def innermost(frame: FrameType | None = None) -> UserLine | None:
+    """Return the user's innermost line at or above `frame`, by default the caller's."""
+    found = user_frame(frame or sys._getframe(1))
+    return None if found is None else line_at(*in_cell(found))
+
+
+def innermost_of(traceback: TracebackType | None) -> UserLine | None:
+    """Return the user's innermost line in an error's traceback."""
+    found = None
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            found = traceback
+        traceback = traceback.tb_next
+    return None if found is None else line_at(*in_cell(found.tb_frame, found.tb_lasti))
+
+
+def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
+    """Return a frame's code and instruction; under `%%time`, those of the cell."""
+    code, at = frame.f_code, frame.f_lasti if at is None else at
+    if not code.co_filename.startswith(_TIMED):
+        return code, at
+    body, outer = "", frame.f_back
+    while outer is not None:
+        name = outer.f_code.co_filename
+        if outer.f_code.co_name in _TIMING and not is_users(name):
+            body = outer.f_locals.get("cell") or ""
+        elif is_users(name) and not name.startswith(_TIMED):
+            break
+        outer = outer.f_back
+    if outer is None:
+        return code, at
+    if not body:  # `%time` of one line
+        return outer.f_code, outer.f_lasti
+    name, ipython = outer.f_code.co_filename, shell()
+    typed = ipython.history_manager.input_hist_raw[-1] if ipython is not None else ""
+    before = max(typed.rstrip().count("\n") - body.rstrip().count("\n"), 1)
+    known = linecache.getlines(name)
+    if len(known) <= before:
+        # IPython compiles the magic to one line; the typed lines follow it.
+        known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
+    code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
+    return code, at
+
+
+def line_at(code: CodeType, at: int) -> UserLine:
+    """Return the line of the instruction at `at` of the user's code."""
+    line, file = line_of(code, at), code.co_filename
+    function = "" if code.co_name.startswith("<") else code.co_name
+    return UserLine(line, source_of(file, line), function, file)
+
+
+def line_of(code: CodeType, at: int) -> int:
+    """Return the line number of the instruction at `at`."""
+    lines = (line for start, end, line in code.co_lines() if start <= at < end and line)
+    return next(lines, code.co_firstlineno)
+
+
+def source_of(file: str, line: int) -> str:
+    """Return a line of a file, as typed."""
+    return _MAGIC.sub(r"%\1 \2", linecache.getline(file, line).strip())
+
+
+@lru_cache(maxsize=1024)
+def expression(code: CodeType, at: int) -> str:
+    """Return the expression of an instruction, in one line; else its line, or empty."""
+    found = executing(code, at)
+    text = ast.get_source_segment(found.source.text, found.node) if found.node else None
+    # executing finds nothing for a jump, as of an `if`.
+    if not (text := text or _columns(code, at)):
+        return source_of(code.co_filename, line_of(code, at))
+    text = " ".join(row.strip() for row in text.splitlines())
+    return _MAGIC.sub(r"%\1 \2", text.replace(" .", "."))
+
+
+def executing(code: CodeType, at: int) -> Any:
+    """Return the source of an instruction, and its node in that, which is None if uncertain."""
+    from executing import Source  # takes 14 ms to import, which most magics can do without
+
+    # Attributes of a frame that executing reads; a frame would keep its names alive.
+    frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line_of(code, at), f_globals={})
+    return Source.executing(frame)
+
+
+def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
+    """Return the variable in a frame's expression that has this value, or empty."""
+    names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))
+    values = ((name, frame.f_locals.get(name, frame.f_globals.get(name))) for name in names)
+    return next((name for name, value in values if is_it(value)), "")
+
+
+def called(code: CodeType, at: int) -> str:
+    """Return the name of the function or method called at `at`, or empty."""
+    text = expression(code, at) if is_users(code.co_filename) else _columns(code, at)
+    try:
+        tree = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    if isinstance(tree, ast.Await):
+        tree = tree.value
+    function = tree.func if isinstance(tree, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _columns(code: CodeType, at: int) -> str:
+    """Return the text of an instruction by its columns, without parsing the file."""
+    if not hasattr(code, "co_positions"):
+        return ""
+    first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
+    if first is None or last is None:
+        return ""
+    # Columns count bytes of UTF-8.
+    rows = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
+    rows[-1] = rows[-1][:end]
+    rows[0] = rows[0][start:]
+    return b" ".join(row.strip() for row in rows).decode(errors="replace")
+
+
+# -- tracebacks without our frames
 P = ParamSpec("P")
 R = TypeVar("R")
 

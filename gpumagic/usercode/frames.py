@@ -1,4 +1,4 @@
-"""Read a traceback: the user's frames, their source, and the expression that failed in each.
+"""Read a traceback: the user's frames, the expression that failed, and the code around it.
 
 At most our frames are removed from the exception. None of the user's code is run.
 """
@@ -6,26 +6,31 @@ At most our frames are removed from the exception. None of the user's code is ru
 import ast
 import builtins
 import inspect
-import linecache
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
-from executing import Source
-
-from gpumagic.usercode.files import is_ours, is_torchs, is_users, stands_in
+from gpumagic.usercode.files import (
+    executing,
+    in_cell,
+    is_ours,
+    is_torchs,
+    is_users,
+    line_of,
+    stands_in,
+)
 from gpumagic.usercode.values import Scope
+from gpumagic.usercode.variables import NamesReader, names_read
 
 _FRAMES = 200
 _ERRORS = 20
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
 _place = attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 _HIDE = "__tracebackhide__"
-_TIMED = ("<timed exec>", "<timed eval>")
 
 
 def errors(error: BaseException) -> Iterator[BaseException]:
@@ -81,29 +86,6 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
             frame.f_locals[_HIDE] = False
 
 
-@contextmanager
-def folded(error: BaseException) -> Iterator[int]:
-    """Within, keep only the first and last frame of each line in a deep recursion's traceback, to
-    save time; yield the number of removed frames."""
-    before = [(each, each.__traceback__) for each in errors(error)]
-    left_out = 0
-    try:
-        for each, trace in before:
-            chain = _chain(trace)
-            if len(chain) > _FRAMES:
-                at_line = (
-                    {_at_line(tb): tb for tb in chain},
-                    {_at_line(tb): tb for tb in chain[::-1]},
-                )
-                shown = {id(tb) for tbs in at_line for tb in tbs.values()}
-                left_out += len(chain) - len(shown)
-                each.__traceback__ = _chained(tb for tb in chain if id(tb) in shown)
-        yield left_out
-    finally:
-        for each, trace in before:
-            each.__traceback__ = trace
-
-
 def _chain(trace: TracebackType | None) -> list[TracebackType]:
     chain = []
     while trace is not None:
@@ -112,41 +94,28 @@ def _chain(trace: TracebackType | None) -> list[TracebackType]:
     return chain
 
 
-def _at_line(trace: TracebackType) -> tuple[CodeType, int]:
-    return trace.tb_frame.f_code, trace.tb_lineno
-
-
-def _chained(traces: Iterable[TracebackType]) -> TracebackType | None:
-    made: TracebackType | None = None
-    for tb in reversed(list(traces)):
-        made = TracebackType(made, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-    return made
-
-
 class FailedFrame:
     """One frame of a traceback: the failed expression, and the names in scope."""
 
-    def __init__(
-        self, tb: TracebackType, *, library: FrameType | None, timed: str | None = None
-    ) -> None:
+    def __init__(self, tb: TracebackType, *, library: FrameType | None) -> None:
         frame = tb.tb_frame
         self.scope = Scope(_names(frame), frame.f_globals)
-        self.code = frame.f_code
-        self.filename = frame.f_code.co_filename
-        self.line = tb.tb_lineno or frame.f_code.co_firstlineno
+        self.code, at = in_cell(frame, tb.tb_lasti)
+        self.filename = self.code.co_filename
+        self.line = line_of(self.code, at)
         self.direct = library is None  # only torch's code is between this frame and the error
         # The names in scope of the deepest frame of another library.
         self.library = _names(library) if library is not None else {}
         # The code of a cell or file, not of a function.
-        self.at_top = not frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        found = _executing(tb, timed)
+        self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
+        found = executing(self.code, at)
         self.source: str = found.source.text
         # Its nodes have a `parent`; None without a source.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
         self._asttext = found.source.asttext()
         positions: Any = getattr(self.code, "co_positions", tuple)()  # Python 3.11
-        self._place = next(islice(positions, tb.tb_lasti // 2, None), None)
+        self._place = next(islice(positions, at // 2, None), None)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -192,36 +161,150 @@ def _names(frame: FrameType) -> Mapping[str, Any]:
     return names
 
 
-def _executing(tb: TracebackType, timed: str | None) -> Any:
-    """Return the source and the node of a frame; `timed` is a source that is not cached."""
-    name = tb.tb_frame.f_code.co_filename
-    if timed is None:
-        return Source.executing(tb)
-    linecache.cache[name] = (len(timed), None, timed.splitlines(keepends=True), name)
-    try:
-        return Source.executing(tb)
-    finally:
-        del linecache.cache[name]  # another cell will have the same name
-
-
 def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     """Return the user's frames, the deepest first."""
-    chain: list[TracebackType] = []
-    timed: str | None = None
-    while traceback is not None and len(chain) < 10 * _FRAMES:
-        chain.append(traceback)
-        code = traceback.tb_frame.f_code
-        if code.co_name == "time" and not is_users(code.co_filename):
-            timed = traceback.tb_frame.f_locals.get("expr")  # compiled by %%time
-        traceback = traceback.tb_next
     found: list[FailedFrame] = []
     library: FrameType | None = None
-    for tb in reversed(chain[-_FRAMES:]):
+    for tb in reversed(_chain(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
-            text = timed if filename in _TIMED and isinstance(timed, str) else None
-            found.append(FailedFrame(tb, library=library, timed=text))
+            found.append(FailedFrame(tb, library=library))
             library = None
         elif not is_torchs(filename) and not is_ours(filename):
             library = library or tb.tb_frame
     return found
+
+
+# -- nodes around a node
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_OWN_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def parents(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that enclose a node, the innermost first."""
+    while (node := getattr(node, "parent", None)) is not None:  # type: ignore[assignment]
+        yield node
+
+
+def statement(node: ast.AST) -> ast.stmt | None:
+    """Return the statement that a node belongs to."""
+    return next((n for n in (node, *parents(node)) if isinstance(n, ast.stmt)), None)
+
+
+def function_of(node: ast.AST) -> ast.AST | None:
+    """Return the function, lambda or module whose code a node is."""
+    kinds = (*_FUNCTIONS, ast.Lambda, ast.Module)
+    return next((n for n in parents(node) if isinstance(n, kinds)), None)
+
+
+def in_own_scope(node: ast.AST) -> bool:
+    """Whether a node is inside a comprehension, a generator expression or a lambda."""
+    within = takewhile(lambda parent: not isinstance(parent, ast.stmt), parents(node))
+    return any(isinstance(parent, _OWN_SCOPES) for parent in within)
+
+
+def loops_around(node: ast.AST) -> list[ast.stmt]:
+    """Return the loops around a node in its own function, the innermost first."""
+    within = takewhile(lambda parent: not isinstance(parent, _FUNCTIONS), parents(node))
+    return [parent for parent in within if isinstance(parent, _LOOPS)]
+
+
+def stored(tree: ast.AST) -> set[str]:
+    """Return the names that are bound in a piece of code."""
+    nodes = ast.walk(tree)
+    return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+
+
+def root(text: str) -> str:
+    """Return the first name of an expression: ``"self"`` of ``"self.items[0]"``."""
+    return text.partition(".")[0].partition("[")[0]
+
+
+def uses(node: ast.AST, text: str) -> list[ast.expr]:
+    """Return the nodes that read a name, an attribute or an item written as `text`."""
+    kinds = (ast.Name, ast.Attribute, ast.Subscript)
+    found = (n for n in ast.walk(node) if isinstance(n, kinds) and isinstance(n.ctx, ast.Load))
+    return [n for n in found if ast.unparse(n) == text]
+
+
+# -- the code that has not run yet
+# Names of torch and of libraries that train for it.
+_BACKWARD = ("backward", "autograd", "fit")
+_BLOCKS = ("body", "orelse", "finalbody")
+_SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
+
+
+class RestOfCode:
+    """The statements of one frame that have not run yet, from the failed one on."""
+
+    def __init__(self, frame: FailedFrame) -> None:
+        self.frame = frame
+        self.failed = next(filter(None, map(statement, frame.candidates)), None)
+        self._rest = list(_rest(self.failed)) if self.failed is not None else []
+        self.read = set(names_read(ast.Module(self._rest, [])))
+        self.loops = loops_around(self.failed) if self.failed is not None else []
+
+    @property
+    def made_now(self) -> set[str]:
+        """Return the names that the failed statement binds."""
+        return bound([self.failed]) if self.failed is not None else set()
+
+    @property
+    def read_anywhere(self) -> set[str]:
+        """Return the names that all of this code reads, also the part that has run."""
+        return set(names_read(self.frame.tree)) if self.frame.tree is not None else set()
+
+    @property
+    def overwritten(self) -> set[str]:
+        """Return the names that are bound again before they are read."""
+        return bound(self._rest) - self.read
+
+    @property
+    def made_before(self) -> set[str]:
+        """Return the names that this code itself may have bound before it failed."""
+        if self.frame.tree is None or self.failed is None or not self.frame.at_top:
+            return set(self.frame.scope.local)
+        line = self.failed.lineno
+        before = (n for n in ast.walk(self.frame.tree) if getattr(n, "lineno", line) < line)
+        return {name for node in (*before, *self.loops) for name in stored(node)}
+
+    @property
+    def added_up(self) -> set[str]:
+        """Return the names that a loop around the failed statement updates from their values."""
+        nodes = ast.walk(self.loops[-1]) if self.loops else ()
+        found = set[str]()
+        for node in nodes:
+            if isinstance(node, ast.AugAssign):
+                found |= stored(node.target)
+            elif isinstance(node, ast.Assign):
+                found |= stored(node) & set(names_read(ast.Module([node], [])))
+        return found
+
+    @property
+    def backward(self) -> bool:
+        """Whether the code of this frame, or what it calls, makes a backward pass anywhere."""
+        nodes = ast.walk(self.frame.tree) if self.frame.tree is not None else ()
+        return any(getattr(n, "attr", getattr(n, "id", "")) in _BACKWARD for n in nodes)
+
+
+def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
+    """Yield a statement, the ones after it in its function, and the loops around it again."""
+    yield failed
+    inner: ast.AST = failed
+    for outer in parents(failed):
+        blocks = (getattr(outer, name, None) for name in _BLOCKS)
+        block = next((b for b in blocks if isinstance(b, list) and inner in b), [])
+        yield from block[block.index(inner) + 1 :] if block else ()
+        if isinstance(outer, _LOOPS):
+            yield outer
+        if isinstance(outer, _SCOPES):
+            return
+        inner = outer
+
+
+def bound(block: Iterable[ast.stmt]) -> set[str]:
+    """Return the names that statements surely bind."""
+    reader = NamesReader()
+    reader.visit_all(*block)
+    return reader.bound

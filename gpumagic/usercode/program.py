@@ -3,9 +3,8 @@
 Everything that IPython allows at the top of a cell compiles here: `await`, `async for`, `async
 with` and asynchronous comprehensions.
 
-The loop is part of the compiled code, as in `timeit`. Guarantees: names that the code assigns are
-global variables, as at the top of a cell; lines and file are the user's; `return` and `yield` are
-refused, as Python refuses them at the top of a cell.
+The loop is part of the compiled code, as in `timeit`, but at the top of a module, so that the code
+means what it means in a cell, and costs that too. Lines and file are the user's.
 """
 
 import __future__ as future
@@ -14,17 +13,17 @@ import ast
 import hashlib
 import inspect
 import linecache
-import symtable
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
 from gpumagic.errors import GpuError
-from gpumagic.usercode.variables import NOT_VARIABLES, names_read, variables_read
+from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
 
 # Names that code cannot contain, so that none of the user's is hidden.
 _RUNS, _RUN = ".runs", ".run"
+FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
@@ -64,55 +63,14 @@ def awaits(node: ast.AST) -> int | None:
     return next(filter(None, (awaits(child) for child in ast.iter_child_nodes(node))), None)
 
 
-def looped(tree: ast.Module, filename: str, names: list[str]) -> CodeType:
-    """Compile a function that runs a cell's code inline, once for each item of an iterable.
-
-    `names` are global variables in it, as at the top of a cell. The tree is changed.
-    """
+def _looped(tree: ast.Module, filename: str) -> CodeType:
+    """Compile a loop over `_RUNS` that runs a cell's code inline."""
     flags = _compiled(tree, filename, "exec").co_flags & _FUTURES
-    body = [_Plain().visit(node) for node in tree.body]
+    body = [n for n in tree.body if getattr(n, "module", "") != "__future__"] or [ast.Pass()]
     loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
-    module = ast.parse("def f(): pass")
-    made = module.body[0]
-    assert isinstance(made, ast.FunctionDef)
-    # Tracebacks show it as a cell.
-    made.name, made.args.args = "<module>", [ast.arg(_RUNS)]
-    made.body = [ast.Global(names), loop] if names else [loop]
-    for node in [made, *made.body]:
-        ast.copy_location(node, body[0])
-    # A module's code begins at the first line, from which IPython counts.
-    made.lineno = 1
-    ast.fix_missing_locations(module)
-    code = compile(module, filename, "exec", flags=flags, dont_inherit=True)
-    return next(c for c in code.co_consts if isinstance(c, CodeType))
-
-
-class _Plain(ast.NodeTransformer):
-    """Rewrites statements about variables that are allowed in a cell but not in a function."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else None
-        space = ast.copy_location(ast.Name("globals", ast.Load()), node)
-        if name in ("locals", "vars") and not node.args:
-            node.func = space
-        elif name in ("exec", "eval") and len(node.args) == 1 and not node.keywords:
-            node.args.append(ast.copy_location(ast.Call(space, [], []), node))
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        if not isinstance(node.target, ast.Name):
-            return node
-        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
-        return ast.copy_location(plain, node)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        return ast.copy_location(ast.Pass(), node) if node.module == "__future__" else node
-
-    def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
+    ast.copy_location(loop, tree.body[0])
+    module = ast.fix_missing_locations(ast.Module([loop], []))
+    return _compiled(module, filename, "exec", flags)
 
 
 def own_code(code: CodeType) -> CodeType:
@@ -125,13 +83,9 @@ def own_code(code: CodeType) -> CodeType:
     return code.replace(co_consts=tuple(consts))
 
 
-# A name that code cannot contain, so that none of the user's is hidden.
-FUNCTION = ".function"
-
-
 @dataclass(frozen=True)
 class Program:
-    """Code that can run many times; `FUNCTION` is the variable of a function that it calls."""
+    """Record code that can run many times; it calls a function by the variable `FUNCTION`."""
 
     text: str  # as shown to the user
     filename: str  # as shown in tracebacks
@@ -154,7 +108,17 @@ class Program:
 
     def looped(self, space: dict[str, Any]) -> Callable[[Iterable[None]], object]:
         """Return a function that runs the code once for each item, with the variables `space`."""
-        return FunctionType(own_code(self._loop), space)
+        code = FunctionType(own_code(self._loop), space)
+
+        def loop(runs: Iterable[None]) -> None:
+            space[_RUNS] = runs
+            try:
+                code()
+            finally:
+                for name in (_RUNS, _RUN):
+                    space.pop(name, None)
+
+        return loop
 
 
 def program(
@@ -166,8 +130,10 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile Python, or a function to call with the arguments `passed`, variables by their names;
-    GpuError for code that cannot be repeated."""
+    """Compile Python, or a call of a function with the variables `passed` as its arguments.
+
+    GpuError for code that cannot be repeated.
+    """
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -178,7 +144,7 @@ def program(
         _refuse(tree)
         text = code if text is None else text
         read = names_read(ast.Module([*before.body, *tree.body], []))
-        assigned = symtable.symtable(code, name, "exec").get_symbols()
+        assigned = names_assigned(tree)
     else:
         read = [*_read_by(code, namespace), *names_read(before)]
         name, function, assigned = "<gpumagic.compare>", code, []
@@ -189,12 +155,12 @@ def program(
         text=text,
         filename=_file_of(function, name),
         reads=tuple(dict.fromkeys(read)),
-        assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
+        assigned=tuple(assigned),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        # First as a cell, since a function allows statements that a cell does not.
+        # First as a cell, since a loop allows statements that a cell does not.
         _once=compile_cell(tree, name),
-        _loop=looped(tree, name, [s.get_name() for s in assigned]),
+        _loop=_looped(tree, name),
     )
 
 
@@ -210,12 +176,6 @@ def _refuse(tree: ast.Module) -> None:
         raise GpuError(
             f"line {line} awaits, which cannot be run again and again; await it in a cell before"
         )
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            raise GpuError(
-                f"line {node.lineno} imports * from {node.module}, which cannot be run again and "
-                "again; put it into --setup, or into a cell before"
-            )
 
 
 def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:

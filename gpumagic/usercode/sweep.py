@@ -8,6 +8,7 @@ import keyword
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from numbers import Integral, Real
 from operator import attrgetter
 from typing import Any
@@ -36,9 +37,7 @@ def parse(
     """
     typed = " ".join(typed.split())  # in one line
     text = option + typed
-    name, equals, listed = (part.strip() for part in typed.partition("="))
-    if not equals:
-        raise GpuError(f"{text}: a variable or its values are missing; {TYPE}")
+    name, _, listed = (part.strip() for part in typed.partition("="))
     pieces = [piece.strip() for piece in listed.split(",")]
     if not all(pieces):
         raise GpuError(f"{text}: a value is missing; {TYPE}")
@@ -92,12 +91,10 @@ def _number(typed: str, text: str) -> int | float:
 
 
 def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
-    if base < 2 or first <= 0 or last < first:
-        raise GpuError(f"{text}: pow2:A..B needs 0 < A ≤ B; type pow2:1..4096")
     # Between the smallest float and the largest size. Integers from the exponent 0 on.
-    found = [base**n for n in range(-1075, 64) if first <= base**n <= last]
-    if not found:
-        raise GpuError(f"{text}: there is no power of {base} between; type pow{base}:1..4096")
+    exponents = range(-1075, 64) if base > 1 and first > 0 else ()
+    if not (found := [base**n for n in exponents if first <= base**n <= last]):
+        raise GpuError(f"{text}: there is no power of {base} in that range; type pow2:1..4096")
     return found
 
 
@@ -105,9 +102,7 @@ def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
     if step == 0 or (last - first) * step < 0:
         raise GpuError(f"{text}: steps of {step} do not reach {last} from {first}; {TYPE}")
     # Slightly more, so that 0.1..0.5:0.1 includes its end.
-    count = (last - first) / step + 1 + 1e-9
-    if count > MOST_POINTS + 1:
-        raise GpuError(f"{text}: more than {MOST_POINTS:,} points; take larger steps")
+    count = min((last - first) / step + 1 + 1e-9, MOST_POINTS + 1)
     values = (first + n * step for n in range(int(count)))
     # As typed: 0.3, not 0.30000000000000004.
     return [each if isinstance(each, int) else float(f"{each:.12g}") for each in values]
@@ -117,29 +112,22 @@ def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
     """Return a sweep of one variable, with a tuple of values; raise GpuError for any other."""
     if len(sweep) > 1:
         raise GpuError(f"a sweep is over one variable, not {', '.join(sweep)}; leave out one")
-    found: dict[str, tuple[Any, ...]] = {}
-    for name, given in sweep.items():
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise GpuError(f"sweep: {name!r} cannot be a variable's name; {TYPE}")
-        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-            raise GpuError(
-                f"sweep: {name} has no list of values, but {given!r}; give {{{name!r}: [1, 2]}}"
-            )
-        # One more than allowed, to refuse an endless iterator.
-        values = tuple(value for value, _ in zip(given, range(MOST_POINTS + 1), strict=False))
-        if not values:
-            raise GpuError(f"sweep: {name} has no values; {TYPE}")
-        labels = [label(value) for value in values]
-        twice = next((each for n, each in enumerate(labels) if each in labels[:n]), None)
-        if twice is not None:
-            raise GpuError(f"sweep: {name} = {twice} is there twice; give each value once")
-        found[name] = values
-    if any(len(values) > MOST_POINTS for values in found.values()):
-        raise GpuError(
-            f"a sweep of more than {MOST_POINTS:,} points; give fewer values, or steps:"
-            " n=100..1000:100, n=pow2:1..4096"
-        )
-    return found
+    return {name: _checked(name, given) for name, given in sweep.items()}
+
+
+def _checked(name: Any, given: Any) -> tuple[Any, ...]:
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise GpuError(f"sweep: {name!r} cannot be a variable's name; {TYPE}")
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise GpuError(f"sweep: {name} has no list of values: {given!r}; give {{{name!r}: [1, 2]}}")
+    values = tuple(islice(given, MOST_POINTS + 1))  # the iterator may be endless
+    if not 0 < len(values) <= MOST_POINTS:
+        raise GpuError(f"sweep: {name} needs 1 to {MOST_POINTS:,} values; {TYPE}")
+    labels = [label(value) for value in values]
+    twice = next((each for n, each in enumerate(labels) if each in labels[:n]), None)
+    if twice is not None:
+        raise GpuError(f"sweep: {name} = {twice} is there twice; give each value once")
+    return values
 
 
 def points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -196,29 +184,22 @@ def worked_through(
     points: Sequence[Mapping[str, Any]],
 ) -> list[float | None]:
     """Return the items of one run, at each point of a sweep; GpuError unless above 0."""
-    if not isinstance(items, str):
-        return [None if items is None else _above_0(items, f"items={items}")] * len(points)
+    if items is None:
+        return [None] * len(points)
     try:
-        code = compile(items.strip(), "<items>", "eval")
+        code = compile(str(items).strip(), "<items>", "eval") if isinstance(items, str) else None
     except (SyntaxError, ValueError):
         raise GpuError(f"items {items} is no expression; {_ITEMS}") from None
     found: list[float | None] = []
     for values in points:
         given = ", ".join([f"items {items}", *(f"{n} = {value!r}" for n, value in values.items())])
         try:
-            value = eval(code, {**namespace, **values})
+            value: Any = items if code is None else eval(code, {**namespace, **values})
+            count = math.nan if isinstance(value, str) else float(value)
         except Exception as error:  # noqa: BLE001  it is the user's
             raise GpuError(f"{given}: {faults.in_words(error)}; {_ITEMS}") from None
-        found.append(_above_0(value, f"{given}: {str(value)[:40]}"))
-    return found
-
-
-def _above_0(value: Any, given: str) -> float:
-    try:
-        found = math.nan if isinstance(value, str) else float(value)
-    except Exception:  # noqa: BLE001  the user's object may raise anything
-        found = math.nan
-    if not (found > 0 and math.isfinite(found)):
-        given = " ".join(given.split())
-        raise GpuError(f"{given} is not a number above 0; {_ITEMS}") from None
+        if not 0 < count < math.inf:
+            shown = " ".join(str(value).split())[:40]
+            raise GpuError(f"{given}: {shown} is not a number above 0; {_ITEMS}")
+        found.append(count)
     return found

@@ -1,7 +1,8 @@
-"""Read the user's values without running their code: torch's classes, attributes, functions.
+"""Read the user's values without running their code: expressions, containers, functions.
 
-Reads what pure_eval finds safe and the containers of torch and its users; no property, no call.
-Objects are recognized by their type, since a user's object may answer getattr with anything.
+Objects are recognized by their type, since a user's object may answer `getattr` with anything. A
+proxy stays as it is, a file or a database that acts as a mapping is not read, and an object whose
+every attribute raises does no harm.
 """
 
 import ast
@@ -11,7 +12,8 @@ import functools
 import sys
 import types
 from collections import ChainMap, UserDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 from pure_eval import CannotEval, Evaluator
 
 
+# -- by the type of a value
 def torch_here() -> Any:
     """Return the module `torch` if this process has imported it, else None."""
     return sys.modules.get("torch")
@@ -44,18 +47,34 @@ def is_module(value: object) -> bool:
     return comes_from(type(value), "torch.nn.Module")
 
 
-MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
-"""The value of a name that cannot be read."""
-# Cheap attributes of tensors whose class is torch's.
-_OF_TENSORS = {"data", "grad", "device"}
-_ITEMS = 2000
-_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+def is_array(value: object) -> bool:
+    """Whether it is a tensor, or an array that other libraries can read."""
+    return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
+
 
 # Name, module, bases and members of a class, bypassing its metaclass.
 class_name = vars(type)["__name__"].__get__
 defined_in = vars(type)["__module__"].__get__
 bases_of = vars(type)["__mro__"].__get__
 members_of = vars(type)["__dict__"].__get__
+
+
+def own(value: Any) -> Any:
+    """Return an object's `__dict__`, bypassing its `__getattr__`; empty if there is none."""
+    try:
+        held: Any = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001  a property of the user's may have that name
+        return {}
+    return held if isinstance(held, (dict, types.MappingProxyType)) else {}
+
+
+# -- expressions
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+"""The value of a name that cannot be read."""
+# Cheap attributes of tensors whose class is torch's.
+_OF_TENSORS = {"data", "grad", "device"}
+_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+_LISTS_OF_MODULES = tuple(f"torch.nn.{name}" for name in ("Sequential", "ModuleList", "ModuleDict"))
 
 
 class Scope:
@@ -82,7 +101,7 @@ class Scope:
 
 
 class _TorchEvaluator(Evaluator):
-    """An evaluator that also reads torch's modules and tensors, and subclasses of containers."""
+    """Evaluate also torch's modules and tensors, and subclasses of containers."""
 
     def _handle(self, node: ast.expr) -> Any:
         try:
@@ -97,14 +116,12 @@ class _TorchEvaluator(Evaluator):
 
 def _attribute(owner: Any, name: str) -> Any:
     """Return `owner.name`, if torch or a named tuple stores it."""
-    kind = type(owner)
+    kind, held = type(owner), own(owner)
     torch = torch_here()
     if torch and kind in (torch.Tensor, torch.nn.Parameter) and name in _OF_TENSORS:
         return getattr(owner, name)
     if is_module(owner):
-        for part in _MODULE_STATE:
-            if name in own(owner).get(part, {}):
-                return own(owner)[part][name]
+        return ChainMap(*(held[part] for part in _MODULE_STATE))[name]
     if issubclass(kind, tuple) and name in getattr(kind, "_fields", ()):
         return tuple.__getitem__(owner, kind._fields.index(name))  # type: ignore[attr-defined]
     raise CannotEval
@@ -112,119 +129,208 @@ def _attribute(owner: Any, name: str) -> Any:
 
 def _item(owner: Any, key: Any) -> Any:
     """Return `owner[key]` of a container's subclass, or of torch's containers of modules."""
-    kind = type(owner)
-    if type(key) not in (int, str):
-        raise CannotEval
+    if issubclass(type(owner), UserDict):
+        owner = own(owner)["data"]
+    elif comes_from(type(owner), *_LISTS_OF_MODULES):
+        owner = own(owner)["_modules"]
+        owner = list(owner.values()) if type(key) is int else owner
+    elif comes_from(type(owner), "torch.nn.ParameterList"):
+        owner, key = own(owner)["_parameters"], str(key)
     for base in (dict, list, tuple, deque):
-        if issubclass(kind, base):
+        if issubclass(type(owner), base) and type(key) in (int, str):
             return base.__getitem__(owner, key)
-    if issubclass(kind, UserDict):
-        return own(owner)["data"][key]
-    if not is_module(owner):
-        raise CannotEval
-    nn = torch_here().nn
-    if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-        modules = own(owner)["_modules"]
-        return list(modules.values())[key] if type(key) is int else modules[key]
-    if issubclass(kind, nn.ParameterList):
-        return own(owner)["_parameters"][str(key)]
     raise CannotEval
 
 
+# -- containers and attributes, and the walk over them
+Step = tuple[str, Any]
+"""From a value to one that it holds: ``(".", name)`` or ``("[]", key)``."""
+Path = tuple[Any, ...]
+"""The path to a value: the variable's name, then a step for each part on the way."""
+
+# Objects without data.
+PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+# In memory, and no other: to ask a file for its values would read it.
+_MAPPINGS = (dict, UserDict, ChainMap, types.MappingProxyType)
+_PARTS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    MethodType: ("__self__",),
+}
+CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
+# Objects of these libraries hold locks, threads and the notebook itself.
+_CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
+_ITEMS = 2000
+
+
+def written(path: Path) -> str:
+    """Return a path as a person would write it: ``net.layer.weight``, ``batch['x']``."""
+    text = str(path[0])
+    for kind, key in path[1:]:
+        try:
+            text += f".{key}" if kind == "." else f"[{key!r}]"
+        except Exception:  # noqa: BLE001  the repr of a user's key
+            text += "[…]"
+    return text
+
+
+def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
+    """Return what a container holds, or its first parts; empty if all of it is plain."""
+    kind = type(value)
+    if kind in _PARTS:
+        return [((".", name), getattr(value, name)) for name in _PARTS[kind]]
+    if issubclass(kind, _MAPPINGS):
+        pairs = list(islice(_pairs(value), most))
+        steps, held = [("[]", key) for key, _ in pairs], [item for _, item in pairs]
+    else:
+        held = list(islice(_elements(value), most))
+        names = getattr(kind, "_fields", None)
+        steps = [(".", name) for name in names] if names else [("[]", n) for n in range(len(held))]
+    # A list of a million numbers is passed over at C speed.
+    return [] if set(map(type, held)) <= PLAIN else list(zip(steps, held, strict=False))
+
+
+def _pairs(mapping: Any) -> Iterator[tuple[Any, Any]]:
+    kind = type(mapping)
+    if issubclass(kind, ChainMap):
+        for each in own(mapping).get("maps", ()):
+            yield from _pairs(each)
+    elif issubclass(kind, UserDict):
+        yield from _pairs(own(mapping).get("data"))
+    elif issubclass(kind, dict):
+        yield from dict.items(mapping)
+    elif kind is types.MappingProxyType:
+        yield from mapping.items()
+
+
+def _elements(sequence: Any) -> Iterator[Any]:
+    for base in _SEQUENCES:
+        if issubclass(type(sequence), base):
+            return base.__iter__(sequence)
+    return iter(())
+
+
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """Yield the first keys and items of a container, bypassing a subclass's methods."""
-    if issubclass(type(value), UserDict):
-        value = own(value).get("data")
-    if issubclass(type(value), dict):
-        return list(islice(dict.items(value), _ITEMS))
-    for base in (list, tuple, deque):
-        if issubclass(type(value), base):
-            return list(enumerate(islice(base.__iter__(value), _ITEMS)))
-    return []
+    """Return the first keys, or indices, and items of a mapping or a sequence."""
+    if not issubclass(type(value), (list, tuple, deque, dict, UserDict)):
+        return []
+    found = enumerate(items(value, _ITEMS))
+    return [(n if kind == "." else key, item) for n, ((kind, key), item) in found]
 
 
-def own(value: Any) -> Any:
-    """Return an object's `__dict__`, bypassing its `__getattr__`; empty if there is none."""
-    try:
-        held: Any = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001  a property of the user's may have that name
-        return {}
-    return held if isinstance(held, (dict, types.MappingProxyType)) else {}
+def attributes(value: Any) -> dict[str, Any]:
+    """Return an object's attributes: its `__dict__`, and its `__slots__` that are set."""
+    held = dict(own(value))
+    for slot in slots_of(type(value)):
+        with suppress(AttributeError):  # never set
+            held[slot.__name__] = slot.__get__(value)
+    return held
 
 
-def is_array(value: object) -> bool:
-    """Whether it is a tensor, or an array that other libraries can read."""
-    return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
+def slots_of(kind: type) -> list[types.MemberDescriptorType]:
+    """Return the `__slots__` of a class and its bases."""
+    held = [members_of(base) for base in bases_of(kind)]
+    members = [slot for names in held if "__slots__" in names for slot in names.values()]
+    return [slot for slot in members if type(slot) is types.MemberDescriptorType]
 
 
+def is_open(kind: type) -> bool:
+    """Whether to look into the attributes of a class's objects."""
+    if issubclass(kind, types.SimpleNamespace):
+        return True
+    # A library may have `abc` make its classes: then their bases tell whose they are.
+    homes = [str(defined_in(base)).partition(".")[0] for base in bases_of(kind)]
+    home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
+    return home not in _CLOSED and bool(kind.__dictoffset__ or slots_of(kind))
+
+
+def walk(
+    values: Iterable[tuple[Path, Any]],
+    into: Callable[[Any], Iterable[tuple[Step, Any]]],
+    *,
+    most: int = sys.maxsize,
+    depth: int = sys.maxsize,
+) -> Iterator[tuple[Path, Any]]:
+    """Yield each value once with its path, level by level; at most so many, and so many steps away.
+
+    `into` returns what to go on to: most often `parts_of`, or nothing.
+    """
+    seen: dict[int, Any] = {}  # keeps visited values alive, so that their ids stay unique
+    todo = deque(values)
+    while todo and len(seen) < most:
+        path, value = todo.popleft()
+        if id(value) in seen or type(value) in PLAIN:
+            continue
+        seen[id(value)] = value
+        yield path, value
+        if len(path) <= depth:
+            todo.extend(((*path, step), item) for step, item in into(value))
+
+
+def parts_of(value: Any) -> list[tuple[Step, Any]]:
+    """Return what a container holds, and the attributes of an object that is open."""
+    kind = type(value)
+    found = items(value) if issubclass(kind, CONTAINERS) else []
+    if not issubclass(kind, type) and is_open(kind):
+        found += [((".", name), item) for name, item in attributes(value).items()]
+    return found
+
+
+# -- functions, and the global names that they read
 def of_function(function: Any, name: str) -> Any:
     """Return `__name__` or `__module__` of a function of C or Python; None for anything else.
 
     Torch's C functions get the module that C leaves empty.
     """
-    if type(function) is types.MethodType:
+    if type(function) is MethodType:
         function = function.__func__
-    if not isinstance(function, (types.BuiltinFunctionType, types.FunctionType)):
+    if not isinstance(function, (types.BuiltinFunctionType, FunctionType)):
         return None
     found = getattr(function, name, None)
     owner = getattr(function, "__self__", None)
     return "torch" if found is None and "torch" in str(type(owner)) else found
 
 
-_CACHED = type(functools.lru_cache(str))
-_GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
-
-
-def functions_in(value: Any, module: str) -> list[FunctionType]:
-    """Yield the functions of `module` in a value."""
-    try:
-        return _functions(value, module)
-    except Exception:  # noqa: BLE001  a module without its __init__, a function that wraps itself
-        return []
-
-
+# The attributes through which one function holds others.
+_INNER = {
+    FunctionType: ("__wrapped__",),
+    type(functools.lru_cache(str)): ("__wrapped__",),
+    MethodType: ("__func__", "__self__"),
+    functools.partial: ("func", "args"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset"),
+}
 _FEW = 1000  # larger containers are not searched
 
 
-def _functions(value: Any, module: str, depth: int = 2) -> list[FunctionType]:
-    kind = type(value)
-    if kind in (list, tuple, dict):
-        items = value.values() if kind is dict else value
-        few = depth and len(value) <= _FEW
-        return [f for item in items for f in _functions(item, module, depth - 1)] if few else []
-    if kind is functools.partial:
-        return _functions(value.func, module) + _functions([*value.args], module)
-    if kind is MethodType:
-        return _functions(value.__func__, module) + _functions(value.__self__, module)
-    if kind in (staticmethod, classmethod):
-        return _functions(value.__func__, module)
-    if kind is property:
-        return _functions([value.fget, value.fset], module)
-    if kind in (FunctionType, _CACHED):
-        found = [value] if kind is FunctionType and value.__module__ == module else []
-        wrapped = vars(value).get("__wrapped__")
-        return found + (_functions(wrapped, module) if wrapped is not None else [])
-    if is_module(value):
-        kinds = dict.fromkeys(type(part) for part in value.modules())
-    else:
-        kinds = {value if issubclass(kind, type) else kind: None}
-    return [f for one in kinds for f in _methods(one, module)]
+def functions_in(value: Any, module: str) -> list[FunctionType]:
+    """Return the functions of `module` in a value: behind decorators, in methods, in containers."""
 
+    def into(value: Any) -> list[tuple[Step, Any]]:
+        kind = type(value)
+        if kind in _INNER:
+            held = [getattr(value, name, None) for name in _INNER[kind]]
+        elif kind in (list, tuple, dict):
+            return items(value) if len(value) <= _FEW else []
+        elif issubclass(kind, type):
+            names = [members_of(base) for base in bases_of(value) if defined_in(base) == module]
+            held = [each for own in names for each in own.values() if type(each) in _INNER]
+        else:
+            held = [type(part) for part in value.modules()] if is_module(value) else [kind]
+        return [((".", ""), each) for each in held]
 
-def _methods(kind: type, module: str) -> list[FunctionType]:
-    return [
-        function
-        for base in kind.__mro__
-        if defined_in(base) == module
-        for member in vars(base).values()
-        if type(member) in (FunctionType, staticmethod, classmethod, property, _CACHED)
-        for function in _functions(member, module)
-    ]
+    try:
+        found = [each for _, each in walk([((), value)], into, most=2 * _FEW)]
+    except Exception:  # noqa: BLE001  a module without its __init__
+        return []
+    return [each for each in found if type(each) is FunctionType and each.__module__ == module]
 
 
 def globals_of(code: CodeType) -> list[str]:
     """Return the global names that a code object and its inner ones read."""
-    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_LOADS}
+    loads = ("LOAD_GLOBAL", "LOAD_NAME")
+    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in loads}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             names |= dict.fromkeys(globals_of(constant))

@@ -1,24 +1,20 @@
-"""Find the variables that a cell reads, also through the notebook's functions; run nothing.
+"""Find the names that code reads and binds, and the variables behind them; run nothing.
 
 A name counts if its value from *before* the cell can reach an expression. `x = 1; print(x)` does
 not read the old `x`, but `if c: x = 1` followed by `print(x)` does. A cell with only `train()`
-reads what `train` reads. A tensor does not count if only its metadata is read (`x.shape`,
-`len(x)`), also in a function that gets it as an argument.
+reads what `train` reads. A tensor does not count if only its metadata is read: `x.shape`, `len(x)`.
 """
 
 import ast
-import inspect
 import re
 import symtable
-import textwrap
 import types
-from collections import ChainMap, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from tokenize import TokenError
-from types import CodeType, FunctionType
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import CodeType
 from typing import Any
 
-from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import functions_in, globals_of, is_array
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
@@ -26,76 +22,31 @@ _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 # Metadata of a tensor, the same on all devices. Code uses `device` to create other tensors, unless
 # it is only shown.
-_ABOUT = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
-_ASKS = {"id", "len", "type"}
-BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
-"""With one of these, code reaches variables by names in its texts."""
-NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
-
-
-class _SomeArray:
-    """A placeholder for an argument that counts as an array."""
-
-    __dlpack_device__ = None
-
-
-_SOME_ARRAY = _SomeArray()
-
-
-def _definition(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the user's `def` of this code, if its file still has it."""
-    if not is_users(code.co_filename):
-        return None
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-        made = compile(tree, code.co_filename, "exec", dont_inherit=True).co_consts
-    except (OSError, SyntaxError, ValueError, IndexError, TokenError):
-        return None
-    same = (isinstance(c, CodeType) and c.co_code == code.co_code for c in made)
-    found = tree.body[0]
-    is_def = isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef))
-    return found if is_def and any(same) else None  # type: ignore[return-value]
+_METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
+_METADATA_OF = {"id", "len", "type"}
+# With one of these, code reaches variables by names in its texts.
+_BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
+_NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class NamesReader(ast.NodeVisitor):
-    """Walks statements in the order in which they run, tracking the names that are surely bound."""
+    """Visit code in the order in which it runs; collect names that are read and surely bound."""
 
-    # `transform` and `values` are those of `names_read`; `rebound` returns names that may be bound
-    # to another function when called; `asked` caches facts about functions.
     def __init__(
-        self,
-        transform: Callable[[str], str],
-        values: Mapping[str, Any],
-        rebound: Callable[[], Collection[str]] = tuple,
-        asked: dict[CodeType, Collection[str]] | None = None,
+        self, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES
     ) -> None:
         self.read: dict[str, None] = {}
         self.bound: set[str] = set()
-        self.transform = transform
-        self.values = values
-        self.rebound = rebound
-        self.asked = {} if asked is None else asked
+        self._transform = transform
+        self._values = values
 
-    def _is_tensor(self, node: ast.AST) -> bool:
-        held = self.values.get(node.id) if isinstance(node, ast.Name) else None
-        return is_array(held)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        if not (node.attr in _ABOUT and self._is_tensor(node.value)):
-            self.visit(node.value)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        value = node.value
-        if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "print":
-            parts: list[ast.AST] = [value.func, *value.args, *value.keywords]
-        else:
-            parts = [*value.elts] if isinstance(value, ast.Tuple) else [value]
-        self._all(part for part in parts if not self._is_device(part))
-
-    def _is_device(self, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Attribute):
-            return False
-        return node.attr == "device" and self._is_tensor(node.value)
+    def visit_all(self, *parts: Any) -> None:
+        """Visit nodes, and nodes in lists."""
+        for part in parts:
+            if isinstance(part, list):
+                self.visit_all(*part)
+            elif part is not None:
+                self.visit(part)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Store):
@@ -105,102 +56,73 @@ class NamesReader(ast.NodeVisitor):
         elif node.id not in self.bound:
             self.read.setdefault(node.id)
 
-    def _all(self, nodes: Iterable[ast.AST | None]) -> None:
-        for node in nodes:
-            if node is not None:
-                self.visit(node)
-
-    def _maybe(self, *branches: Iterable[ast.AST | None]) -> None:
-        # Any branch may run: a name is bound afterwards if all branches bind it.
-        before = set(self.bound)
-        ends = []
-        for branch in branches:
-            self.bound = set(before)
-            self._all(branch)
-            ends.append(self.bound)
-        self.bound = set.intersection(*ends)
-
-    # -- statements that read before they bind
+    # -- nodes that read before they bind
     def visit_Assign(self, node: ast.Assign) -> None:
-        self._all([node.value, *node.targets])
+        self.visit_all(node.value, node.targets)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._all([node.annotation, node.value])
-        if node.value is not None:
-            self.visit(node.target)
+        self.visit_all(node.annotation, node.value, node.target if node.value else None)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
             self.visit(ast.Name(node.target.id, ast.Load()))
-        self._all([node.value, node.target])
+        self.visit_all(node.value, node.target)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self._all([node.value, node.target])
+        self.visit_all(node.value, node.target)
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.bound |= {(a.asname or a.name).split(".")[0] for a in node.names}
 
     visit_ImportFrom = visit_Import
 
-    # -- branches
-    def visit_If(self, node: ast.If) -> None:
-        self.visit(node.test)
-        self._maybe(node.body, node.orelse)
+    # -- branches: afterwards a name is bound if each of them binds it
+    def _one_of(self, *branches: Any) -> None:
+        before = set(self.bound)
+        ends = []
+        for branch in branches:
+            self.bound = set(before)
+            self.visit_all(branch)
+            ends.append(self.bound)
+        self.bound = set.intersection(*ends)
 
-    def visit_IfExp(self, node: ast.IfExp) -> None:
+    def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> None:
         self.visit(node.test)
-        self._maybe([node.body], [node.orelse])
+        self._one_of(node.body, node.orelse)
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        self.visit(node.values[0])
-        self._maybe(node.values[1:], [])
-
-    def visit_While(self, node: ast.While) -> None:
-        self.visit(node.test)
-        self._maybe(node.body, [])
-        self._maybe(node.orelse, [])
+    visit_IfExp = visit_While = visit_If
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self.visit(node.iter)
-        self._maybe([node.target, *node.body], [])
-        self._maybe(node.orelse, [])
+        self._one_of([node.target, node.body], node.orelse)
 
     visit_AsyncFor = visit_For
 
-    def visit_Try(self, node: Any) -> None:
-        before = set(self.bound)
-        self._all(node.body)
-        self._all(node.orelse)
-        completed, self.bound = self.bound, before
-        for handler in node.handlers:
-            self._maybe([handler], [])
-        self.bound = completed if not node.handlers else before
-        self._all(node.finalbody)
-
-    visit_TryStar = visit_Try
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._all([node.type])
-        if node.name:
-            self.bound.add(node.name)
-        self._all(node.body)
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit(node.values[0])
+        self._one_of(node.values[1:], None)
 
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
-        before = set(self.bound)
-        for case in node.cases:
-            self.bound = set(before)
-            for pattern in ast.walk(case.pattern):
-                name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
-                if name:
-                    self.bound.add(name)
-            self._all([case.pattern, case.guard, *case.body])
-        self.bound = before
+        self._one_of(*node.cases, None)
+
+    def visit_Try(self, node: Any) -> None:
+        self._one_of([node.body, node.orelse], *node.handlers)
+        self.visit_all(node.finalbody)
+
+    visit_TryStar = visit_Try
+
+    def _named(self, node: Any) -> None:
+        if name := getattr(node, "name", None) or getattr(node, "rest", None):
+            self.bound.add(name)
+        self.generic_visit(node)
+
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _named
 
     # -- scopes of their own
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._all(node.decorator_list)
-        self._function(node.args, node.body, name=node.name)
+        self.visit_all(node.decorator_list)
+        self._function(node.args, node.body, node.name)
         self.bound.add(node.name)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -208,99 +130,71 @@ class NamesReader(ast.NodeVisitor):
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._function(node.args, [node.body])
 
-    def _function(self, args: ast.arguments, body: Iterable[ast.AST], name: str = "") -> None:
-        self._all([*args.defaults, *args.kw_defaults])
-        every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-        local = {a.arg for a in every if a is not None} | {name}
-        outer = set[str]()
-        for node in body:
-            for inner in ast.walk(node):
-                if isinstance(inner, (ast.Global, ast.Nonlocal)):
-                    outer |= set(inner.names)
-                elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                    local.add(inner.id)
-        # The body runs later, when all top-level names of the cell are bound: what matters
-        # is only which names are the function's own.
-        saved, self.bound = self.bound, self.bound | (local - outer)
-        self._all(body)
-        self.bound = saved
+    def _function(self, args: ast.arguments, body: list[Any], *names: str) -> None:
+        self.visit_all(args.defaults, args.kw_defaults)
+        inner = [each for node in body for each in ast.walk(node)]
+        local = {*names, *(each.arg for each in ast.walk(args) if isinstance(each, ast.arg))}
+        local |= {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        for node in inner:
+            if isinstance(node, (ast.Global, ast.Nonlocal)):
+                local -= set(node.names)
+        # The body runs later, when all top-level names of the cell are bound: what matters is only
+        # which names are the function's own.
+        before, self.bound = self.bound, self.bound | local
+        self.visit_all(body)
+        self.bound = before
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._all([*node.decorator_list, *node.bases, *node.keywords])
-        saved = set(self.bound)
-        self._all(node.body)
-        self.bound = saved | {node.name}
+        self.visit_all(node.decorator_list, node.bases, node.keywords)
+        before = set(self.bound)
+        self.visit_all(node.body)
+        self.bound = before | {node.name}
 
     def _comprehension(self, node: Any) -> None:
-        saved = set(self.bound)
-        for generator in node.generators:
-            self._all([generator.iter, generator.target, *generator.ifs])
-        self._all([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
-        self.bound = saved
+        before = set(self.bound)
+        for each in node.generators:
+            self.visit_all(each.iter, each.target, each.ifs)
+        self.visit_all([node.key, node.value] if isinstance(node, ast.DictComp) else node.elt)
+        self.bound = before
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
 
-    # -- nested magics: their Python is a string in the tree
+    # -- tensors of which only metadata is read
+    def _is_tensor(self, node: ast.AST) -> bool:
+        return is_array(self._values.get(node.id) if isinstance(node, ast.Name) else None)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not (node.attr in _METADATA and self._is_tensor(node.value)):
+            self.visit(node.value)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        shown = node.value
+        if isinstance(shown, ast.Call) and getattr(shown.func, "id", "") == "print":
+            parts: list[Any] = [shown.func, *shown.args, *shown.keywords]
+        else:
+            parts = shown.elts if isinstance(shown, ast.Tuple) else [shown]
+        for part in parts:
+            if not (getattr(part, "attr", "") == "device" and self._is_tensor(part.value)):
+                self.visit(part)
+
     def visit_Call(self, node: ast.Call) -> None:
-        function = node.func
-        named = function.id if isinstance(function, ast.Name) else ""
-        asks = named in _ASKS and named not in self.values and named not in self.bound
-        if asks and len(node.args) == 1 and self._is_tensor(node.args[0]):
+        name = getattr(node.func, "id", "")
+        builtin = name not in self._values and name not in self.bound
+        if name in _METADATA_OF and builtin and all(map(self._is_tensor, node.args)):
             return
-        asked = self._asked_by(named, node)
-        self._all(part for part in (function, *node.args, *node.keywords) if part not in asked)
-        if not (
-            isinstance(function, ast.Attribute)
-            and function.attr in ("run_line_magic", "run_cell_magic")
-            and all(isinstance(a, ast.Constant) for a in node.args)
-        ):
-            return
-        magic, *texts = [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
-        if magic not in _PYTHON_MAGICS or not texts:
+        self.generic_visit(node)
+        if getattr(node.func, "attr", "") in ("run_line_magic", "run_cell_magic"):
+            self._nested_magic(*node.args)
+
+    # -- nested magics: their Python is a string in the tree
+    def _nested_magic(self, *arguments: ast.expr) -> None:
+        texts = [str(a.value) for a in arguments if isinstance(a, ast.Constant)]
+        if len(texts) < len(arguments) or texts[0] not in _PYTHON_MAGICS:
             return
         # The text after the magic's name is Python too: a statement, or the set-up of %%timeit.
-        texts[0] = _OPTIONS.sub("", texts[0]).strip()
-        for text in texts:
-            try:
-                self.visit(ast.parse(self.transform(text)))
-            except SyntaxError:
-                continue
-
-    # -- tensors as arguments of the user's functions
-    def _asked_by(self, named: str, call: ast.Call) -> list[ast.AST]:
-        """Return the tensor arguments of which the called function reads only metadata."""
-        function = self.values.get(named)
-        tensors = [x for x in call.args if self._is_tensor(x)]
-        by_name = [k for k in call.keywords if self._is_tensor(k.value)]
-        if (
-            type(function) is not FunctionType
-            or not (tensors or by_name)
-            or named in self.rebound()
-        ):
-            return []
-        code, only_asked = function.__code__, self._only_asked(function)
-        places = dict(zip(call.args, code.co_varnames[: code.co_argcount]))  # noqa: B905 (defaults)
-        if any(isinstance(x, ast.Starred) for x in call.args):
-            places.clear()
-        return [
-            *(x for x in tensors if places.get(x) in only_asked),
-            *(k for k in by_name if k.arg in only_asked),
-        ]
-
-    def _only_asked(self, function: FunctionType) -> Collection[str]:
-        """Return the parameters of which a function reads only metadata, if they are tensors."""
-        code = function.__code__
-        if code not in self.asked:
-            self.asked[code] = ()  # unknown for a recursive call
-            parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            own = dict.fromkeys((*code.co_varnames, *code.co_freevars))
-            values = ChainMap(dict.fromkeys(parameters, _SOME_ARRAY), own, function.__globals__)
-            reader = NamesReader(str, values, self.rebound, self.asked)
-            if (definition := _definition(code)) is not None:
-                reader._all(definition.body)
-                if not BY_NAME & reader.read.keys():
-                    self.asked[code] = set(parameters) - reader.read.keys()
-        return self.asked[code]
+        for text in (_OPTIONS.sub("", texts[1]).strip(), *texts[2:]):
+            with suppress(SyntaxError):
+                self.visit(ast.parse(self._transform(text)))
 
 
 # IPython's names for its history, which are no variables of a cell.
@@ -309,22 +203,15 @@ NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"
 
 # `transform` converts the text of a nested magic to Python, as `InteractiveShell.transform_cell`.
 def names_read(
-    tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = NO_VALUES
+    tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES
 ) -> list[str]:
     """Return the global names that the code of `tree` reads, in the order of their first use.
 
     Without names of tensors (in `values`) of which only metadata is read: `x.shape`.
     """
-    assigned: list[list[str]] = []
-
-    def rebound() -> list[str]:
-        if not assigned:
-            assigned.append(names_assigned(tree))
-        return assigned[0]
-
-    reader = NamesReader(transform, values, rebound)
+    reader = NamesReader(transform, values)
     reader.visit(tree)
-    if BY_NAME & reader.read.keys():
+    if _BY_NAME & reader.read.keys():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))

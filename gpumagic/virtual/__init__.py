@@ -3,7 +3,7 @@
 A tensor on ``cuda:1`` is then an ordinary ``torch.Tensor`` whose C++ device *is* ``cuda:1``; only
 its bytes lie in the CPU's memory. Results are the CPU's bit for bit, errors between devices have
 CUDA's own texts, and memory is counted and limited as on a GPU. Nothing runs faster, and no timing
-on them says anything about a GPU.
+on them says anything about a GPU. Without torch, JAX and TensorFlow get as many devices.
 
 Guarantees: importing this package imports no torch; nothing is ever turned on by itself;
 :func:`disable` leaves torch as it was. The private parts of torch that are touched are listed in
@@ -11,19 +11,40 @@ Guarantees: importing this package imports no torch; nothing is ever turned on b
 """
 
 import sys
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 
-from gpumagic.device import Device, has_virtual, here
+import psutil
+
+from gpumagic.device import Device, has_virtual, here, physical_gpus, set_virtual
 from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import Framework
-from gpumagic.telemetry.state_files import ask_before_reading, count_others
+from gpumagic.telemetry.host import MemoryGroup
+from gpumagic.telemetry.state_files import (
+    NAME,
+    OTHERS,
+    RESERVED,
+    Publisher,
+    VirtualFacts,
+    ask_before_reading,
+    count_others,
+)
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
 MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
+LARGEST = 16 * _GIB
+"""The capacity by default, if the host can hold it."""
+
+_on = ExitStack()
+_lock = threading.RLock()
 
 
 def enable(
@@ -62,35 +83,79 @@ def enable(
     """
     number = _number(devices)
     capacity = None if memory is None else _bytes(memory)
-    if has_virtual():
-        _compare(here(memory=False), number, capacity)
-    else:
-        _turn_on(number, capacity, force)
-    if asserts and (switch := sys.modules.get(f"{__name__}.switch")):
-        switch.imitate_asserts()
+    with _lock:
+        if has_virtual():
+            _compare(here(memory=False), number, capacity)
+        else:
+            _check(force)
+            turn_on(number, capacity)
+        if asserts and (checks := sys.modules.get(f"{__name__}.checks")):
+            checks.imitate_asserts(_on)
 
 
-def _turn_on(number: int, capacity: int | None, force: bool) -> None:
-    if find_spec("torch") is None:
-        from gpumagic.virtual import torchless
+def _check(force: bool) -> None:
+    """Raise GpuError if this machine or its torch may not have virtual GPUs."""
+    if find_spec("torch") is not None:
+        from gpumagic.virtual import gate
 
-        torchless.turn_on(number, capacity, force=force)
-    else:
-        from gpumagic.virtual import switch
+        gate.check(force=force)
+    elif not force and (real := len(physical_gpus())):
+        there = "a real GPU" if real == 1 else f"{real} real GPUs"
+        raise GpuError(
+            f"no virtual GPUs: this machine has {there}; add --force to have virtual ones in place "
+            "of real ones"
+        )
 
-        switch.turn_on(number, capacity, force=force)
+
+def turn_on(number: int, capacity: int | None) -> None:
+    """Turn `number` virtual GPUs of `capacity` bytes on, without a check."""
+    global _on
+    each = capacity or part_of_the_host(number)
+    facts = [VirtualFacts(f"GPU-{uuid.uuid4()}", NAME, each) for _ in range(number)]
+    with ExitStack() as stack:
+        publisher = Publisher(facts)
+        stack.callback(publisher.close)
+        stack.callback(set_virtual, None)
+        set_virtual(_lister(facts, publisher.counters))
+        if find_spec("torch") is not None:
+            from gpumagic.virtual import switch
+
+            switch.install(stack, facts, publisher.counters)
+        _on = stack.pop_all()
     ask_before_reading(refresh)
     known.make_virtual(number)
 
 
+def _lister(
+    facts: Sequence[VirtualFacts], rows: Sequence[memoryview]
+) -> Callable[[], list[Device]]:
+    devices = [
+        Device("cuda", n, each.uuid, name=each.name, memory_total=each.memory_total, virtual=True)
+        for n, each in enumerate(facts)
+    ]
+
+    def listed() -> list[Device]:
+        refresh(others=False)
+        return [
+            replace(gpu, memory_free=max(each.memory_total - row[RESERVED] - row[OTHERS], 0))
+            for gpu, each, row in zip(devices, facts, rows, strict=True)
+        ]
+
+    return listed
+
+
+def part_of_the_host(number: int) -> int:
+    """Return the capacity that all of them can hold at once; in whole GiB from 1 GiB on."""
+    part = (MemoryGroup().limit() or psutil.virtual_memory().total) // number
+    return min(LARGEST, part // _GIB * _GIB or part)
+
+
 def disable() -> None:
     """Take the virtual GPUs away. Tensors that still live on them can no longer be used."""
-    if not enabled():
-        return
-    known.forget_virtual()
-    for name in ("switch", "torchless"):
-        if module := sys.modules.get(f"{__name__}.{name}"):
-            module.turn_off()
+    if enabled():
+        known.forget_virtual()
+        with _lock:
+            _on.close()
 
 
 def enabled() -> bool:
@@ -146,7 +211,7 @@ def _number(devices: object) -> int:
 
 
 def _bytes(memory: object) -> int:
-    """A capacity in bytes."""
+    """Return a capacity in bytes."""
     if isinstance(memory, int) and not isinstance(memory, bool):
         size = memory
     else:

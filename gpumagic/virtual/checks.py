@@ -1,12 +1,18 @@
-"""Check that an operator's tensors are on one device, and raise CUDA's own text if not.
+"""Raise what CUDA raises: for tensors on several devices, and, if wanted, device-side asserts.
 
-PyTorch has two rules: operators built on TensorIterator accept CPU scalars and say "found at least
-two devices"; most others check each argument in a generated wrapper, whose name is in the text.
-Which rule applies is read from torch's ``native_functions.yaml`` at the first such error. Copies
-and waits are reported to listeners.
+PyTorch has two rules for devices: operators built on TensorIterator accept CPU scalars and say
+"found at least two devices"; most others check each argument in a generated wrapper, whose name is
+in the text. Which rule applies is read from torch's ``native_functions.yaml`` at the first such
+error.
+
+With ``asserts=True`` the operator with a bad index succeeds, with wrong numbers, as it does on a
+GPU. The next wait raises CUDA's error, and from then on everything does, until the virtual GPUs are
+turned off. Copies and waits are reported to listeners.
 """
 
+import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.device import cuda_state
 from gpumagic.ledger.copy_kernels import INDEXING, brought
+from gpumagic.telemetry.state_files import unpublish_death
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
-Listener = Callable[[str, str, torch.device, torch.device, int], None]
+Listener = Callable[[str, str, torch.device, torch.device, int], object]
 
 listeners: list[Listener] = []
 """Called as ``f(kind, operator, source, destination, nbytes)`` on the thread that ran the operator.
@@ -27,10 +35,9 @@ that decides a value or a shape) or ``"index"`` (a CPU index is copied to the in
 """
 
 
-def emit(
-    kind: str, operator: str, source: torch.device, destination: torch.device, nbytes: int
-) -> None:
+def emit(kind: str, operator: str, source: Any, destination: Any, nbytes: int) -> None:
     """Call every listener."""
+    __tracebackhide__ = True
     for listener in listeners:
         listener(kind, operator, source, destination, nbytes)
 
@@ -51,7 +58,7 @@ def one_gpu(found: Found) -> VirtualGpu | None:
     first = found[0][1].get_device()
     if first < 0:
         return None
-    for _, tensor, _ in found:
+    for _, tensor, _ in found[1:]:
         if tensor.get_device() != first:
             return None
     return GPUS[first]
@@ -62,17 +69,27 @@ def mixed(plan: Any, found: Found, args: Any) -> VirtualGpu:
     __tracebackhide__ = True
     found = sorted(found, key=lambda each: each[0] not in plan.outs)
     gpu = GPUS[next(tensor for _, tensor, _ in found if tensor.is_cuda).get_device()]
+    home = found[0][1].device
     if plan.name in INDEXING:
-        home = found[0][1].device
-        _check_indices(home, found)
+        if any(tensor.is_cuda and tensor.device != home for _, tensor, _ in found[1:]):
+            where = f"either on cpu or on the same device as the indexed tensor ({home})"
+            raise RuntimeError(f"indices should be {where}")
         for tensor, operator, nbytes, _ in brought(plan.name, *args[1:]):
             emit("index" if operator == "index" else "copy", operator, tensor.device, home, nbytes)
-        return gpu
-    if plan.name == "masked_fill_" and found[1][1].device != found[0][1].device:
+    elif plan.name == "masked_fill_" and found[1][1].device != home:
+        mask = found[1][1].device
         raise RuntimeError(
             "expected self and mask to be on the same device, but got mask on "
-            f"{found[1][1].device} and self on {found[0][1].device}"
+            f"{mask} and self on {home}"
         )
+    else:
+        _check_each(plan, found, gpu)
+    return gpu
+
+
+def _check_each(plan: Any, found: Found, gpu: VirtualGpu) -> None:
+    """Raise as TensorIterator does, or as an operator's generated wrapper."""
+    __tracebackhide__ = True
     iterates, structured = _rules().get(plan.op.name().removeprefix("aten::"), (True, False))
     home = gpu.device if iterates else found[0][1].device
     for argument, tensor, _ in found:
@@ -85,21 +102,10 @@ def mixed(plan: Any, found: Found, args: Any) -> VirtualGpu:
             )
         if argument in plan.written or tensor.is_cuda or tensor.dim():
             raise RuntimeError(f"{SAME} found at least two devices, {home} and {tensor.device}!")
-    return gpu
-
-
-def _check_indices(home: torch.device, found: Found) -> None:
-    __tracebackhide__ = True
-    for _, tensor, _ in found[1:]:
-        if tensor.is_cuda and tensor.device != home:
-            raise RuntimeError(
-                "indices should be either on cpu or on the same device as the indexed tensor "
-                f"({home})"
-            )
 
 
 def _wrapper(plan: Any, structured: bool, found: Found) -> str:
-    """The name that torchgen gives to the function that checks an operator's devices."""
+    """Return the name that torchgen gives to the function that checks an operator's devices."""
     name, variant = plan.name, plan.op._schema.overload_name
     x, given = found[0][1], {argument for argument, _, _ in found}
     cudnn = x.is_cuda and x.dim() > 2 and x.dtype in (torch.float, torch.double)
@@ -126,3 +132,81 @@ def _rules() -> dict[str, tuple[bool, bool]]:
         )
         for entry in text.split("\n- func: ")[1:]
     }
+
+
+# -- device-side asserts
+ASSERT = (
+    "CUDA error: device-side assert triggered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
+    "below might be incorrect.\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+# What the CPU's kernels say where CUDA's have an assert; sizes and dimensions the host checks.
+_ASSERTED = re.compile(
+    r"(?i)index .*out of (range|bounds)|tried to access index|Target .* out of bounds|"
+    r"INDICES element is out|not in the valid range|Class values must be|"
+    r"elements of (input|target) should be between 0 and 1|probability tensor contains"
+)
+imitated = failed = dead = False
+"""Whether asserts are imitated; whether an index was bad; whether a wait has reported it."""
+
+
+def imitate_asserts(stack: ExitStack) -> None:
+    """Imitate asserts until `stack` is closed."""
+    global imitated
+    if not imitated:
+        imitated = True
+        listeners.append(lambda *event: wait())
+        stack.callback(revive)
+
+
+def revive() -> None:
+    """Imitate no asserts any more, and let dead GPUs work again; their tensors are as they were."""
+    global imitated, failed, dead
+    if failed:
+        cuda_state.forget()
+        unpublish_death()
+    imitated = failed = dead = False
+    for gpu in GPUS:
+        if gpu.account.refusal == ASSERT:
+            gpu.account.refuse("")
+
+
+def wait() -> None:
+    """Raise CUDA's error if an index was bad; each wait of the host calls it."""
+    global dead
+    __tracebackhide__ = True
+    if failed:
+        dead = True
+        for gpu in GPUS:
+            gpu.account.refuse(ASSERT)
+        raise torch.AcceleratorError(ASSERT)
+
+
+def is_assert(error: BaseException) -> bool:
+    """Whether CUDA's kernel would have failed in an assert where the CPU's raised an error."""
+    return imitated and _ASSERTED.search(str(error)) is not None
+
+
+def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Note that the device has failed; return a result of the right shape, of other values."""
+    global failed, imitated
+    low = [_harmless(x, plan.arguments[n] in plan.written) for n, x in enumerate(args)]
+    given = {name: _harmless(x, name in plan.written) for name, x in kwargs.items()}
+    imitated = False  # an error of this call is the user's
+    try:
+        result = kernel(plan, *low, **given)
+    finally:
+        imitated = True
+    failed = True
+    return result
+
+
+def _harmless(value: Any, written: bool) -> Any:
+    """Return indices as zeros and probabilities as halves."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_harmless(each, written) for each in value)
+    if not isinstance(value, Tensor) or written or value.dtype == torch.bool:
+        return value
+    return torch.full_like(value, 0.5 if value.is_floating_point() else 0)

@@ -1,97 +1,39 @@
 """Provide what ``torch.cuda`` finds in ``torch._C`` on a CUDA build with GPUs.
 
 The stock ``torch.cuda`` runs unchanged on top of it. Everything is set through :func:`patch`, which
-notes what was there. Compiling kernels for a virtual GPU is refused at once, with what to type
-instead; torch's profiler shows the CPU's times.
+stores the previous values. All work on a stream is done, since virtual GPUs compute at once. Each
+has one random generator: the same seed gives the same numbers as on the CPU, and drawing on a GPU
+leaves the CPU's own generator alone.
 """
 
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from gpumagic.device.caching_allocator import MemoryStat
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import asserts, collectives
-from gpumagic.virtual.memory_history import MemoryApi
-from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Generator, Stream
-from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork
-
-_init: Any = torch.autograd.profiler.profile.__init__
-
-
-class Nvtx:
-    """Accept marks for a profiler, and drop them."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args: 0
-
-
-def on_the_cpu(
-    self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: Any = None, **how: Any
-) -> None:
-    """`torch.autograd.profiler.profile.__init__`, where C++ would report a fault of each event."""
-    if enabled and (use_cuda or use_device == "cuda"):
-        warnings.warn("virtual GPUs: the profile has the CPU's times alone", stacklevel=3)
-        how["use_cpu"], use_device = True, None
-    _init(self, enabled, use_device=use_device, **how)
-
-
-def make(nbytes: int, device: torch.device) -> Any:
-    """Make a storage of `nbytes` on a virtual GPU, charged to it."""
-    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
-
-
-def to(
-    self: Any, device: torch.device, non_blocking: bool = False, _to: Any = torch._utils._to
-) -> Any:
-    """`torch.storage._to`, which `UntypedStorage.cuda` and `torch.load` call."""
-    if device.type != "cuda" or self.device == device:
-        return _to(self, device, non_blocking)
-    return make(self.nbytes(), device).copy_(self)
-
-
-def clone(self: Any, _clone: Any = torch.storage._StorageBase.clone) -> Any:
-    """`UntypedStorage.clone`, by which `copy.deepcopy` copies a tensor."""
-    if self.device.type != "cuda":
-        return _clone(self)
-    return make(self.nbytes(), self.device).copy_(self)
-
-
-_REAL_ONLY = {
-    "resize_": "virtual GPUs cannot resize a storage, as FSDP does; use a mesh of CPUs",
-    "_share_cuda_": "virtual GPUs share no memory with other processes; send tensor.cpu()",
-}
-
-
-def refusals() -> dict[str, Any]:
-    """Return methods that refuse what C++ offers only for storages of real GPUs."""
-    return {name: _refusal(getattr(torch.UntypedStorage, name), name) for name in _REAL_ONLY}
-
-
-def _refusal(method: Any, name: str) -> Any:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.device.type == "cuda":
-            raise NotImplementedError(_REAL_ONLY[name])
-        return method(self, *args, **kwargs)
-
-    return refuse
-
+from gpumagic.virtual import checks
+from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork, memory_functions
 
 C: Any = torch._C
+_CUDA = 1  # c10::DeviceType::CUDA
 _missing = object()
-_run_backward: Any = torch.autograd.graph._engine_run_backward
 
 
 def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
-    """Set attributes of a module; closing `stack` puts back what was there."""
+    """Set attributes of a module or class; closing `stack` puts back what was there."""
     for name, value in values.items():
         if isinstance(value, types.FunctionType) and "__wrapped__" not in vars(value):
             value = unseen(value)
@@ -103,20 +45,163 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
         setattr(owner, name, value)
 
 
+# -- streams, events and generators
+class _Kind(type(C.Generator)):  # type: ignore[misc]
+    """Count instances of torch's own class as instances of the one that replaces it."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__base__)
+
+
+_numbers = itertools.count(1)  # 0 is the default stream of each GPU
+
+
+class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
+    """``torch.Stream`` and ``torch.cuda.Stream`` while virtual GPUs are on."""
+
+    priority = 0
+
+    @unseen
+    def __new__(
+        cls, device: Any = None, priority: int = 0, stream_id: int | None = None, **of: Any
+    ) -> Any:
+        device = of.get("device_index") if device is None else device
+        if device is not None and torch.device(device).type != "cuda":
+            return C.Stream(device)
+        number = next(_numbers) if stream_id is None else stream_id
+        index = gpu_of(device).index
+        return super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
+
+    cuda_stream = property(lambda self: self.stream_id)
+
+    @unseen
+    def query(self) -> bool:
+        """Whether all work is done."""
+        checks.wait()
+        return True
+
+    @unseen
+    def synchronize(self) -> None:
+        """Wait for all work."""
+        checks.wait()
+
+    def wait_stream(self, other: Any) -> None:
+        """Let later work wait for another stream or an event."""
+
+    wait_event = wait_stream
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event at this point of the stream."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """``torch.Event`` and ``torch.cuda.Event`` while virtual GPUs are on, by the CPU's clock."""
+
+    def __init__(self, first: Any = None, *others: Any, enable_timing: Any = None, **of: Any):
+        # The first argument is torch.cuda.Event's `enable_timing`, or torch.Event's device.
+        self.enable_timing = first is True if enable_timing is None else enable_timing
+        self._at: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Mark this point of a stream."""
+        self._at = time.perf_counter()
+
+    query, synchronize = Stream.query, Stream.synchronize
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a stream's later work wait for it."""
+
+    @unseen
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return milliseconds of CPU time to a later event: they say nothing about a GPU."""
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at is None or end_event._at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end_event._at - self._at) * 1e3
+
+
+_of_cuda: set[int] = set()
+
+
+class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
+    """``torch.Generator`` while virtual GPUs are on: a CPU generator with a device."""
+
+    _device: torch.device
+    device = property(lambda self: self._device)
+
+    @unseen
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        self: Generator = super().__new__(cls)
+        self._device = torch.device(device)
+        if self._device.type == "cuda":
+            self._device = gpu_of(self._device).device
+            _of_cuda.add(self._cdata)  # C++ hands it back as a plain torch._C.Generator
+        return self
+
+    def __del__(self, _of_cuda: set[int] = _of_cuda) -> None:
+        # By default argument: at the interpreter's exit the module's names are gone already.
+        _of_cuda.discard(self._cdata)
+
+
+def belongs_to_cuda(generator: Any) -> bool:
+    """Whether a generator, however C++ handed it over, is one of a virtual GPU."""
+    return generator._cdata in _of_cuda
+
+
+_swapping = threading.RLock()
+
+
+@contextlib.contextmanager
+def cpu_draws_from(generator: Any) -> Iterator[None]:
+    """Give `generator`'s state to the default one, for CPU kernels that take no generator."""
+    cpu = torch.default_generator
+    with _swapping:
+        saved = cpu.get_state()
+        cpu.set_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(cpu.get_state())
+            cpu.set_state(saved)
+
+
 def equipped() -> tuple[Any, ...]:
-    """Give each virtual GPU its random generator and its stream; the generators."""
+    """Give each virtual GPU its random generator and its stream; return the generators."""
     for gpu in GPUS:
         gpu.generator, gpu.stream = Generator(gpu.device), _default_stream(gpu.device)
     return tuple(gpu.generator for gpu in GPUS)
 
 
+# -- torch.cuda
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+_nothing, _zero, _no = map(_always, (None, 0, False))
+_NO_COMPILER = (
+    'virtual GPUs have no compiled kernels; type torch.compile(..., backend="aot_eager"), which '
+    "follows the code as the compiler does and runs its operators one by one"
+)
+_NO_REDUCER = (
+    "DistributedDataParallel on a CUDA build of PyTorch, where it asks the driver for times; use a "
+    "CPU build, or all_reduce the gradients"
+)
+_NO_RESIZING = "virtual GPUs cannot resize a storage, as FSDP does; use a mesh of CPUs"
+_NO_SHARING = "virtual GPUs share no memory with other processes; send tensor.cpu()"
+
+
 def install(stack: ExitStack) -> None:
     """Let ``torch.cuda`` see the virtual GPUs until `stack` is closed."""
-    patch(stack, C, **_functions(), **MemoryApi(GPUS).functions(stack), _has_cudnn=False)
+    memory = memory_functions(stack)
+    patch(stack, C, **_functions(), **memory, _has_cudnn=False)
     patch(
         stack,
         torch.cuda,
-        _cudart=types.SimpleNamespace(cudaMemGetInfo=_memory_info),
+        _cudart=types.SimpleNamespace(cudaMemGetInfo=memory["_cuda_cudaMemGetInfo"]),
         _exchange_device=_exchange_device,
         _maybe_exchange_device=_maybe_exchange_device,
         _get_device_properties=lambda index: gpu_of(index).properties,
@@ -128,52 +213,48 @@ def install(stack: ExitStack) -> None:
         default_generators=equipped(),
         Stream=Stream,
         Event=Event,
-        current_stream=_current_stream,
+        current_stream=lambda device=None: gpu_of(device).stream,
         default_stream=_default_stream,
         set_stream=_set_stream,
     )
+    patch(stack, torch, Generator=Generator, Stream=Stream, Event=Event)
     patch(stack, torch.cuda.graphs, _cuda_isCurrentStreamCapturing=_no)
     for kind in (torch.cuda.CUDAGraph, torch.cuda.MemPool):
         patch(stack, kind, __new__=_refused)
-    patch(stack, torch, Generator=Generator, Stream=AnyStream, Event=AnyEvent)
-    collectives.register(stack)
-    patch(stack, torch.cuda.nvtx, _nvtx=Nvtx())
-    patch(stack, torch.autograd.profiler.profile, __init__=on_the_cpu)
+    marks = dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA"), _zero)
+    patch(stack, torch.cuda.nvtx, _nvtx=types.SimpleNamespace(**marks))
     patch(stack, torch.cuda.nccl, is_available=_no)
     patch(stack, torch.backends.cudnn, is_acceptable=_no, version=_nothing)
-    patch(stack, torch.storage, _to=to)
-    patch(stack, torch.UntypedStorage, **refusals())
-    patch(stack, torch.storage._StorageBase, clone=clone)
-    for module in (torch.autograd, torch.autograd.graph):
-        patch(stack, module, _engine_run_backward=_backward)
-    # Each device has one stream here, so its advice about streams is never meant.
-    warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
-    warn(False)
-    stack.callback(warn, True)
-    if torch.version.cuda is None:
-        patch(stack, torch.cuda, **_tensor_types())
-        if logger := getattr(torch.distributed, "Logger", None):
-            # Of a GPU it asserts that the driver's times are there, which this build has not.
-            patch(stack, logger, set_runtime_stats_and_log=_nothing)
-    else:
-        patch(stack, torch.distributed, Reducer=collectives.refused_reducer)
+    _patch_storages(stack)
+    _patch_autograd(stack)
+    if backend := getattr(torch, "_TorchCompileInductorWrapper", None):
+        refused = _refused_for_cuda(backend.__call__, _NO_COMPILER)
+        patch(stack, backend, __call__=refused)
+    if torch.version.cuda is not None:
+        patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
+        return
+    legacy = {t.__name__: t.dtype for t in torch._tensor_classes if t.__module__ == "torch.cuda"}
+    patch(stack, torch.cuda, **{name: _tensor_type(name, legacy[name]) for name in legacy})
+    if logger := getattr(torch.distributed, "Logger", None):
+        # Of a GPU it asserts that the driver's times are there, which this build has not.
+        patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
 _DO_NOTHING = (
     *("_cuda_init", "_cuda_getArchFlags", "_cuda_ipc_collect"),
     *("_accelerator_emptyHostCache", "_host_emptyCache"),
 )
-_WAIT = ("_cuda_synchronize", "_accelerator_synchronizeDevice")
-_REFUSED = {f"_cuda_getCurrent{name}Handle": f"cu{name.upper()}" for name in ("Blas", "Solver")}
-_REFUSED["_cuda_cudaCachingAllocator_raw_alloc"] = "caching_allocator_alloc"
-_REFUSED["_cuda_set_sync_debug_mode"] = "set_sync_debug_mode; type %gpuwatch on"
 
 
 def _functions() -> dict[str, Any]:
+    refused = {f"_cuda_getCurrent{name}Handle": f"cu{name.upper()}" for name in ("Blas", "Solver")}
+    refused["_cuda_cudaCachingAllocator_raw_alloc"] = "caching_allocator_alloc"
+    refused["_cuda_set_sync_debug_mode"] = "set_sync_debug_mode; type %gpuwatch on"
     return {
         **dict.fromkeys(_DO_NOTHING, _nothing),
-        **dict.fromkeys(_WAIT, _wait),
-        **{name: partial(_refused, what) for name, what in _REFUSED.items()},
+        **{name: partial(_refused, what) for name, what in refused.items()},
+        "_cuda_synchronize": _wait,
+        "_accelerator_synchronizeDevice": _wait,
         "_cuda_isInBadFork": in_bad_fork,
         "_cuda_getDeviceCount": lambda: len(GPUS),
         "_cuda_getDevice": C._accelerator_getDeviceIndex,
@@ -181,37 +262,17 @@ def _functions() -> dict[str, Any]:
         "_cuda_exchangeDevice": _exchange_device,
         "_cuda_maybeExchangeDevice": _exchange_device,
         "_cuda_canDeviceAccessPeer": lambda one, other: one != other,
-        "_cuda_getCurrentRawStream": lambda index: 0,
-        "_cuda_hasPrimaryContext": lambda index: True,
+        "_cuda_getCurrentRawStream": _zero,
+        "_cuda_hasPrimaryContext": _always(True),
         "_cuda_isCurrentStreamCapturing": _no,
-        "_cuda_get_sync_debug_mode": lambda: 0,
-        "_cuda_memoryStats": _memory_stats,
-        "_cuda_resetPeakMemoryStats": _reset("reset_peak"),
-        "_cuda_resetAccumulatedMemoryStats": _reset("reset_accumulated"),
-        "_cuda_getMemoryFraction": _memory_fraction,
-        "_cuda_setMemoryFraction": _set_memory_fraction,
-        "_cuda_emptyCache": _empty_cache,
-        "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_getDeviceStats": _memory_stats,
-        "_accelerator_resetPeakStats": _reset("reset_peak"),
-        "_accelerator_resetAccumulatedStats": _reset("reset_accumulated"),
-        "_accelerator_getMemoryInfo": _memory_info,
-        "_accelerator_emptyCache": _empty_cache,
+        "_cuda_get_sync_debug_mode": _zero,
         **{f.__name__: f for f in (_scatter, _gather, _broadcast, _broadcast_coalesced)},
     }
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
 def _wait(*args: Any, **kwargs: Any) -> None:
     __tracebackhide__ = True
-    asserts.wait()
-
-
-def _no(*args: Any, **kwargs: Any) -> bool:
-    return False
+    checks.wait()
 
 
 def _refused(what: Any, *args: Any, **kwargs: Any) -> None:
@@ -222,10 +283,6 @@ def _set_device(index: int) -> None:
     C._accelerator_setDeviceIndex(gpu_of(index).index)
 
 
-def _maybe_exchange_device(index: int) -> int:
-    return _exchange_device(index)  # a function of its own: dynamo keeps a table by identity
-
-
 def _exchange_device(index: int) -> int:
     before = int(C._accelerator_getDeviceIndex())
     if index < 0:
@@ -234,11 +291,11 @@ def _exchange_device(index: int) -> int:
     return before
 
 
-def _current_stream(device: Any = None) -> Any:
-    return gpu_of(device).stream
+def _maybe_exchange_device(index: int) -> int:
+    return _exchange_device(index)  # a function of its own: dynamo keeps a table by identity
 
 
-def _default_stream(device: Any = None) -> Stream:
+def _default_stream(device: Any = None) -> Any:
     return Stream(gpu_of(device).device, stream_id=0)
 
 
@@ -248,70 +305,10 @@ def _set_stream(stream: Any) -> None:
         _set_device(stream.device_index)
 
 
-def _memory_stats(index: int) -> dict[str, Any]:
-    account = gpu_of(index).account
-    account.refresh()
-    allocator = account.allocator
-    none = vars(MemoryStat())
-    pools: dict[str, Any] = {}
-    for names, stat in (
-        (("allocated_bytes", "active_bytes"), allocator.bytes),
-        (("requested_bytes",), allocator.requested),
-        (("allocation", "active"), allocator.blocks),
-        (("reserved_bytes",), account.given()),
-        (("segment",), allocator.segments),
-        (("inactive_split", "inactive_split_bytes"), None),
-    ):
-        numbers = none if stat is None else vars(stat).copy()
-        for name in names:  # there is one pool here; it stands as the large one
-            pools[name] = {"all": numbers, "large_pool": numbers, "small_pool": none}
-    for name in ("oversize_allocations", "oversize_segments"):
-        pools[name] = none
-    return pools | {
-        "num_alloc_retries": account.retries,
-        "num_ooms": account.ooms,
-        "num_sync_all_streams": 0,
-        "num_device_alloc": allocator.segments.allocated,
-        "num_device_free": allocator.segments.freed,
-        "max_split_size": -1,
-    }
-
-
-def _memory_info(index: int) -> tuple[int, int]:
-    account = gpu_of(index).account
-    return account.free, account.capacity
-
-
-def _reset(what: str) -> Any:
-    return lambda index: getattr(gpu_of(index).account, what)()
-
-
-def _memory_fraction(index: int) -> float:
-    account = gpu_of(index).account
-    return account.limit / account.capacity
-
-
-def _set_memory_fraction(fraction: float, index: int) -> None:
-    account = gpu_of(index).account
-    account.allow(int(account.capacity * fraction))
-
-
-def _empty_cache() -> None:
-    for gpu in GPUS:
-        gpu.account.empty_cache()
-
-
 def _scatter(
-    tensor: Tensor,
-    devices: Sequence[int],
-    chunk_sizes: Sequence[int] | None = None,
-    dim: int = 0,
-    streams: Any = None,
+    tensor: Tensor, devices: Sequence[int], sizes: Any = None, dim: int = 0, streams: Any = None
 ) -> tuple[Tensor, ...]:
-    if chunk_sizes:
-        parts = torch.split(tensor, list(chunk_sizes), dim)
-    else:
-        parts = tensor.chunk(len(devices), dim)
+    parts = tensor.split(list(sizes), dim) if sizes else tensor.chunk(len(devices), dim)
     return tuple(part.cuda(device) for part, device in zip(parts, devices, strict=False))
 
 
@@ -331,61 +328,81 @@ def _broadcast_coalesced(
     return [list(on_device) for on_device in zip(*copies, strict=True)]
 
 
-@unseen
-def _backward(*args: Any, **kwargs: Any) -> Any:
-    # On the caller's thread: the engine's threads for devices were made before these devices
-    # were, if a backward pass ran before; and the user's frames stay in the traceback.
-    with torch.autograd.set_multithreading_enabled(False):
-        return _run_backward(*args, **kwargs)
+# -- storages, autograd and the profiler, the compiler
+def _patch_storages(stack: ExitStack) -> None:
+    base, storage = torch.storage._StorageBase, torch.UntypedStorage
+    original: Any = torch._utils._to
+    resize, share = storage.resize_, storage._share_cuda_
+
+    def copied(self: Any, device: torch.device) -> Any:
+        made = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
+        return made.untyped_storage().copy_(self)
+
+    def to(self: Any, device: torch.device, non_blocking: bool = False) -> Any:
+        if device.type != "cuda" or self.device == device:
+            return original(self, device, non_blocking)
+        return copied(self, device)
+
+    patch(stack, torch.storage, _to=to)  # `UntypedStorage.cuda` and `torch.load` call it
+    patch(stack, base, clone=lambda self: copied(self, self.device))  # `copy.deepcopy`
+    patch(stack, storage, resize_=_refused_for_cuda(resize, _NO_RESIZING))
+    patch(stack, storage, _share_cuda_=_refused_for_cuda(share, _NO_SHARING))
 
 
-def _tensor_types() -> dict[str, type]:
-    """``torch.cuda.FloatTensor`` and its kin, which a CPU build has but cannot make."""
+def _refused_for_cuda(method: Any, why: str) -> Any:
+    """Return a method that raises if the object, or one that it is called with, is on a GPU."""
 
-    class TensorType(type):
-        dtype: torch.dtype
+    def refuse_or_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if any(getattr(x, "is_cuda", False) for x in tree_leaves((self, args))):
+            raise NotImplementedError(why)
+        return method(self, *args, **kwargs)
 
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+    return refuse_or_call
 
-    def new(cls: Any, *args: Any, device: Any = "cuda") -> Tensor:
+
+def _patch_autograd(stack: ExitStack) -> None:
+    run_backward: Any = torch.autograd.graph._engine_run_backward
+    begin: Any = torch.autograd.profiler.profile.__init__
+
+    @unseen
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        # On the caller's thread: the engine's threads for devices were made before these devices
+        # were, if a backward pass ran before; and the user's frames stay in the traceback.
+        with torch.autograd.set_multithreading_enabled(False):
+            return run_backward(*args, **kwargs)
+
+    def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
+        on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
+        if enabled and on_cuda:  # C++ would report a fault of each event
+            warnings.warn("virtual GPUs: the profile has the CPU's times alone", stacklevel=3)
+            options |= {"use_cpu": True, "use_device": None}
+        begin(self, enabled, **options)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        patch(stack, module, _engine_run_backward=backward)
+    patch(stack, torch.autograd.profiler.profile, __init__=profile_cpu)
+    # Each device has one stream here, so torch's advice about streams never applies.
+    warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
+    warn(False)
+    stack.callback(warn, True)
+
+
+class _TensorType(type):
+    """The type of ``torch.cuda.FloatTensor`` and its kin, which a CPU build has but cannot make."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+    def __call__(cls, *args: Any, device: Any = "cuda") -> Tensor:
         # As torch.FloatTensor does: sizes make it empty, a sequence gives its values.
         if args and not isinstance(args[0], (int, torch.Size)):
             return torch.tensor(args[0], dtype=cls.dtype, device=device)
         return torch.empty(*args or (0,), dtype=cls.dtype, device=device)
 
-    types_: dict[str, type] = {}
-    for legacy in torch._tensor_classes:
-        if legacy.__module__ == "torch.cuda":
-            # Tensor.type() looks at the full name.
-            kind = TensorType(f"torch.cuda.{legacy.__name__}", (), {"__new__": new})
-            kind.dtype = legacy.dtype
-            types_[legacy.__name__] = kind
-    return types_
 
-
-_NO_COMPILER = (
-    'virtual GPUs have no compiled kernels; type torch.compile(..., backend="aot_eager"), which '
-    "follows the code as the compiler does and runs its operators one by one"
-)
-
-
-def refuse_compiling(stack: ExitStack) -> None:
-    """Have torch's own backend raise for a graph that uses a GPU, until `stack` closes."""
-    backend: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
-    if backend is None:  # renamed: then torch's own error stands
-        return
-    compile_graph = backend.__call__
-
-    def compile_on_the_cpu(self: Any, model: Any, inputs: Any, **options: Any) -> Any:
-        __tracebackhide__ = True
-        if any(tensor.device.type == "cuda" for tensor in _tensors(model, inputs)):
-            raise NotImplementedError(_NO_COMPILER)
-        return compile_graph(self, model, inputs, **options)
-
-    patch(stack, backend, __call__=compile_on_the_cpu)
-
-
-def _tensors(model: Any, inputs: Any) -> Iterator[Tensor]:
-    made = (node.meta.get("example_value") for node in model.graph.nodes)
-    return (value for value in (*inputs, *made) if isinstance(value, Tensor))
+def _tensor_type(name: str, dtype: torch.dtype) -> type:
+    # Tensor.type() looks at the full name.
+    return _TensorType(f"torch.cuda.{name}", (), {"dtype": dtype})

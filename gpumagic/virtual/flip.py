@@ -6,7 +6,6 @@ sparse or nested tensor is rebuilt from its parts.
 """
 
 import ctypes
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -60,15 +59,15 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
     return flipped._neg_view() if tensor.is_neg() else flipped
 
 
-def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 2) -> Tensor:
+def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
     """Turn a new CPU tensor into one of `gpu`, charged to it until its bytes are freed.
 
-    `depth`: how many calls above this one torch called.
+    `depth`: the frames at the top that are not the user's, with that of `charge`.
     """
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
-        gpu.account.charge(tensor, nbytes, depth + 1)
-    return flip(tensor, gpu.code) if tensor.is_complex() else flip_plain(tensor, gpu.code)
+        gpu.account.charge(tensor, nbytes, depth)
+    return flip(tensor, gpu.code) if tensor.dtype.is_complex else flip_plain(tensor, gpu.code)
 
 
 aten: Any = torch.ops.aten
@@ -79,19 +78,14 @@ KEYS = {
 }
 """The dispatch keys of such tensors, and those of the CPU kernels that serve them."""
 METADATA = frozenset(
-    {
-        "_coalesced_",
-        "_nested_tensor_size",
-        "_nested_tensor_storage_offsets",
-        "_nested_tensor_strides",
-        "copy_sparse_to_sparse_",
-        "sparse_resize_",
-        "sparse_resize_and_clear_",
-    }
+    [
+        *("_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"),
+        *("_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"),
+    ]
 )
 """Operators that are about how such a tensor is put together, though their schema does not tell."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
-"""CUDA has no such kernel, and the CPU's asks whether its arguments require a gradient."""
+"""CUDA has no such kernels; the CPU's ask whether arguments require a gradient, and crash here."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 
 
@@ -165,14 +159,6 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
     return aten._sparse_compressed_tensor_unsafe(
         part(starts), part(across), part(tensor.values()), tensor.shape, **options
     )
-
-
-_LACKS = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
-
-
-def lacks_type(error: Exception) -> bool:
-    """Whether an error of a CPU kernel is about a type of number that it does not have."""
-    return _LACKS.search(str(error)) is not None
 
 
 def writes(argument: Any) -> bool:

@@ -1,48 +1,29 @@
-"""Decide whether virtual GPUs may be turned on in this process.
+"""Decide whether virtual GPUs may be turned on, and tell torch's C++ that cuda exists.
 
-A wrong guess about torch's C++ side can crash an interpreter, so nothing is tried here first.
-Cheap static checks come before everything; a version of torch that this was not written against
-must then pass a trial in a child process, until one has passed.
-
-For whoever audits which private parts of torch are touched, each stands in one place:
-
-* through ctypes, in :mod:`gpumagic.virtual.gate`: ``c10::impl::registerDeviceGuard``,
-  ``c10::impl::device_guard_impl_registry``, ``at::detail::getCUDAHooks``, the virtual table of
-  ``at::CUDAHooksInterface``, ``c10::GetCPUAllocator``; in :mod:`gpumagic.virtual.flip` the device
-  field of a DLPack capsule;
-* added to or replaced in ``torch._C``, ``torch.cuda``, ``torch.autograd`` and ``torch`` itself
-  until off: what :func:`gpumagic.virtual.cuda_api.install` hands to ``patch``, and the call of
-  ``torch._TorchCompileInductorWrapper``, by :mod:`gpumagic.virtual.cuda_api`; nothing else;
-* registered until off: what :mod:`gpumagic.virtual.switch` registers, at the dispatch keys CUDA,
-  AutogradCUDA, SparseCUDA, SparseCsrCUDA, QuantizedCUDA, NestedTensorCUDA and CPU; it also
-  looks for new kernels whenever a library has been loaded, and turns TorchScript's fuser off; and
-  c10d's kernels in :mod:`gpumagic.virtual.collectives`;
-* only read or called: every other name after ``C.``, ``torch._`` or ``aten._`` in this package, and
-  torchgen's ``native_functions.yaml``.
-
-Off again, torch is as it was, but that warnings of accumulating gradients on another stream are on,
-which torch cannot be asked about.
-
-Answer what torch's C++ autograd engine asks about a cuda device, through ctypes.
-
-Two C++ singletons must say that cuda exists, or the engine throws where it may not (the process
-ends). A wrong word here can crash the interpreter: :mod:`gpumagic.virtual.gate` decides where this
-module may be used at all.
+A wrong guess about torch's C++ side can crash an interpreter, so nothing is tried in this process
+first: a version of torch that this was not tested with must pass a trial in a child process. The
+autograd engine asks two C++ singletons about a cuda device, and ends the process unless they say
+that it exists:
 
 * The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices)
   and ``_ensureCUDADeviceGuardSet`` installs it in place of one that counts no device. So a guard
   that counts none is registered first: a CPU build has no other, and on a CUDA build it keeps the
   driver out of it, also where there is a real GPU. Of it only ``deviceCount`` is asked.
 * CUDAHooks. The object gets a copy of the virtual table of its *base* class, whose entries say "no
-  cuDNN, no MAGMA, not pinned …". A CPU build's object is of that class already; on a CUDA build
-  this keeps C++ away from cuDNN and the driver. Four entries differ: isBuilt, isAvailable and
-  hasPrimaryContext say yes, and init does nothing. Where torch's own header has the order, pinned
-  memory is ordinary CPU memory.
+  cuDNN, no MAGMA, not pinned …", which keeps C++ away from cuDNN and the driver. Four entries
+  differ: isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. Where torch's
+  own header has the order, pinned memory is ordinary CPU memory.
+
+The other private parts of torch that are touched: the device field of a DLPack capsule, in
+:mod:`gpumagic.virtual.flip`; what :mod:`gpumagic.virtual.cuda_api` hands to ``patch``, and what
+:mod:`gpumagic.virtual.switch` registers, both until off; every other name after ``C.``, ``torch._``
+or ``aten._`` in this package is only read or called, as is torchgen's ``native_functions.yaml``.
+Off again, torch is as it was, but that warnings of accumulating gradients on another stream are on,
+which torch cannot be asked about.
 """
 
-import contextlib
 import ctypes
-import hashlib
+import functools
 import os
 import platform
 import re
@@ -74,6 +55,7 @@ _HOOKS_WORDS = 64  # the table has 49 or 50; what follows it is copied and never
 _ALLOCATOR_BYTES = 64  # it has no more than the address of its virtual table
 _STORAGE_WORDS = 12  # of c10::StorageImpl, as many as lie in every version; one is its allocator's
 
+# The word of a storage that names its allocator, and the allocator of pinned memory.
 _pinned: list[tuple[int, int]] = []
 # C++ may look at these until the very end of the process, after Python is gone.
 _kept: list[Any] = []
@@ -81,7 +63,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """libc10 and libtorch_cpu; OSError where they do not lie as in torch's wheels."""
+    """Return libc10 and libtorch_cpu; OSError if they are not where torch's wheels have them."""
     folder = Path(torch.__file__).parent / "lib"
     suffix = "dylib" if sys.platform == "darwin" else "so"
     c10, cpu = (ctypes.CDLL(str(folder / f"lib{name}.{suffix}")) for name in ("c10", "torch_cpu"))
@@ -111,8 +93,7 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     guards = (ctypes.c_void_p * (_CUDA + 1)).in_dll(c10, GUARDS)
     before = guards[_CUDA]
     none = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(lambda self: 0)
-    address = ctypes.cast(none, ctypes.c_void_p).value
-    table = (ctypes.c_void_p * _GUARD_WORDS)(*[address] * _GUARD_WORDS)
+    table = (ctypes.c_void_p * _GUARD_WORDS)(*[_address(none)] * _GUARD_WORDS)
     counts_none = ctypes.c_void_p(ctypes.addressof(table))
     _kept.append((none, table, counts_none))
 
@@ -176,50 +157,55 @@ def _address(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
+# -- whether they may be turned on
 OLDEST = (2, 10)
-TESTED = frozenset({(2, 10), (2, 13), (2, 15)})
-"""Releases that the whole test suite has passed on, on Linux x86-64."""
+NEWEST = (2, 15)
+"""The whole test suite has passed on this release too, and on one between, on Linux x86-64."""
 TIMEOUT_S = 180.0
-NEEDED = (
-    "_to_dlpack",
-    "_from_dlpack",
-    "_dispatch_get_registrations_for_dispatch_key",
-    "_dispatch_get_all_op_names",
-    "_dispatch_has_kernel_for_dispatch_key",
-    "_accelerator_getDeviceIndex",
-    "_accelerator_setDeviceIndex",
-    "DispatchKey",
-    "DispatchKeySet",
-    "Event",
-    "Generator",
-    "Stream",
-)
-"""What must be there in ``torch._C``."""
 _INSTEAD = "the CPU works without them"
+_TRIAL = """
+import sys; sys.path.insert(0, {!r})
+import torch
+from gpumagic import virtual
+for _ in range(2):
+    torch.ones(2, requires_grad=True).sum().backward()
+    virtual.turn_on(2, 2**30)
+    layers = torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(18, 3)
+    net = torch.nn.Sequential(*layers).to("cuda:1")
+    x = torch.randn(4, 1, 5, 5).pin_memory().to("cuda:0").requires_grad_()
+    net(x.to("cuda:1")).sum().backward()
+    assert x.grad.get_device() == 0 and torch.zeros(2, pin_memory=True).is_pinned()
+    assert torch.func.grad(torch.sum)(x.detach()).is_cuda
+    try:
+        x.detach() + torch.ones(2, device="cuda:1")
+    except RuntimeError as error:
+        assert "at least two devices" in str(error)
+    virtual.disable()
+print("verdict: works")
+"""
 
 
 def check(*, force: bool = False) -> None:
     """Return if virtual GPUs may be turned on in this process; else GpuError says why not."""
-    problem = refusal(force=force) or static_problem()
-    if problem is None and (_real_gpus() or not _tested()):
-        verdict = trial()
-        if verdict is not None:
-            problem = f"a trial with PyTorch {torch.__version__} failed: {verdict}; {_INSTEAD}"
+    # By NVML where it can, which does not start CUDA.
+    real = torch.cuda.device_count()
+    problem = _refusal(real, force) or static_problem()
+    if problem is None and (real or not _tested()) and (verdict := trial()) is not None:
+        problem = f"a trial with PyTorch {torch.__version__} failed: {verdict}; {_INSTEAD}"
     if problem is not None:
         raise GpuError(f"no virtual GPUs: {problem}")
 
 
-def refusal(*, force: bool = False) -> str | None:
+def _refusal(real: int, force: bool) -> str | None:
     """Return why this machine or version may not have virtual GPUs, or None."""
     if torch.version.hip is not None:
         return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
-    if _release() < OLDEST or not hasattr(C, "_ensureCUDADeviceGuardSet"):
+    if _release() < OLDEST:
         return f"they need PyTorch 2.10 or later, this is {torch.__version__}; {_INSTEAD}"
-    count = _real_gpus()
-    if count and not force:
-        real = "a real GPU" if count == 1 else f"{count} real GPUs"
-        return f"this machine has {real}; add --force to have virtual ones in place of real ones"
-    if count and torch.cuda.is_initialized():
+    if real and not force:
+        gpus = "a real GPU" if real == 1 else f"{real} real GPUs"
+        return f"this machine has {gpus}; add --force to have virtual ones in place of real ones"
+    if real and torch.cuda.is_initialized():
         return (
             "this process has used its real GPU already; restart the kernel and turn them on first"
         )
@@ -227,18 +213,14 @@ def refusal(*, force: bool = False) -> str | None:
 
 
 def static_problem() -> str | None:
-    """Return how this build differs inside from what is relied upon, or None; change nothing."""
-    missing = [name for name in NEEDED if not hasattr(C, name)]
+    """Return how torch's libraries differ from what is relied upon, or None; change nothing."""
     try:
         c10, cpu = libraries()
-        for library, symbols in ((c10, (REGISTER,)), (cpu, (GET_HOOKS,))):
-            missing += [name for name in symbols if not hasattr(library, name)]
-        for library, symbol in ((c10, GUARDS), (cpu, HOOKS_TABLE)):
-            ctypes.c_char.in_dll(library, symbol)
+        for library, symbols in ((c10, (REGISTER, GUARDS)), (cpu, (GET_HOOKS, HOOKS_TABLE))):
+            for symbol in symbols:
+                ctypes.c_char.in_dll(library, symbol)
     except (OSError, ValueError) as error:
-        missing.append(str(error))
-    if missing:
-        return f"this build of PyTorch has not what they need ({', '.join(missing)}); {_INSTEAD}"
+        return f"this build of PyTorch has not what they need ({error}); {_INSTEAD}"
     order = header_order()
     if order and order[1 : 1 + len(YES)] != list(YES):
         return (
@@ -248,65 +230,27 @@ def static_problem() -> str | None:
     return None
 
 
-def trial(folder: Path | None = None, command: list[str] | None = None) -> str | None:
+@functools.cache
+def trial(code: str | None = None) -> str | None:
     """Return what went wrong in a child process that turned them on and used them, or None.
 
-    A build that passed has a file in `folder`, by default the user's cache; what made one fail may
-    be gone the next time. The command must print ``verdict: works``.
+    The code must print ``verdict: works``.
     """
-    if folder is None:
-        from platformdirs import user_cache_path
-
-        folder = user_cache_path("gpumagic")
-    command = command or _trial_command()
-    passed = folder / f"virtual-{_build(command)}"
-    if passed.exists():
+    code = code or _TRIAL.format(str(Path(__file__).parents[2]))
+    with tempfile.TemporaryDirectory() as runtime:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "GPUMAGIC_RUNTIME_DIR": runtime}
+        command = [sys.executable, "-c", code]
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "env": env}
+        try:
+            done = subprocess.run(command, timeout=TIMEOUT_S, check=False, **options)
+        except subprocess.TimeoutExpired:
+            return "it did not end in time"
+    if not done.returncode and b"verdict: works" in done.stdout:
         return None
-    try:
-        verdict = _run(command)
-    except subprocess.TimeoutExpired:
-        return "it did not end in time"
-    if verdict is None:
-        with contextlib.suppress(OSError):  # a verdict that cannot be kept is found again
-            folder.mkdir(parents=True, exist_ok=True)
-            passed.touch()
-    return verdict
-
-
-def _trial_command() -> list[str]:
-    root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import switch"
-    return [sys.executable, "-c", f"{code}; switch.try_out()"]
-
-
-def _run(command: list[str]) -> str | None:
-    env = {name: value for name, value in os.environ.items() if name != "GPUMAGIC_VIRTUAL"}
-    with tempfile.TemporaryDirectory() as folder:
-        env |= {"OMP_NUM_THREADS": "1", "GPUMAGIC_RUNTIME_DIR": folder}
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    if done.returncode == 0 and "verdict: works" in done.stdout:
-        return None
-    code = done.returncode
-    lines = done.stderr.strip().splitlines() or ["it said nothing"]
-    return f"{f'signal {-code}' if code < 0 else f'exit code {code}'}: {lines[-1][:200]}"
-
-
-def _build(command: list[str]) -> str:
-    """Identify what a verdict is valid for: this build of torch, this Python, this package."""
-    library, package = Path(torch.__file__).parent / "lib", Path(__file__).parent
-    files = [*library.glob("libc10.*"), *library.glob("libtorch_cpu.*"), *package.glob("*.py")]
-    stamps = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    known = repr((torch.__version__, sys.version, stamps, _real_gpus(), command))
-    return hashlib.sha256(known.encode()).hexdigest()
+    said = [b"it said nothing", *done.stderr.strip().splitlines()][-1]
+    status = done.returncode
+    how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    return f"{how}: {said[:200].decode(errors='replace')}"
 
 
 def _release() -> tuple[int, int]:
@@ -317,9 +261,4 @@ def _release() -> tuple[int, int]:
 def _tested() -> bool:
     released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
     known = sys.platform == "linux" and platform.machine() == "x86_64"
-    return released and known and _release() in TESTED
-
-
-def _real_gpus() -> int:
-    """How many GPUs torch sees; by NVML where it can, which does not start CUDA."""
-    return torch.cuda.device_count()
+    return released and known and OLDEST <= _release() <= NEWEST

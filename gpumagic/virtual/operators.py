@@ -1,29 +1,32 @@
-"""Run what the generic kernel cannot: making, copying, reading, resizing, pinning."""
+"""Run what the generic kernel cannot: making, copying, reading, resizing, pinning, collectives."""
 
 from collections.abc import Callable
-from math import prod
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from gpumagic.ledger.copy_kernels import crossing
 from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
+from gpumagic.virtual.cuda_api import belongs_to_cuda
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
-from gpumagic.virtual.virtual_gpus import SMALL, gpu_of, refuse_as_cuda
+from gpumagic.virtual.memory_account import refuse_as_cuda
+from gpumagic.virtual.virtual_gpus import gpu_of
 
+C: Any = torch._C
 aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]
 _copy_on_cpu = on_metadata(aten.copy_.default, CPU)
-_fill_by_tensor = kernel_of(aten.fill_.Tensor)
-_fill_mask_by_tensor = kernel_of(aten.masked_fill_.Tensor)
+_fill_by_tensor: Kernel = kernel_of(aten.fill_.Tensor)
+_fill_mask: Kernel = kernel_of(aten.masked_fill_.Tensor)
 _convolve = kernel_of(aten.convolution.default)
 _convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
-
 
 # Products that CUDA has of no whole numbers, by what its kernel is called in the error.
 _FLOATS_ONLY = {
@@ -41,7 +44,7 @@ def overload(name: str, space: str = "aten") -> Any:
 
 
 def own_kernels() -> dict[str, Kernel]:
-    """The kernels of this module for the dispatch key CUDA, by the operators' names."""
+    """Return this module's kernels for the dispatch key CUDA, by the operators' names."""
     kernels: dict[str, Kernel] = {
         "empty.memory_format": _empty(aten.empty.memory_format),
         "empty_strided": _empty(aten.empty_strided.default),
@@ -53,7 +56,9 @@ def own_kernels() -> dict[str, Kernel]:
         "convolution": _convolution,
         "_index_put_impl_": _index_put,
         "masked_fill_.Tensor": _masked_fill,
-        "index_fill_.int_Tensor": _index_fill,
+        "index_fill_.int_Tensor": lambda x, dim, index, value: x.index_fill_(
+            dim, index, value.item()
+        ),
         "histc": _histc,
         "record_stream": lambda *args: None,
         # The CPU's has no bytes behind it, so it cannot be flipped.
@@ -65,36 +70,34 @@ def own_kernels() -> dict[str, Kernel]:
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         kernels[name] = kernels[f"{name}.Tensor"] = lambda *args, **kwargs: False
     for said, names in _FLOATS_ONLY.items():
-        kernels |= {name: _floats_only(overload(name), said) for name in names.split()}
+        kernels |= {name: _floats_only(kernel_of(overload(name)), said) for name in names.split()}
     for name in ("_softmax", "_log_softmax"):
-        kernels[name] = _softmax(overload(name))
         backward = f"{name}_backward_data"
-        kernels[backward] = _softmax_backward(overload(backward))
-    return kernels | pinning_kernels()
+        kernels[name] = _softmax(kernel_of(overload(name)))
+        kernels[backward] = _softmax_backward(kernel_of(overload(backward)))
+    return kernels | _PINNING
 
 
-def pinning_kernels() -> dict[str, Kernel]:
-    """Return the kernels that are registered at the dispatch key CPU too."""
-    return {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
+def cpu_kernels() -> dict[str, Kernel]:
+    """Return kernels for the dispatch key CPU: pinning, and operators with a generator.
+
+    C++ takes a virtual GPU's generator for one of the CPU, which it is; a real one it would refuse.
+    """
+    named = (aten.randperm, aten.rand, aten.randn, aten.randint)
+    ops = [*(packet.generator for packet in named), aten.randint.low_generator]
+    return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
 
 
 def _empty(op: Any) -> Kernel:
     on_cpu = on_metadata(op, CPU)
 
-    def kernel(
-        *shape: Any,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        **memory_format: Any,
-    ) -> Tensor:
+    def kernel(shape: Any, *strides: Any, dtype: Any = None, device: Any = None, **of: Any) -> Any:
         __tracebackhide__ = True
         gpu = gpu_of(device)
-        if prod(shape[0]) > SMALL:
-            gpu.account.require(shape[0], dtype)
+        gpu.account.require(shape, dtype)
+        options = {"memory_format": of["memory_format"]} if "memory_format" in of else {}
         try:
-            return adopt(on_cpu(*shape, dtype=dtype, **memory_format), gpu, depth=3)
+            return adopt(on_cpu(shape, *strides, dtype=dtype, **options), gpu)
         except RuntimeError as error:
             refuse_as_cuda(error, gpu.account)
             raise
@@ -111,26 +114,17 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
+# As C++ does it: the value of a tensor on another device is read.
 def _fill_(self: Tensor, value: Tensor) -> Tensor:
-    # As C++ does it: the value of a tensor on another device is read.
-    if self.device != value.device and not value.dim():
-        return self.fill_(value.item())
-    filled: Tensor = _fill_by_tensor(self, value)
-    return filled
+    read = self.device != value.device and not value.dim()
+    return self.fill_(value.item()) if read else _fill_by_tensor(self, value)
 
 
 def _masked_fill(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     if not self.is_cuda:
         raise RuntimeError("masked_fill_: Expected inputs to be on same device")
-    return (
-        _fill_mask_by_tensor(self, mask, value)
-        if value.dim()
-        else self.masked_fill_(mask, value.item())
-    )
-
-
-def _index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
-    return self.index_fill_(dim, index, value.item())
+    read = not value.dim()
+    return self.masked_fill_(mask, value.item()) if read else _fill_mask(self, mask, value)
 
 
 def _item(self: Tensor) -> Any:
@@ -152,50 +146,50 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
     """Copy indices and a single value to the written tensor's device; check all others' devices."""
     home, accumulate = self.device, options[:1] == (True,)
-    fills = values.numel() == 1 and not (values.is_cuda or accumulate)
-    fills = fills and [i.device for i in indices if i is not None and i.dtype is torch.bool] == [
-        home
-    ]
-    if values.dim() and values.device != home and not fills:
-        if accumulate and self.is_cuda:
-            raise RuntimeError(
-                f"expected device {home} but got device {values.device} for value tensor"
-            )
-        first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
-        raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
-    brought: list[Tensor | None] = []
-    for index in indices:
-        if index is None or index.device in (home, HOST):
-            brought.append(index)
-        else:
-            masks = index.dtype in (torch.bool, torch.uint8)
-            brought += [i.to(home) for i in (index.nonzero().unbind(1) if masks else [index])]
+    masks = [i.device for i in indices if i is not None and i.dtype is torch.bool]
+    fills = values.numel() == 1 and not (values.is_cuda or accumulate) and masks == [home]
+    if not fills:
+        _check_values(self, values, accumulate)
     if not fills and not (self.is_cuda and values.device == HOST):  # which the operator sends
         values = values.to(home)
+    brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_
     done: Tensor = put(self, brought, values, *options)
     return done
 
 
+def _check_values(self: Tensor, values: Tensor, accumulate: bool) -> None:
+    home = self.device
+    if not values.dim() or values.device == home:
+        return
+    if accumulate and self.is_cuda:
+        raise RuntimeError(
+            f"expected device {home} but got device {values.device} for value tensor"
+        )
+    first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
+    raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
+
+
+def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
+    """Return an index on the device of the indexed tensor, a mask as its positions."""
+    if index is None or index.device in (home, HOST):
+        return [index]
+    if index.dtype in (torch.bool, torch.uint8):
+        return [positions.to(home) for positions in index.nonzero().unbind(1)]
+    return [index.to(home)]
+
+
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
     """Check devices as C++ does if cuDNN computes; without cuDNN, C++ itself checks."""
-    where = [t.device for t in (input, weight, bias) if t is not None]
-    if len({*where}) == 1:
-        return _convolve(input, weight, bias, *rest)
+    others = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     if not input.is_cuda:
         return _convolve_mixed(input, weight, bias, *rest)
-    for name, other in (("weight", weight), ("bias", bias)):
-        if other is not None and not other.is_cuda:
+    for name, other in others.items():
+        if not other.is_cuda:
             raise RuntimeError(
                 f"Input type ({input.type()}) and {name} type ({other.type()}) should be the same"
             )
-    if where[0] == where[1]:
-        raise RuntimeError(f"{SAME} found at least two devices, {where[0]} and {where[2]}!")
-    transposed = "_transpose" * rest[3]
-    raise RuntimeError(
-        f"{SAME} got weight is on {where[1]}, different from other tensors on {where[0]} "
-        f"(when checking argument in method wrapper_CUDA__cudnn_convolution{transposed})"
-    )
+    return _convolve(input, weight, bias, *rest)
 
 
 def _histc(self: Tensor, *options: Any) -> Any:
@@ -204,9 +198,8 @@ def _histc(self: Tensor, *options: Any) -> Any:
     return _count(numbers, *options).to(self.dtype)
 
 
-def _floats_only(op: Any, said: str) -> Kernel:
-    multiply = kernel_of(op)
-
+# Half in, float out: CUDA has kernels for it, the CPU has not.
+def _floats_only(multiply: Kernel, said: str) -> Kernel:
     def kernel(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not (self.is_floating_point() or self.is_complex()):
             number = self.type().rpartition(".")[2].removesuffix("Tensor")
@@ -216,23 +209,12 @@ def _floats_only(op: Any, said: str) -> Kernel:
     return kernel
 
 
-def _softmax(op: Any) -> Kernel:
-    softmax = kernel_of(op)
-
-    def kernel(self: Tensor, dim: int, half_to_float: bool) -> Any:
-        # Half in, float out: CUDA has a kernel for it, the CPU has not.
-        return softmax(self.float() if half_to_float else self, dim, False)
-
-    return kernel
+def _softmax(softmax: Kernel) -> Kernel:
+    return lambda x, dim, half_to_float: softmax(x.float() if half_to_float else x, dim, False)
 
 
-def _softmax_backward(op: Any) -> Kernel:
-    backward = kernel_of(op)
-
-    def kernel(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
-        return backward(grad, output, dim, output.dtype).to(input_dtype)
-
-    return kernel
+def _softmax_backward(backward: Kernel) -> Kernel:
+    return lambda grad, out, dim, dtype: backward(grad, out, dim, out.dtype).to(dtype)
 
 
 def _is_pinned(self: Tensor, device: Any = None) -> bool:
@@ -243,3 +225,79 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     if self.is_cuda:
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
     return torch.empty_like(self, pin_memory=True).copy_(self)
+
+
+_PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
+_ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
+"""A key that no device here has: it finds the kernels that serve every device."""
+
+
+def _on_host(op: Any) -> Callable[..., Tensor]:
+    def kernel(*args: Any, generator: Any, **options: Any) -> Tensor:
+        if generator is not None and belongs_to_cuda(generator):
+            raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
+        drawn: Tensor = op.redispatch(_ANY_DEVICE, *args, generator=generator, **options)
+        return drawn
+
+    return kernel
+
+
+# -- collectives, by the CPU's backend on the tensors' bytes without a copy
+def collective(operator: Any) -> Kernel:
+    """Return the kernel of an operator of c10d."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        loan = _Loan()
+        out = operator(*tree_map(loan.lend, args), **tree_map(loan.lend, kwargs))
+        return tree_map(loan.back, out)
+
+    return kernel
+
+
+class _Loan:
+    """Keep the tensors of one collective with the CPU tensors that replace them.
+
+    Closures would refer to each other, and free them only at the next garbage collection.
+    """
+
+    def __init__(self) -> None:
+        self._lent: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def lend(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_cuda:
+            return x
+        low = flip(x)
+        self._lent[id(low)] = x, low
+        return low
+
+    def back(self, x: Any) -> Any:
+        if isinstance(x, C.ScriptObject):
+            return InFlight.boxed(InFlight(InFlight.unbox(x), self.back))
+        return self._lent[id(x)][0] if id(x) in self._lent else x
+
+
+# C++ keeps of a work in Python no more than its own half alive.
+_running: set[Any] = set()
+_Work: Any = getattr(torch.distributed, "Work", object)  # a build of torch may have none
+
+
+class InFlight(_Work):  # type: ignore[misc]
+    """Represent a collective in flight; its future has the original tensors."""
+
+    def __init__(self, work: Any, back: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._work, self._back = work, back
+        _running.add(self)
+
+    def wait(self, *timeout: Any) -> Any:
+        try:
+            return self._work.wait(*timeout)
+        finally:
+            _running.discard(self)
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def get_future(self) -> Any:
+        _running.discard(self)
+        return self._work.get_future().then(lambda done: tree_map(self._back, done.value()))

@@ -1,12 +1,9 @@
-"""Turn virtual GPUs on and off, whole or not at all, by registering their kernels."""
+"""Install virtual GPUs in torch, whole or not at all, by registering their kernels."""
 
-import contextlib
-import faulthandler
 import functools
-import threading
 import uuid
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from importlib.machinery import ExtensionFileLoader
@@ -15,26 +12,23 @@ from typing import Any
 
 import torch
 import torch._decomp  # registers the decompositions of recurrent networks
-from torch import nn
 
-from gpumagic.telemetry.state_files import COUNTERS, NAME, Publisher
+from gpumagic.telemetry.state_files import COUNTERS, VirtualFacts
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import asserts, checks, cuda_api, flip, gate, torchless
-from gpumagic.virtual.cuda_api import patch, refuse_compiling
+from gpumagic.virtual import checks, cuda_api, flip, gate
+from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.flip import writes
 from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
+from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.networks import network_kernels
-from gpumagic.virtual.operators import overload, own_kernels, pinning_kernels
+from gpumagic.virtual.operators import collective, cpu_kernels, overload, own_kernels
 from gpumagic.virtual.scratch import IN_PARTS
-from gpumagic.virtual.streams import host_kernels
-from gpumagic.virtual.virtual_gpus import GPUS, MemoryAccount, Properties, VirtualGpu, in_bad_fork
+from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_fork
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# Kernels of these move bytes between processes, or torch itself recreates them.
-_LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
-
-
+# Kernels of the last two move bytes between processes, or torch itself recreates them.
+_LEFT_ALONE = {"aten", "symm_mem", "_native"}
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
 """Composite operators whose results share an argument's bytes, which their schema does not tell."""
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
@@ -52,7 +46,9 @@ def register(stack: ExitStack) -> None:
         stack.callback(aten._destroy)
         stack.callback(kernels.clear)
         _register_dense(aten)
-        _register_above(aten)
+        for name, kernel in network_kernels().items():
+            _put(aten, name, kernel, "AutogradCUDA")
+            _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
         _register_parts(aten)
         _register_others(stack)
     # TorchScript's fuser would compile for a GPU, and ask its driver.
@@ -74,7 +70,7 @@ def _register_dense(aten: Any) -> None:
     composites = {n for n in named if not n.endswith("out")}
     whole = {name for name in composites if _is_whole(overload(name))}
     # The second refuses lengths that are not the host's.
-    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *host_kernels()}
+    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
@@ -84,17 +80,8 @@ def _register_dense(aten: Any) -> None:
             kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
-    for name, kernel in (pinning_kernels() | host_kernels()).items():
+    for name, kernel in cpu_kernels().items():
         _put(aten, name, kernel, "CPU")
-
-
-def _register_above(aten: Any) -> None:
-    """Register operators that run above autograd, and the ones that virtual GPUs refuse."""
-    for name, kernel in network_kernels(overload).items():
-        _put(aten, name, kernel, "AutogradCUDA")
-        _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
-    for name in _names("QuantizedCUDA"):
-        _put(aten, name, _refusal(f"aten::{name}"), "QuantizedCUDA")
 
 
 def _register_parts(aten: Any) -> None:
@@ -115,7 +102,7 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Register operators of other libraries (torchvision's …), also of ones loaded later."""
+    """Register collectives, and other libraries' operators (torchvision's …), also later ones."""
     known: set[str] = set()
     libraries = stack.enter_context(ExitStack())  # open until off: `stack` itself is handed on
 
@@ -125,7 +112,8 @@ def _register_others(stack: ExitStack) -> None:
         for full in sorted(new):
             space, _, name = full.partition("::")
             if space not in _LEFT_ALONE:
-                kernel = kernel_of(overload(name, space)) if _can_run(full) else _refusal(full)
+                make = collective if space == "c10d" else kernel_of
+                kernel = make(overload(name, space)) if _can_run(full) else _refusal(full)
                 other = torch.library.Library(space, "IMPL")
                 libraries.callback(other._destroy)
                 _put(other, name, kernel, "CUDA")
@@ -164,21 +152,23 @@ def _names(key: str) -> set[str]:
 
 @functools.cache
 def _is_whole(op: Any) -> bool:
-    """Whether a composite operator returns the same on the CPU as on a GPU, except the device.
-
-    Not one that is about views or devices, or that draws and is given no generator.
-    """
-    schema, tags = op._schema, op.tags
-    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
-    moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
-    draws = torch.Tag.nondeterministic_seeded in tags and "generator" not in kinds
-    if moves or draws or torch.Tag.inplace_view in tags or schema.name[6:] in _TAKEN_APART:
+    """Whether a composite operator returns the same on the CPU as on a GPU, except the device."""
+    schema = op._schema
+    if schema.name[6:] in _TAKEN_APART or _depends_on_device(op):
         return False
     if any(argument.kwarg_only and writes(argument) for argument in schema.arguments):
         return False
     if not schema.returns:
         return any(map(writes, schema.arguments))
     return all("Tensor" in str(r.type) and (writes(r) or not r.alias_info) for r in schema.returns)
+
+
+def _depends_on_device(op: Any) -> bool:
+    """Whether an operator is about views or devices, or draws and is given no generator."""
+    kinds = {argument.name: str(argument.type) for argument in op._schema.arguments}
+    moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
+    draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
+    return moves or draws or torch.Tag.inplace_view in op.tags
 
 
 def _can_run(full: str) -> bool:
@@ -198,61 +188,30 @@ def _refusal(full: str) -> Kernel:
     return kernel
 
 
-_on = ExitStack()
-_lock = threading.RLock()
+def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]) -> None:
+    """Give torch these virtual GPUs until `stack` closes; `rows` get their counters."""
+    stack.callback(GPUS.clear)
+    stack.callback(checks.listeners.clear)
+    for each, row in zip(facts, rows, strict=True):
+        number = uuid.UUID(each.uuid.removeprefix("GPU-"))
+        stack.callback(_add(Properties(each.name, each.memory_total, number), row).unpublish)
+    gate.install(stack)
+    cuda_api.install(stack)
+    register(stack)
+    torch.cuda.init()
+    stack.callback(_back_to_first)
 
 
-def imitate_asserts() -> None:
-    """Let a bad index end the virtual GPUs, as a real one's assert does, until they are off."""
-    with _lock:
-        if not asserts.enabled:
-            asserts.enable(_on)
-
-
-def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
-    """Give this process `number` virtual GPUs of `capacity` bytes, or GpuError where refused."""
-    with _lock:
-        gate.check(force=force)
-        install(number, capacity)
-
-
-def install(number: int, capacity: int | None) -> None:
-    """Turn virtual GPUs on without asking the gate: only for its own child process."""
-    global _on
-    with ExitStack() as stack:
-        stack.callback(GPUS.clear)
-        _make(stack, number, capacity)
-        gate.install(stack)
-        cuda_api.install(stack)
-        refuse_compiling(stack)
-        register(stack)
-        torch.cuda.init()
-        stack.callback(_back_to_first)
-        _on = stack.pop_all()
+def _add(properties: Properties, row: Any) -> MemoryAccount:
+    """Add a virtual GPU; return its account."""
+    account = MemoryAccount(len(GPUS), properties.total_memory, row)
+    GPUS.append(VirtualGpu(len(GPUS), account, properties))
+    return account
 
 
 def _back_to_first() -> None:
     if not in_bad_fork():  # where C++ would refuse, and there is nothing to leave in order
         C._accelerator_setDeviceIndex(0)
-
-
-def turn_off() -> None:
-    """Undo all of it."""
-    with _lock:
-        _on.close()
-
-
-def _make(stack: ExitStack, number: int, capacity: int | None) -> None:
-    facts = torchless.facts_of(number, capacity)
-    publisher = Publisher(facts)
-    stack.callback(publisher.close)
-    for index, (each, row) in enumerate(zip(facts, publisher.counters, strict=True)):
-        account = MemoryAccount(index, each.memory_total, row)
-        stack.callback(account.unpublish)
-        number_of = uuid.UUID(each.uuid.removeprefix("GPU-"))
-        GPUS.append(VirtualGpu(index, account, Properties(NAME, each.memory_total, number_of)))
-    stack.callback(checks.listeners.clear)
-    torchless.show(stack, facts, lambda n: GPUS[n].account.reserved)
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
@@ -264,72 +223,14 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     """
     on = bool(GPUS)  # and they are to stand aside
     GPUS.clear()
-    for index, (real, allocated) in enumerate(gpus):
+    for real, allocated in gpus:
         facts = {f.name: getattr(real, f.name) for f in fields(Properties) if hasattr(real, f.name)}
-        account = MemoryAccount(index, real.total_memory, [0] * COUNTERS)
+        account = _add(Properties(**{"uuid": uuid.uuid4(), **facts}), [0] * COUNTERS)
         account.allocator.take(allocated)
-        properties = Properties(**{"uuid": uuid.uuid4(), **facts})
-        GPUS.append(VirtualGpu(index, account, properties))
     stack = ExitStack()  # never closed: the child ends with it
     if on:
-        cuda_api.patch(stack, torch.cuda, default_generators=cuda_api.equipped())
+        patch(stack, torch.cuda, default_generators=cuda_api.equipped())
     else:
         gate.install(stack)
         cuda_api.install(stack)
     torch.cuda.init()
-
-
-_CAPACITY = 2**30
-
-
-def try_out() -> None:
-    """Turn virtual GPUs on and off twice, in a process of `gate`, and use what could crash."""
-    faulthandler.enable()
-    _backward_on_the_cpu()
-    for _ in range(2):
-        install(2, _CAPACITY)
-        _train()
-        _cross()
-        _pin()
-        _mismatch()
-        turn_off()
-        assert not torch.cuda.is_initialized()
-    _backward_on_the_cpu()
-    print("verdict: works", flush=True)
-
-
-def _backward_on_the_cpu() -> None:
-    (torch.ones(2, requires_grad=True) * 2).sum().backward()
-
-
-def _train() -> None:
-    layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)
-    net = nn.Sequential(*layers).to("cuda:1")
-    optimizer = torch.optim.Adam(net.parameters())
-    net(torch.randn(4, 1, 5, 5, device="cuda:1")).square().mean().backward()
-    optimizer.step()
-    assert torch.cuda.memory_allocated(1) > 0
-
-
-def _cross() -> None:
-    x = torch.ones(3, device="cuda:0", requires_grad=True)
-    (x.to("cuda:1") ** 2).sum().backward()
-    assert x.grad is not None
-    gradient = torch.func.grad(lambda t: (t**2).sum())(x.detach())
-    for g in (x.grad, gradient):
-        assert g.device == torch.device("cuda:0")
-        assert g.tolist() == [2, 2, 2]
-
-
-def _pin() -> None:
-    assert torch.ones(2).pin_memory().is_pinned()
-    assert torch.zeros(2, pin_memory=True).cuda().sum().item() == 0
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
-    assert accelerator.type == "cuda"
-
-
-def _mismatch() -> None:
-    with contextlib.suppress(RuntimeError):
-        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
-        raise AssertionError("two devices were taken for one")

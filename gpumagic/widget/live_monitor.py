@@ -1,7 +1,7 @@
 """Show the monitor as an anywidget whose snapshots come from this kernel's sampler.
 
-It has two outputs in the notebook. The table, as text and HTML, is what a saved file shows without
-a kernel; it is updated after each cell, and the live view hides it.
+It has two outputs in the notebook. A saved file shows the table, as text and HTML, without a
+kernel; it is updated after each cell, and the live view hides it.
 """
 
 import atexit
@@ -30,25 +30,14 @@ SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 RESULTS = 50
 # Seconds to wait for the first table.
 _FIRST_S = 3.0
-_TOLD = 20
+_SENT = 20
 # JupyterLab's message below our table that the view has no kernel.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
 )
 # After a reload, the view appears only when the kernel is idle.
-_NOTE = (
-    '<span class="gm-waits">The live view is waiting for the cell to end.</span>'
-    '<span class="gm-again">Run the cell again for the live view.</span>'
-)
-_BUSY = '.jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status="busy"])'
-
-
-def _waits(table: str) -> str:
-    """Return a style by which a table says what its view waits for."""
-    none, inline = "{ display: none }", "{ display: inline }"
-    busy = f"{_BUSY} .{table}"
-    return f".{table} .gm-waits {none} {busy} .gm-waits {inline} {busy} .gm-again {none}"
+_NOTE = "The live view appears when the running cell ends, or when this cell is run again."
 
 
 def script(path: Path = SCRIPT) -> str:
@@ -97,7 +86,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._shown: list[tuple[str, str]] = []
         self._due = False
         self._guard = threading.RLock()
-        self._awake = False
+        self._running = False
         self._subscription: Any = None
         self._board = board
         self._last: Snapshot = self._first()
@@ -107,27 +96,23 @@ class MonitorWidget(anywidget.AnyWidget):
             period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
         )
         self._closed = False
-        self._log = ShellCells(shell or get_ipython(), self._ran)
+        self._log = ShellCells(shell or get_ipython(), self._on_cell)
         self.on_msg(self.receive)
-        self._wake()
+        self._start()
 
     def show(self, result: Any, title: str | None = None) -> None:
-        """Show an object's text below the GPUs."""
-        name = title or getattr(result, "title", None) or type(result).__name__
-        self.add_result(str(name), str(result))
-
-    def add_result(self, title: str, text: str) -> None:
-        """Show a result below the GPUs, the newest first; at most 50 are kept."""
-        made = {"id": uuid4().hex, "title": title, "time": time.time(), "text": text, "bars": []}
-        self.results = [made, *self.results][:RESULTS]
+        """Show an object's text below the GPUs, the newest first; at most 50 are kept."""
+        name = str(title or getattr(result, "title", None) or type(result).__name__)
+        made = {"id": uuid4().hex, "title": name, "time": time.time(), "text": str(result)}
+        self.results = [{**made, "bars": []}, *self.results][:RESULTS]
 
     def close(self) -> None:
         """Close the monitor. Its last state stays in the notebook as a table."""
         if self._closed:
             return
-        self._rest()
+        self._stop()
         self._closed = True
-        self._keep()
+        self._save_table()
         for _, view in self._shown:
             update_display({"text/plain": "", "text/html": ""}, raw=True, display_id=view)
         layout = self.layout
@@ -145,13 +130,13 @@ class MonitorWidget(anywidget.AnyWidget):
 
     def _table(self) -> dict[str, str]:
         shown = GpuTable(self._last)
-        style = f"<style>{_NO_MODEL.format(self.table)}{_waits(self.table)}</style>"
+        style = f"<style>{_NO_MODEL.format(self.table)}</style>"
         at = f"{datetime.fromtimestamp(self._last.time):%Y-%m-%d %H:%M:%S}"
         note = f'<div style="font-size: 11px; opacity: .7">As of {at}. {_NOTE}</div>'
         html = f'<div class="{self.table}">{style}{shown._repr_html_()}{note}</div>'
         return {"text/plain": f"{shown!r}\n\nAs of {at}.", "text/html": html}
 
-    def _keep(self) -> None:
+    def _save_table(self) -> None:
         """Update the table in the notebook."""
         self._due = False
         for table, _ in self._shown:
@@ -161,7 +146,7 @@ class MonitorWidget(anywidget.AnyWidget):
         """End with the kernel, without a message, which would confuse a front end."""
         self._closed = True
         self._subscription.close()
-        self._keep()
+        self._save_table()
 
     def _first(self) -> Snapshot:
         try:
@@ -171,11 +156,11 @@ class MonitorWidget(anywidget.AnyWidget):
             return self._sampler.latest() or Snapshot(time=time.time())
         return taken
 
-    def _wake(self) -> None:
+    def _start(self) -> None:
         with self._guard:
-            if self._awake or self._closed:
+            if self._running or self._closed:
                 return
-            self._awake = True
+            self._running = True
         self._log.install()
         self._audience.receives(not self._log.busy)
         atexit.register(self._exit)
@@ -186,12 +171,12 @@ class MonitorWidget(anywidget.AnyWidget):
         self._forget = self._board.subscribe(self._measured)
         self._measured()
 
-    def _rest(self) -> None:
+    def _stop(self) -> None:
         """Stop sampling and free everything, until a view is visible again."""
         with self._guard:
-            if not self._awake:
+            if not self._running:
                 return
-            self._awake = False
+            self._running = False
         self._subscription.close()
         self._forget()
         atexit.unregister(self._exit)
@@ -201,28 +186,28 @@ class MonitorWidget(anywidget.AnyWidget):
 
     def _measured(self) -> None:
         """Post a measurement, on its thread."""
-        if self._closed or not self._awake:
+        if not self._running:
             return
         self.timing = self._board.now or {}
-        if [entry.id for entry in self._board.entries] != [told["id"] for told in self.timings]:
+        if [entry.id for entry in self._board.entries] != [sent["id"] for sent in self.timings]:
             self.timings = [{**vars(entry)} for entry in self._board.entries]
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
         """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""
-        if self._closed or not self._awake:
+        if self._closed or not self._running:
             return
         if not ran and not self._audience.anyone():
-            self._rest()
+            self._stop()
             return
         self._last = snapshot
         self.snapshot = snapshot.to_dict()
         self._log.see(snapshot, ran)
         if ran:
-            self.cells = self._log.runs()[-_TOLD:]
+            self.cells = self._log.runs()[-_SENT:]
         if ran or (self._due and not self._log.busy):
-            self._keep()
+            self._save_table()
 
-    def _ran(self) -> None:
+    def _on_cell(self) -> None:
         """Handle the begin or end of a cell, on the kernel's thread."""
         if self._closed:
             return
@@ -230,7 +215,7 @@ class MonitorWidget(anywidget.AnyWidget):
         # A notebook in which a cell ran has to be saved anyway.
         self._due = True
         # A view has the earlier ones; a new view gets all.
-        self.cells = self._log.runs()[-_TOLD:]
+        self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
             # After the cell: the next one may begin before the next tick.
             future = self._sampler.fresh(processes=True, max_age_s=0)
@@ -238,19 +223,17 @@ class MonitorWidget(anywidget.AnyWidget):
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
         """Handle a view's message: a heartbeat, or its end."""
-        said = content if isinstance(content, dict) else {}
-        view, kind = str(said.get("id"))[:64], said.get("type")
+        message = content if isinstance(content, dict) else {}
+        view, kind = str(message.get("id"))[:64], message.get("type")
         if kind == "alive":
             new = self._audience.look(view)
-            rested = not self._awake
-            self._wake()
-            if new and not rested:
-                self.history = self._sampler.history.since(None)
+            self._start()
             if new:
+                self.history = self._sampler.history.since(None)
                 self.cells = self._log.runs()
         elif kind == "variables":  # a view shows them and the kernel is idle
             with faults.kept("sending the memory holders to the monitor"):
                 self.variables = held_now()
         elif kind == "gone" and self._audience.leave(view):
-            self._rest()
-            self._keep()
+            self._stop()
+            self._save_table()

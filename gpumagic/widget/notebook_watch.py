@@ -1,11 +1,13 @@
 """Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
-Variables are read only while somebody has that table open, between two cells: JupyterLab's panel
-evaluates `panel()` in the kernel, and the widget's view sends a message. Imports no torch itself.
+Variables are read between two cells, and only while a table of them is open: JupyterLab's panel
+evaluates `panel()` in the kernel, and the widget's view sends a message. This imports no torch.
 
 Each view sends heartbeats. A kernel that runs a cell receives nothing, so that time does not count:
 a view is gone only if it is silent while the kernel could receive.
 """
+
+from __future__ import annotations
 
 import itertools
 import os
@@ -13,62 +15,54 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from IPython import get_ipython
+from IPython.display import JSON
 
 from gpumagic.telemetry.history import CellRun, CellRuns
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
-
-@dataclass(frozen=True, repr=False)
-class PanelAnswer:
-    """JSON for the panel, which IPython passes unchanged."""
-
-    held: dict[str, Any]
-
-    def _repr_json_(self) -> dict[str, Any]:
-        return self.held
+if TYPE_CHECKING:
+    from gpumagic.memory.memory_report import DeviceMemory
 
 
-def panel() -> PanelAnswer:
+def panel() -> JSON:
     """Return the variables for JupyterLab's panel."""
-    return PanelAnswer(held_now())
+    return JSON(held_now())
 
 
 def held_now() -> dict[str, Any]:
     """Return the rows of `%gpumem` by GPU UUID, as JSON; empty if torch is not imported."""
-    shell = get_ipython()
     # Between two cells it is the next one's number.
-    told: dict[str, Any] = {"cell": shell.execution_count - 1, "seconds": 0.0, "gpus": {}}
+    cell = get_ipython().execution_count - 1
     if "torch" not in sys.modules:
-        return told
-    from gpumagic.memory import memory_report
+        return {"cell": cell, "seconds": 0.0, "gpus": {}}
     from gpumagic.memory.holders_by_name import memory
 
     report = memory()
-    told["seconds"] = report.seconds
-    for device in report.devices:
-        shown = memory_report.folded_rows(device)
-        rows = [
-            {
-                "name": row.path,
-                "kind": memory_report.kind(row),
-                "nbytes": row.nbytes,
-                "made": str(row.made or ""),
-                "aliases": list(row.aliases[:8]),
-            }
-            for row in device.holders[:shown]
-        ]
-        rest = device.holders[shown:]
-        told["gpus"][device.uuid or device.device] = {
-            "allocated": device.allocated,
-            "rows": rows,
-            "more": len(rest),
-            "left": sum(row.nbytes for row in rest),
+    gpus = {device.uuid or device.device: _rows(device) for device in report.devices}
+    return {"cell": cell, "seconds": report.seconds, "gpus": gpus}
+
+
+def _rows(device: DeviceMemory) -> dict[str, Any]:
+    from gpumagic.memory import memory_report
+
+    shown = memory_report.folded_rows(device)
+    rows = [
+        {
+            "name": row.path,
+            "kind": memory_report.kind(row),
+            "nbytes": row.nbytes,
+            "made": str(row.made or ""),
+            "aliases": list(row.aliases[:8]),
         }
-    return told
+        for row in device.holders[:shown]
+    ]
+    rest = device.holders[shown:]
+    left = sum(row.nbytes for row in rest)
+    return {"allocated": device.allocated, "rows": rows, "more": len(rest), "left": left}
 
 
 # More than a minute, to which browsers slow the timers of hidden pages.
@@ -113,16 +107,12 @@ class Audience:
     def anyone(self) -> bool:
         """Whether a view is there, or may be."""
         with self._lock:
-            since = self._receives_since
-            if since is None:
+            if (since := self._receives_since) is None:
                 return True
-            now = self._clock()
-            self._looked = {
-                view: at
-                for view, at in self._looked.items()
-                if now - max(at, since) <= self._patience_s
-            }
-            return bool(self._looked) or now - since <= self._patience_s
+            oldest = self._clock() - self._patience_s
+            heard = {view: at for view, at in self._looked.items() if max(at, since) >= oldest}
+            self._looked = heard
+            return bool(heard) or since >= oldest
 
 
 class ShellCells:

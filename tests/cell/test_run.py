@@ -11,10 +11,10 @@ from gpumagic.cell.run import Run
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import torch_framework
-from gpumagic.ledger import memory_meter
-from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.ledger import dispatch
+from gpumagic.ledger.dispatch import MemoryMeter
 from gpumagic.moving import move
-from gpumagic.placement.scope import placement
+from gpumagic.placement import placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = Device("cuda", ordinal=1, virtual=True)
@@ -173,7 +173,7 @@ def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
         run.finish()
     monkeypatch.undo()
     run._watch.stop()
-    for meter in [*memory_meter._running]:
+    for meter in [*dispatch._meters]:
         meter.stop()
     assert placement() is None
     assert x.device.type == "cuda"

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import gpumagic
 from gpumagic import faults
-from gpumagic.magics.ongpu_arguments import placing_request
+from gpumagic.magics.arguments import placing_request
 
 BAD = "torch.zeros(3)[torch.tensor([0, 5])]"
 

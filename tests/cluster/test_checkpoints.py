@@ -92,9 +92,6 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
     to = f"--to {tmp_path / 'no'}"
     assert "items is a generator, which cannot be saved" in refused(f"checkpoint x,items {to}")
     assert "there is no y; read or make it in a cell" in refused(f"checkpoint x,y {to}")
-    assert "opt: name the module that has its parameters too, as in net,opt" in refused(
-        f"checkpoint opt {to}"
-    )
     assert "odd: the shapes are not the same on all ranks" in refused(f"checkpoint odd {to}")
     assert "as in checkpoint net,opt --to runs/cats" in refused("checkpoint net")
     assert not (tmp_path / "no").exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpumagic.cluster.scattered import HOW, gather, reduce
+from gpumagic.cluster.scattered import gather, reduce
 from gpumagic.errors import GpuError
 
 
@@ -64,14 +64,16 @@ def test_tensors_of_several_devices_are_reduced_on_the_cpu(gpus):
 @pytest.mark.parametrize(
     ("parts", "how", "says"),
     [
-        ([1], "avarage", f"avarage is no way to reduce; type {', '.join(HOW)}"),
-        ([1], "maxx", "did you mean max?"),
-        (["a", "b"], "max", "a str has no max; reduce numbers"),
-        ([1j, 2j], "max", "a complex number has no max"),
-        ([torch.ones(1), "a"], "sum", "a str among tensors has no sum"),
-        ([torch.ones(1), torch.ones(2)], "mean", "the parts have shapes (1,) and (2,)"),
-        ([np.ones(1), np.ones(2)], "mean", "the parts have shapes (1,) and (2,)"),
-        ([np.ones(1), "a"], "sum", "a str among tensors has no sum"),
+        (["a", "b"], "max", "str has no max; reduce numbers"),
+        ([1j, 2j], "max", "the parts have no max: "),
+        ([torch.ones(1), "a"], "sum", "the parts have no sum: "),
+        (
+            [torch.ones(1), torch.ones(2)],
+            "mean",
+            "the parts have no mean: stack expects",
+        ),
+        ([np.ones(1), np.ones(2)], "mean", "the parts have no mean: all input arrays must"),
+        ([np.ones(1), "a"], "sum", "the parts have no sum: "),
     ],
 )
 def test_what_cannot_be_reduced_is_told_in_one_line(parts, how, says):

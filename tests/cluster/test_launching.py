@@ -19,7 +19,7 @@ import pytest
 
 import gpumagic
 from gpumagic import GpuError, device
-from gpumagic.cluster import gpu_cluster, launching, parent_watch
+from gpumagic.cluster import gpu_cluster, launching
 from gpumagic.device import Device, TorchBuild
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "slurm"
@@ -85,7 +85,7 @@ def test_each_way_to_start_has_a_plan(monkeypatch):
 
 
 def test_nothing_listens_beyond_loopback(ranks):
-    processes = [psutil.Process(), *parent_watch.marked(mark())]
+    processes = [psutil.Process(), *launching.marked(mark())]
     addresses = set()
     for process in processes:
         for each in process.net_connections(kind="inet"):
@@ -101,7 +101,7 @@ def test_who_is_not_the_user_has_no_key_and_without_it_nothing_is_answered(ranks
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     [file] = directory.glob("security/*-client.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    for process in parent_watch.marked(mark()):
+    for process in launching.marked(mark()):
         assert "key" not in " ".join(process.cmdline())
     ipyparallel.Client(str(file), timeout=30).close()
     other = file.with_name("other.json")
@@ -146,7 +146,7 @@ def test_slurm(monkeypatch, tmp_path, shell):
     refused = shell.run("%gpucluster restart 1").text
     assert "rank 1 was started together with others by slurm" in refused
     assert shell.run("%gpucluster stop").error is None
-    assert parent_watch.marked(its) == []
+    assert launching.marked(its) == []
     assert not [path.name for path in tmp_path.iterdir() if "gpumagic" in path.name]
 
 
@@ -156,7 +156,7 @@ def test_mpi():
     with gpumagic.cluster(mpi=2) as ranks:
         its = mark()
         assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
-    assert parent_watch.marked(its) == []
+    assert launching.marked(its) == []
 
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -214,4 +214,4 @@ def test_ssh(reached_by_ssh, tmp_path, shell):
     assert result.error is None, result.text
     assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
     assert shell.run("%gpucluster stop").error is None
-    assert parent_watch.marked(its) == []
+    assert launching.marked(its) == []

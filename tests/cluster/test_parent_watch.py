@@ -12,17 +12,17 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from gpumagic.cluster import parent_watch
+from gpumagic.cluster import launching
 from tests.kernels import Kernel, text
 
 # What starts a watching process, a child with the mark that has a child too, and is killed at once.
 _KILLED = """
 import os, signal, subprocess, sys
-from gpumagic.cluster import parent_watch
+from gpumagic.cluster import launching
 mark, directory = sys.argv[1:]
-parent_watch.start(mark, directory)
+launching.start_watch(mark, directory)
 child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-environment = {**os.environ, parent_watch.MARK: f"{mark}/0/"}
+environment = {**os.environ, launching.MARK: f"{mark}/0/"}
 subprocess.Popen([sys.executable, "-c", child], env=environment, stdin=subprocess.PIPE,
                  start_new_session=True)
 sys.stdin.readline()
@@ -45,11 +45,11 @@ def test_what_has_the_mark_ends_with_the_process_that_gave_it(tmp_path):
     killed = subprocess.Popen(
         [sys.executable, "-c", _KILLED, mark, directory], stdin=subprocess.PIPE
     )
-    assert until(lambda: len(parent_watch.marked(mark)) == 2, 30)
-    assert parent_watch.marked(f"{mark}/1/") == []
+    assert until(lambda: len(launching.marked(mark)) == 2, 30)
+    assert launching.marked(f"{mark}/1/") == []
     killed.communicate(b"\n")
     assert killed.returncode == -signal.SIGKILL
-    assert until(lambda: not parent_watch.marked(mark) and not os.path.exists(directory), 10)
+    assert until(lambda: not launching.marked(mark) and not os.path.exists(directory), 10)
 
 
 _START = "import gpumagic\nranks = gpumagic.cluster(2); print(ranks._engines.mark)"
@@ -67,8 +67,8 @@ def mark_of(found):
 
 def ended(mark):
     """Whether a cluster has gone within 10 s; and which of it are left."""
-    gone = until(lambda: not parent_watch.marked(mark), 10)
-    return gone or [process.cmdline() for process in parent_watch.marked(mark)]
+    gone = until(lambda: not launching.marked(mark), 10)
+    return gone or [process.cmdline() for process in launching.marked(mark)]
 
 
 @pytest.fixture
@@ -84,12 +84,12 @@ def test_kernel_killed(kernel, does):
     found, reply = kernel.run(_START)
     assert reply["status"] == "ok"
     mark = mark_of(found)
-    assert len(parent_watch.marked(mark)) >= 5
+    assert len(launching.marked(mark)) >= 5
     kernel.send(_DOES[does])
     if does != "idle":
         busy = [
             psutil.Process(p.pid)
-            for p in parent_watch.marked(mark)
+            for p in launching.marked(mark)
             if "gpumagic.cluster.launching" in str(p.cmdline())
         ]
         before = sum(p.cpu_times().user for p in busy)
@@ -104,19 +104,17 @@ def test_kernel_killed(kernel, does):
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5, 3.0, 5.0])
 def test_kernel_killed_while_it_starts_a_cluster(kernel, seconds):
-    kernel.run("import gpumagic.cluster.gpu_cluster\nfrom gpumagic.cluster import parent_watch")
-    of_all = {process.environ().get(parent_watch.MARK) for process in parent_watch.marked("")}
+    kernel.run("import gpumagic.cluster.gpu_cluster\nfrom gpumagic.cluster import launching")
+    of_all = {process.environ().get(launching.MARK) for process in launching.marked("")}
     kernel.send("import gpumagic; gpumagic.cluster(2)")
 
     def begun():
         return [
-            p
-            for p in parent_watch.marked("")
-            if p.environ().get(parent_watch.MARK, "") not in of_all
+            p for p in launching.marked("") if p.environ().get(launching.MARK, "") not in of_all
         ]
 
     assert until(begun, 30)
-    mark = begun()[0].environ()[parent_watch.MARK].partition("/")[0]
+    mark = begun()[0].environ()[launching.MARK].partition("/")[0]
     time.sleep(seconds)
     psutil.Process(kernel.manager.provisioner.pid).kill()
     assert ended(mark) is True
@@ -127,7 +125,7 @@ def test_kernel_killed_while_it_starts_a_cluster(kernel, seconds):
 def test_kernel_restarted_by_jupyter(kernel, now):
     found, _ = kernel.run(_START)
     mark = mark_of(found)
-    assert parent_watch.marked(mark)
+    assert launching.marked(mark)
     kernel.manager.restart_kernel(now=now)
     assert ended(mark) is True
     kernel.client.wait_for_ready(timeout=60)
@@ -149,14 +147,14 @@ def test_engines_that_no_watch_reaches_end_too(kernel, does):
     mark = mark_of(found)
     kernel.send(_DOES[does])
     of_kernel = psutil.Process(kernel.manager.provisioner.pid).children()
-    [watches] = [p for p in of_kernel if "gpumagic.cluster.parent_watch" in p.cmdline()]
+    [watches] = [p for p in of_kernel if "--watch" in p.cmdline()]
     directory = watches.cmdline()[-1]
     watches.kill()
-    engines = [p for p in parent_watch.marked(mark) if "gpumagic.cluster.launching" in p.cmdline()]
+    engines = [p for p in launching.marked(mark) if "gpumagic.cluster.launching" in p.cmdline()]
     assert len(engines) == 2
     psutil.Process(kernel.manager.provisioner.pid).kill()
     try:
-        assert until(lambda: not any(p in parent_watch.marked(mark) for p in engines), 10)
+        assert until(lambda: not any(p in launching.marked(mark) for p in engines), 10)
     finally:
-        parent_watch.end(mark)
+        launching.end(mark)
         shutil.rmtree(directory)

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpumagic.cluster.ranks_report import RanksReport, RankTime
+from gpumagic.cluster.output import RanksReport, RankTime, sent_in_words
 
 KIB = 2**10
-PLAIN = RanksReport(
-    (RankTime(0, 1.0, device="cuda:0"), RankTime(1, 2.5, device="cuda:1")), 2.6, "17 x: 9 + 8"
-)
-RANKS = replace(PLAIN, ranks=(RankTime(0, 1.0, KIB), RankTime(1, 2.5, 3 * KIB)))
+PLAIN = RanksReport((RankTime("cuda:0", 1.0), RankTime("cuda:1", 2.5)), 2.6, ("17 x: 9 + 8",))
+RANKS = replace(PLAIN, ranks=(RankTime("rank 0", 1.0, KIB), RankTime("rank 1", 2.5, 3 * KIB)))
 
 
 @pytest.mark.parametrize(
@@ -23,24 +21,21 @@ RANKS = replace(PLAIN, ranks=(RankTime(0, 1.0, KIB), RankTime(1, 2.5, 3 * KIB)))
         (
             RANKS,
             "2 ranks · 2.60 s (rank 1 took longest, 2.50 s; rank 0 1.00 s) · 17 x: 9 + 8"
-            " · peak 1.0 KiB on rank 0, 3.0 KiB on rank 1",
+            " · peak 3.0 KiB on rank 1",
         ),
         (replace(RANKS, ranks=RANKS.ranks[1:]), "rank 1 · 2.60 s · 17 x: 9 + 8 · peak 3.0 KiB"),
         (
             replace(
                 PLAIN,
                 ranks=(
-                    RankTime(0, 1.0, KIB, device="cuda:0"),
-                    RankTime(1, 0, parts=0, device="cpu"),
+                    RankTime("cuda:0", 1.0, KIB),
+                    RankTime("cpu", 0, parts=0),
                 ),
-                sent=("net", "x"),
-                sent_bytes=2 * KIB,
-                sent_seconds=0.01,
-                made=("gathered y",),
+                said=("17 x: 9 + 8", *sent_in_words(["net", "x"], 2 * KIB, 0.01), "gathered y"),
                 notes=("y: copied without its autograd graph",),
             ),
             "cuda:0, cpu · 2.60 s (cpu had nothing to do) · 17 x: 9 + 8 · sent net, x: 2.0 KiB"
-            " in 10 ms · gathered y · peak 1.0 KiB\n  → y: copied without its autograd graph",
+            " in 10 ms · gathered y · peak 1.0 KiB each\n  → y: copied without its autograd graph",
         ),
     ],
 )

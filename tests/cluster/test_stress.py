@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from gpumagic.cluster import gpu_cluster, parent_watch
+from gpumagic.cluster import gpu_cluster, launching
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -54,7 +54,7 @@ class Broken:
         self.mark = gpu_cluster.current()._engines.mark
 
     def marked(self):
-        return parent_watch.marked(self.mark)
+        return launching.marked(self.mark)
 
     def pids(self):
         return [row["pid"] for row in gpu_cluster.current().status().rows]

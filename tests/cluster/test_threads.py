@@ -1,7 +1,6 @@
 """`%%ongpu 0,1 --split x --gather y`: a thread for each GPU, and the notebook as it was."""
 
 import ast
-import re
 import signal
 import threading
 
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumagic import virtual
+from gpumagic.cluster.scattered import Sharing
 from gpumagic.cluster.threads import CellOnDevices
-from gpumagic.magics.ongpu_arguments import placing_request
 from gpumagic.placement.torch_devices import find_several
 
 MEET = threading.Barrier(2)
@@ -64,10 +63,7 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
     assert line.startswith("cuda:0, cuda:1 (virtual) · ")
     assert " took longest, " in line
     assert "· 17 x: 9 + 8 · sent net, x: 352 B in" in line
-    assert (
-        "· gathered y on the CPU · loss is the mean of 2 parts, each counted the same · peak "
-        in line
-    )
+    assert "· gathered y on the CPU · loss is the mean of 2 parts · peak " in line
     assert "· peak " in line
 
 
@@ -86,7 +82,7 @@ def test_a_function_reads_what_its_thread_has(notebook):
     notebook.run("def later(): return scale")
     done = notebook.run("%%ongpu 0,1 --split x --gather y -q\nscale = 2.0\ny = forward() * later()")
     assert done.text == ""
-    assert torch.allclose(notebook.ns["y"], notebook.ns["net"](notebook.ns["x"]) * 2)
+    torch.testing.assert_close(notebook.ns["y"], notebook.ns["net"](notebook.ns["x"]).detach() * 2)
     assert "scale" not in notebook.ns
 
 
@@ -95,8 +91,7 @@ def test_a_function_reads_what_its_thread_has(notebook):
 def test_the_results_are_those_of_one_device(count, chunk):
     virtual.enable(2, 2**30)
     try:
-        option = f" --chunk {chunk}" if chunk else ""
-        asked = placing_request(f"0,1 --split x,texts --gather y,out --reduce n=sum{option}")
+        asked = Sharing(("x", "texts"), ("y", "out"), (("n", "sum"),), chunk or None)
         x, net = torch.randn(count, 3), nn.Linear(3, 2)
         space = {"x": x, "texts": [f"t{n}" for n in range(count)], "net": net}
         tree = ast.parse("y = net(x)\nout = [t.upper() for t in texts]\nn = len(out)")
@@ -123,12 +118,12 @@ def test_who_is_free_takes_the_next_chunk(notebook):
     assert [prompt for prompt, _ in out] == notebook.ns["prompts"]
     first = out[0][1]
     assert [index == first for _, index in out] == [True] * 3 + [False] * 14
-    assert "17 prompts: 5 × 3 + 2" in done.text
+    assert "17 prompts: 6 parts of at most 3" in done.text
 
 
 def test_fewer_items_than_gpus(notebook):
     done = notebook.run("%%ongpu 0,1 --split one --gather y\ny = one * 2")
-    assert "--split one: no such variable" in done.text
+    assert "--split one: the cell does not read one; it reads no variable" in done.text
     notebook.run("one = x[:1]")
     done = notebook.run("%%ongpu 0,1 --split one --gather y\ny = one * 2; y.device.index")
     assert done.result == [0]
@@ -201,9 +196,7 @@ def test_ctrl_c_ends_all_and_the_next_cell_runs(notebook):
         "while True: pass"
     )
     assert isinstance(done.error, KeyboardInterrupt)
-    # Under load one may be in the functions of this test as yet.
-    both = "; ".join(rf"cuda:{index} was at .*line \d+: \S.*" for index in range(2))
-    assert re.fullmatch(f"KeyboardInterrupt: {both}; nothing was gathered\n", done.text), done.text
+    assert done.text == "KeyboardInterrupt: nothing was gathered\n"
     assert len(notebook.ns["prompts"]) == 17
     assert notebook.run("%%ongpu 0,1 --split prompts --gather out -q\nout = prompts").success
     assert notebook.ns["out"] == notebook.ns["prompts"]
@@ -241,15 +234,18 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
             "0,1 --split prompts --reduce n=men\nn = len(prompts)",
             "men is no way to reduce; did you mean mean?",
         ),
-        ("0,1 --split prompts\nx + 1", "the cell does not read prompts, so each would do all"),
-        ("0,1 --split promts\n1", "no such variable; did you mean prompts?"),
-        ("0,1 --split net\nnet", "--split: 'net': a Linear cannot be split"),
+        (
+            "0,1 --split prompts\nx + 1",
+            "the cell does not read prompts; it reads x",
+        ),
+        ("0,1 --split promts\nprompts", "does not read promts; did you mean prompts?"),
+        ("0,1 --split net\nnet", "'net': Linear cannot be split"),
         ("0,1 --split x,two\nx, two", "different lengths: 'x' has 17, 'two' has 2; give all"),
         ("0,5 --split x\n1", "no GPU 5"),
         ("0,0 --split x\n1", "stands twice"),
         ("0,1 --split x\nawait x", "line 2 awaits"),
         ("0,1 --split x\n%time y = x", "the cell says %time, and a magic runs"),
-        ("0,1 --split x\nx, opened", "opened (it holds an open file) cannot be copied"),
+        ("0,1 --split x\nx, opened", "opened cannot be copied (cannot copy an open file)"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_runs(notebook, tmp_path, cell, says):

@@ -135,7 +135,7 @@ def test_an_error_that_stays(notebook, error):
     assert f"CUDA in this kernel is dead ({what} in" in kernel.cell("%gpus")
     doctor = kernel.cell("%gpus --doctor")
     assert re.search(r"✗ CUDA +CUDA in this kernel is dead", doctor)
-    assert "nothing of its own has failed" in doctor
+    assert "no internal errors in this kernel" in doctor
     kernel.cell("%gpuwatch on")
     assert kernel.cell("X.shape[0]") == "40\n"
     (problem,) = state_files.dead_cuda()  # as a Jupyter server reads it
@@ -151,9 +151,7 @@ def test_what_is_on_the_host_can_be_saved(notebook):
     kernel.cell("torch.save(net.state_dict(), 'net.pt')")
     line = kernel.line("standin_cuda.plant(710)\nmore = 2")
     assert line.startswith("→ CUDA in this kernel is dead (device-side assert in In [6] or before)")
-    assert re.search(
-        r"Lost: net \(last saved: net\.pt, \d\d:\d\d\), optimizer, z, event and 1", line
-    )
+    assert re.search(r"Lost: net, optimizer, z, event and 1", line)
     said = kernel.cell(f"import gpumagic; gpumagic.save_host({file!r})").splitlines()
     assert re.match(
         r"X, history, kept, more: \S+ KiB written to there.pt; in the new kernel", said[0]
@@ -252,8 +250,7 @@ def test_a_slow_allocation_is_waited_for(alive):
 def test_cublas_workspace_has_a_name_and_is_given_back(alive):
     kernel = alive
     kernel.cell("del net, optimizer; z = z @ z.T")
-    assert re.search(r"cuBLAS workspace +32\.0 MiB", kernel.cell("%gpumem"))
-    assert "held by no Python object" not in kernel.cell("%gpumem")
+    assert re.search(r"not reached: cuBLAS, C\+\+ +32\.0 MiB", kernel.cell("%gpumem"))
     freed = kernel.line("%gpufree")
     assert freed.startswith("freed 32.0 MiB (cuBLAS workspace: 32.0 MiB on cuda:0) · ")
     assert "cuBLAS" not in kernel.cell("%gpumem")

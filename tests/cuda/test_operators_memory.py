@@ -12,6 +12,10 @@ import pytest
 PROGRAM = Path(__file__).with_name("operators_memory.py")
 ENTRIES = 700
 LOW = {
+    "cum": "the state of cub's scan",
+    "group_norm": "its backward pass: two sums for each channel of a sample",
+    "histc": "the smallest and the largest number, which are looked for if none are given",
+    "multinomial": "the sorted and normalized probabilities",
     "_segment_reduce": "what CUDA makes of lengths and offsets; rules do not see keyword arguments",
     "isin": "sorts and masks of CUDA's composite; a result of bool hides them",
     "batch_norm": "its backward pass in evaluation mode: two sums for each channel",

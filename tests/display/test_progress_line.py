@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpumagic.display import progress_line
 from gpumagic.display.progress_line import ProgressLine
 
 
@@ -27,17 +28,13 @@ class Timer:
 
 
 class Line:
-    """A progress line with a clock and a timer of its own."""
+    """A progress line with a terminal and a timer of its own."""
 
-    def __init__(self, terminal=None, shell=None, **options):
-        self.now, self.timer, self.terminal = 0.0, None, terminal or Terminal()
-        self.line = ProgressLine(
-            shell or SimpleNamespace(),
-            lambda: self.now,
-            terminal=self.terminal,
-            timer=self.timed,
-            **options,
-        )
+    def __init__(self, monkeypatch, terminal=None, shell=None, **options):
+        self.timer, self.terminal = None, terminal or Terminal()
+        # pytest replaces sys.stderr itself between a fixture and its test.
+        monkeypatch.setattr(progress_line, "sys", SimpleNamespace(stderr=self.terminal))
+        self.line = ProgressLine(shell or SimpleNamespace(), timer=self.timed, **options)
 
     def timed(self, seconds, call):
         self.timer = Timer(seconds, call)
@@ -53,11 +50,20 @@ class Line:
         return self.written.rpartition("\r")[2].strip()
 
 
-def test_a_terminal_has_one_line_and_in_the_end_none():
-    at = Line()
+@pytest.fixture
+def at(monkeypatch):
+    return Line(monkeypatch)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    return Line(monkeypatch, shell=SimpleNamespace(kernel=None))
+
+
+def test_a_terminal_has_one_line_and_in_the_end_none(at):
     at.line.update("one of 3")
     assert at.written == ""  # over sooner, it needs no line
-    at.now = 2.0
+    at.timer.call()
     at.line.update("two of 3")
     assert at.seen == "two of 3"
     at.line.update("3")
@@ -67,26 +73,24 @@ def test_a_terminal_has_one_line_and_in_the_end_none():
     assert "\n" not in at.written
 
 
-def test_a_line_is_no_wider_than_the_terminal(monkeypatch):
+def test_a_line_is_no_wider_than_the_terminal(at, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    at = Line()
-    at.now = 2.0
+    at.timer.call()
     at.line.update("x" * 50)
     assert at.seen == "x" * 19
     at.line.close()
 
 
-def test_what_is_no_terminal_is_left_alone():
-    at = Line(io.StringIO())
-    at.now = 9.0
+def test_what_is_no_terminal_is_left_alone(monkeypatch):
+    at = Line(monkeypatch, io.StringIO())
+    at.timer.call()
     at.line.update("one of 3")
     at.line.update("two of 3")
     at.line.close()
     assert at.written == ""
 
 
-def test_a_long_first_step_has_its_line_meanwhile():
-    at = Line()
+def test_a_long_first_step_has_its_line_meanwhile(at):
     at.timer.call()
     assert at.written == ""  # nothing is known yet
     at.line.update("first run")
@@ -99,9 +103,9 @@ def test_a_long_first_step_has_its_line_meanwhile():
     assert at.written == before
 
 
-def test_a_silent_one_writes_nothing_and_has_no_timer():
-    at = Line(silent=True)
-    at.now = 9.0
+def test_a_silent_one_writes_nothing_and_has_no_timer(monkeypatch):
+    at = Line(monkeypatch, silent=True)
+    at.timer.call()
     at.line.update("one of 3")
     assert at.written == ""
     assert not at.timer.started
@@ -124,9 +128,9 @@ def displayed(monkeypatch):
     return seen
 
 
-def test_a_notebook_has_one_output_that_ends_as_the_result(displayed):
-    at = Line(shell=SimpleNamespace(kernel=None))
-    at.now = 2.0
+def test_a_notebook_has_one_output_that_ends_as_the_result(displayed, notebook):
+    at = notebook
+    at.timer.call()
     at.line.update("one of 3")
     at.line.update("two of 3")
     at.line.close("the result")
@@ -143,9 +147,9 @@ class Half:
         return "<half>"
 
 
-def test_a_notebook_has_a_bar_as_long_as_what_is_over(displayed):
-    at = Line(shell=SimpleNamespace(kernel=None))
-    at.now = 2.0
+def test_a_notebook_has_a_bar_as_long_as_what_is_over(displayed, notebook):
+    at = notebook
+    at.timer.call()
     at.line.update(Half())
     assert ' value="0.500"></progress><span>&lt;half&gt;</span>' in displayed[0][1]["text/html"]
     at.line.update("nobody knows")
@@ -154,17 +158,16 @@ def test_a_notebook_has_a_bar_as_long_as_what_is_over(displayed):
     at.line.close()
 
 
-def test_a_notebook_without_a_result_keeps_no_line(displayed):
-    at = Line(shell=SimpleNamespace(kernel=None))
-    at.now = 2.0
+def test_a_notebook_without_a_result_keeps_no_line(displayed, notebook):
+    at = notebook
+    at.timer.call()
     at.line.update("one of 3")
     at.line.close()
     assert displayed[-1] == ("update", {"text/plain": "", "text/html": ""})
 
 
-def test_a_line_around_work_is_gone_after_it():
-    at = Line()
-    at.now = 2.0
+def test_a_line_around_work_is_gone_after_it(at):
+    at.timer.call()
     with at.line as line:
         line.update("one of 3")
         assert at.seen == "one of 3"
@@ -172,8 +175,8 @@ def test_a_line_around_work_is_gone_after_it():
     assert not at.timer.started
 
 
-def test_what_was_over_soon_displays_its_result_only(displayed):
-    at = Line(shell=SimpleNamespace(kernel=None))
+def test_what_was_over_soon_displays_its_result_only(displayed, notebook):
+    at = notebook
     at.line.update("one of 3")
     at.line.close("the result")
     assert displayed == [("display", "the result")]

@@ -5,7 +5,7 @@ import pytest
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown, html, text
 from gpumagic.ledger.entry import Entry, Ledger
 from gpumagic.moving.moved import Moved
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import UserLine
 
 GIB = 2**30
 ITEM = Entry(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumagic.display.table import width
-from gpumagic.gputable.gpu_columns import Split, text_bar
-from gpumagic.gputable.gpu_table import GpuTable
+from gpumagic.gputable import OWNERS
+from gpumagic.gputable.gpu_table import GpuTable, text_bar
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 
 GIB = 2**30
@@ -45,6 +45,10 @@ def snapshot(
 def line_of(text: str, start: str) -> str:
     (line,) = [line for line in text.splitlines() if line.startswith(start)]
     return line
+
+
+def parts(*counts: int) -> dict[str, int]:
+    return dict.fromkeys(OWNERS, 0) | dict(zip(OWNERS, counts, strict=False))
 
 
 class Words(HTMLParser):
@@ -96,7 +100,7 @@ def test_a_real_machine_is_one_line_each_in_80_columns() -> None:
     wide = str(GpuTable(snapshot(*cards), width=120))
     assert "RTX 6000 Ada Generation" in wide
     assert "████" not in wide
-    assert "░░░░░│········" in line_of(wide, "cuda:0")
+    assert "░░░░░·········" in line_of(wide, "cuda:0")
 
 
 def test_what_is_not_known_is_na_and_never_zero() -> None:
@@ -125,19 +129,19 @@ def test_a_hidden_gpu_is_shown_as_such() -> None:
 
 
 def test_a_bar_shows_whatever_there_is() -> None:
-    assert text_bar(Split(4, 2, 2, 1, 1, 1), 14) == "████▓▓▒▒×░│···"
-    assert text_bar(Split(), 14) == "·" * 14
-    assert text_bar(Split(2, 2), 100).count("█") == 1
-    assert text_bar(Split(2, 2), 100).count("▓") == 1
-    assert text_bar(Split(50, 49, 2), 100)[-1] in "▓▒"
+    assert text_bar(parts(4, 2, 2, 1, 2), 14) == "████▓▓▒▒×░░···"
+    assert text_bar(parts(), 14) == "·" * 14
+    assert text_bar(parts(2, 2), 100).count("█") == 1
+    assert text_bar(parts(2, 2), 100).count("▓") == 1
+    assert text_bar(parts(50, 49, 2), 100)[-1] in "▓▒"
     assert text_bar(None, 100).strip() == ""
-    assert text_bar(Split(), 0).strip() == ""
+    assert text_bar(parts(), 0).strip() == ""
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 2**50), min_size=6, max_size=6), st.integers(1, 2**50))
-def test_a_bar_is_always_as_wide_as_a_bar(parts: list[int], total: int) -> None:
-    assert len(text_bar(Split(*parts), total)) == 14
+@given(st.lists(st.integers(0, 2**50), min_size=5, max_size=5), st.integers(1, 2**50))
+def test_a_bar_is_always_as_wide_as_a_bar(each: list[int], total: int) -> None:
+    assert len(text_bar(parts(*each), total)) == 14
 
 
 def test_who_holds_an_unknown_amount_explains_what_is_left() -> None:
@@ -150,20 +154,11 @@ def test_a_mig_gpu_and_its_parts() -> None:
     parent = gpu(0, ordinal=None)
     name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     part = GpuSample("MIG-1", name, 0, 0, mig="GPU-0", memory_total=10 * GIB, memory_used=GIB)
-    table = GpuTable(snapshot(parent, part), only=["GPU-0"])
+    table = GpuTable(snapshot(parent, part))
     assert line_of(str(table), "MIG mode").split()[2] == "0"
     assert "└ MIG 1g.10gb" in line_of(str(table), "cuda:0")
-    # Told once: the part's memory is not also unseen in its parent.
+    # Told once: the part's memory is not also the system's in its parent.
     assert [holder.memory for holder in table.holders] == [{"MIG-1": GIB}]
-
-
-def test_only_some() -> None:
-    both = snapshot(gpu(0), gpu(1), processes=(process(0), process(1, name="other")))
-    table = GpuTable(both, only={"GPU-1"})
-    for shown in (str(table), "".join(Words(table._repr_html_()).said)):
-        assert "cuda:1" in shown
-        assert "cuda:0" not in shown
-        assert "python3" not in shown
 
 
 def test_the_word_virtual_stands_wherever_virtual_gpus_are_shown() -> None:
@@ -194,8 +189,8 @@ def test_a_holder_of_many_gpus_is_a_sum() -> None:
     many = GpuTable(
         snapshot(*(gpu(n) for n in range(64)), processes=tuple(process(n) for n in range(64)))
     )
-    assert line_of(repr(many), "you · python3").split("  ")[-1] == "64 GPUs 64.0 GiB"
-    assert line_of(repr(many), "unaccounted").split("  ")[-1] == "64 GPUs 1.8 TiB"
+    assert line_of(repr(many), "python3 (you)").split("  ")[-1] == "64 GPUs 64.0 GiB"
+    assert line_of(repr(many), "system").split("  ")[-1].strip() == "64 GPUs 1.8 TiB"
 
 
 def test_a_legend_of_all_owners_fits() -> None:
@@ -205,40 +200,45 @@ def test_a_legend_of_all_owners_fits() -> None:
         process(pid=9),
         process(pid=10, orphan=True),
     )
-    *_, first, second = (
-        repr(GpuTable(snapshot(gpu(), processes=each))).split("\n\n")[0].splitlines()
-    )
-    assert len(first) <= 80
-    assert second == "░ unaccounted  │ driver  · free"
+    *_, legend = repr(GpuTable(snapshot(gpu(), processes=each))).split("\n\n")[0].splitlines()
+    assert len(legend) <= 80
+    assert legend.endswith("▒ everyone else  × orphaned  ░ system")
 
 
 def test_a_bar_says_whose_memory_it_is_and_names_only_those_there_are() -> None:
     book = process(pid=8, memory=20 * GIB, notebook="explore.ipynb", kernel="k")
     table = GpuTable(snapshot(gpu(), processes=(process(memory=10 * GIB, mine=True), book)))
-    assert "█ this notebook  ▓ my other notebooks  │ driver  · free" in repr(table)
+    assert "█ this notebook  ▓ my other notebooks  ░ system" in repr(table)
     marks = Words(table._repr_html_()).said
-    assert [name for name in marks if name in ("my other notebooks", "other processes")] == [
+    assert [name for name in marks if name in ("my other notebooks", "everyone else")] == [
         "my other notebooks"
     ]
+
+
+def test_one_owner_needs_no_legend() -> None:
+    one = gpu(memory_used=GIB, memory_reserved=None)
+    table = GpuTable(snapshot(one, processes=(process(mine=True),)))
+    assert "█" in repr(table)
+    assert "this notebook" not in repr(table)
 
 
 def test_no_gpu_is_one_line_and_an_offer() -> None:
     problem = Problem("no-gpu", "there is none", "%gpus --virtual 2 makes two")
     table = GpuTable(snapshot(problems=(problem,)))
-    assert str(table) == "No GPU: there is none; %gpus --virtual 2 makes two"
+    assert str(table) == "No GPU: there is none; %gpus --virtual 2 makes two."
     said = Words(table._repr_html_()).said
-    assert said == ["No GPU: there is none. ", "%gpus --virtual 2", " makes two."]
+    assert said == ["No GPU: there is none; ", "%gpus --virtual 2", " makes two."]
 
 
 def test_a_problem_beside_gpus_is_cause_and_cure() -> None:
     table = GpuTable(snapshot(gpu(), problems=(Problem("x", "it is lost", "see dmesg"),)))
-    assert str(table).endswith("It is lost.\n  See dmesg.")
+    assert str(table).endswith("\n\nIt is lost; see dmesg.")
 
 
 def test_a_gpu_that_is_slowed_says_why_but_not_for_its_power_cap() -> None:
     hot = snapshot(gpu(throttle=("power cap", "hardware thermal slowdown")))
-    assert "cuda:0 runs slower than it could: hardware thermal slowdown." in str(GpuTable(hot))
-    assert "slower" not in str(GpuTable(snapshot(gpu(throttle=("power cap",)))))
+    assert "cuda:0 is throttled: hardware thermal slowdown." in str(GpuTable(hot))
+    assert "throttled" not in str(GpuTable(snapshot(gpu(throttle=("power cap",)))))
 
 
 def test_an_uncertain_ordinal_is_a_question() -> None:
@@ -326,7 +326,7 @@ def test_a_lost_gpu_keeps_its_line_and_says_so() -> None:
     table = GpuTable(snapshot(gpu(), lost, problems=(problem,)))
     line = line_of(str(table), "lost")
     assert line.split() == ["lost", "1", "H100", "80GB", "HBM3", *["N/A"] * 4]
-    assert "GPU 1 has fallen off the bus." in str(table)
+    assert "GPU 1 has fallen off the bus; see dmesg." in str(table)
     words = Words(table._repr_html_())
     assert "lost" in words.said
-    assert "not known how much is used" in table._repr_html_()
+    assert 'aria-label="unknown"' in table._repr_html_()

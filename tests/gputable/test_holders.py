@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumagic.gputable.gpu_columns import Split, holders, split
+from gpumagic.gputable import holders, split
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 GIB = 2**30
@@ -28,18 +28,18 @@ def process(**facts: Any) -> ProcessSample:
 
 def test_memory_is_split_between_this_kernel_others_and_the_driver() -> None:
     both = (process(memory=10 * GIB, mine=True), process(pid=8, memory=5 * GIB))
-    expected = Split(mine=10 * GIB, others=5 * GIB, unseen=15 * GIB, driver=GIB, free=49 * GIB)
+    expected = {"mine": 10 * GIB, "books": 0, "others": 5 * GIB, "left": 0, "system": 16 * GIB}
     assert split(gpu(), both) == expected
     book = process(memory=5 * GIB, kernel="k")
     left = process(memory=5 * GIB, kernel=None, orphan=True, notebook="old.ipynb")
     parts = split(gpu(), (book, left))
     assert parts is not None
-    assert (parts.books, parts.left, parts.others) == (5 * GIB, 5 * GIB, 0)
+    assert (parts["books"], parts["left"], parts["others"]) == (5 * GIB, 5 * GIB, 0)
     assert split(gpu(memory_used=None), both) is None
     greedy = split(gpu(), (process(mine=True, memory=99 * GIB),))
     assert greedy is not None
-    assert greedy.mine == 30 * GIB
-    assert greedy.others == greedy.unseen == 0
+    assert greedy["mine"] == 30 * GIB
+    assert (greedy["others"], greedy["system"]) == (0, GIB)
 
 
 def test_a_notebook_is_as_busy_as_all_its_processes_on_the_gpu_that_they_keep_busiest() -> None:
@@ -52,7 +52,7 @@ def test_a_notebook_is_as_busy_as_all_its_processes_on_the_gpu_that_they_keep_bu
     assert [holder.utilization for holder in found] == [70.0, None, None]
 
 
-def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
+def test_holders_are_this_kernel_then_the_greediest_then_the_system() -> None:
     some = (
         process(pid=1, memory=2 * GIB, notebook="work/small.ipynb"),
         process(pid=2, memory=9 * GIB, notebook="work/big.ipynb"),
@@ -63,7 +63,7 @@ def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
         "this notebook (mine.ipynb)",
         "big.ipynb",
         "small.ipynb",
-        "unaccounted",
+        "system",
     ]
     assert found[-1].memory == {"GPU-0": 18 * GIB}
 
@@ -87,4 +87,4 @@ def test_strangers_are_their_user_programs_are_mine_and_the_rest_is_gone() -> No
     two = tuple(process(pid=pid, name=None, user="grace") for pid in (1, 2))
     gone = process(pid=3, name=None, user=None)
     found = holders(gpus, (*two, gone, process(pid=4)), each=False)
-    assert [holder.name for holder in found] == ["grace", "gone (pid 3)", "you · python3"]
+    assert [holder.name for holder in found] == ["grace", "exited (PID 3)", "python3 (you)"]

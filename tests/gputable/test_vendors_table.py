@@ -34,7 +34,7 @@ def test_rocms_torch_has_them_as_cuda(tmp_path: Path) -> None:
     assert first.startswith("cuda:1    0  AMD Instinct MI…")
     assert "1.0 / 192.0 GiB   0 %  41 °C  140 / 750 W" in first
     assert second.startswith("cuda:0    1  AMD Instinct MI…")
-    assert mine.split() == ["this", "process", "cuda:0", "2.0", "GiB"] or "unaccounted" in mine
+    assert mine.split() == ["this", "process", "cuda:0", "2.0", "GiB"] or "system" in mine
     html = shown._repr_html_()
     assert "the number in amd-smi" in html
     for word in ("CUDA", "MIG", "NVIDIA", "nvidia-smi"):
@@ -46,7 +46,7 @@ def test_where_torch_cannot_use_them_each_has_its_vendors_number(tmp_path: Path)
     shown = repr(table(AmdSource(tmp_path)))
     assert "not visible    0  AMD Radeon " in shown
     assert "AMD GPU 0 9.0 GiB · AMD GPU 1 384 MiB" in shown
-    assert "This process can use none of these GPUs.\n  Run %gpus --doctor." in shown
+    assert "This process can use none of these GPUs; run %gpus --doctor." in shown
     assert "CUDA" not in shown
 
 

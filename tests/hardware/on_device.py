@@ -106,7 +106,7 @@ def memory_rows(shell: Any, device: str) -> Iterator[Row]:
     report = gpumagic.last_report()
     peak = report.peak
     yield near("a peak of --memory, bytes", peak.nbytes, peaks(report)[device], rel=0.02)
-    lines = {each.line: each.nbytes for each in peak.lines}
+    lines = dict(peak.lines)
     yield same("its lines together", sum(lines.values()), peak.nbytes)
     yield at_least("of its line", lines.get("line 2: (w * w).sum().backward()", 0), BIG)
     yield same("its line", peak.line, "line 2: (w * w).sum().backward()")

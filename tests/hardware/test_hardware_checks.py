@@ -188,15 +188,15 @@ def test_reports_are_equal_but_for_times():
 def test_advice_and_the_sentence_on_savings_may_wrap():
     real = (
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  270 µs\n"
-        "      → keep loss on the device, and read it once after the loop; saves ≈ 180 µs (all\n"
-        "        but one of 3)\n"
+        "      → keep loss on the device, and read it once after the loop; saves 2 of 3\n"
+        "        waits, ≈ 180 µs\n"
         "Savings are estimated from the measured times; the time in which the GPU is idle after\n"
         "a wait is not included.\n"
     )
     virtual = (
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  9 µs\n"
         "      → keep loss on the device, and read it once after the loop; saves 2 of 3\n"
-        "        calls\nTimes on virtual GPUs are the CPU's and say nothing about a GPU: savings\n"
+        "        waits\nTimes on virtual GPUs are the CPU's and say nothing about a GPU: savings\n"
         "are in calls.\n"
     )
     (row,) = report_rows({"train": real}, {"train": virtual})

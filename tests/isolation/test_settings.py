@@ -5,7 +5,6 @@ import importlib.util
 import logging
 import os
 import random
-import signal
 import sys
 import warnings
 from contextlib import suppress
@@ -44,7 +43,6 @@ CHANGES = {
     "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False": lambda: (
         MATMUL.allow_bf16_reduced_precision_reduction
     ),
-    "torch.device('meta').__enter__()": lambda: str(torch.ones(1).device),
     "torch.cuda.set_device(1)": torch.cuda.current_device,
     "torch.manual_seed(1)": lambda: torch.get_rng_state().tolist(),
     "torch.rand(1, device='cuda:0')": lambda: torch.cuda.get_rng_state(0).tolist(),
@@ -54,16 +52,14 @@ CHANGES = {
     "variable.set(5)": lambda: VARIABLE.get(None),
     "sys.path.append('nowhere')": lambda: list(sys.path),
     "sys.stdout = io.StringIO()": lambda: sys.stdout,
-    "warnings.simplefilter('ignore')": lambda: list(warnings.filters),
     "logging.basicConfig(level=10, force=True)": lambda: logging.root.level,
     "logging.getLogger().addHandler(logging.NullHandler())": lambda: list(logging.root.handlers),
     "os.environ['NEW'] = '1'": lambda: dict(os.environ),
     "os.environ.pop('PATH', None)": lambda: dict(os.environ),
     "os.chdir('/')": os.getcwd,
-    "signal.signal(signal.SIGINT, signal.SIG_IGN)": lambda: signal.getsignal(signal.SIGINT),
 }
 ENDS = ("", "raise ValueError('at the end')", "raise KeyboardInterrupt")
-IMPORTS = "contextvars io logging os random signal sys warnings"
+IMPORTS = "contextvars io logging os random sys"
 
 
 def states():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpumagic.ledger.memory_meter import MemoryMeter, measuring
+from gpumagic.ledger.dispatch import MemoryMeter, measuring
 
 pytestmark = pytest.mark.usefixtures("gpus")
 MIB = 2**20

@@ -3,7 +3,7 @@
 import pytest
 from IPython.core.error import UsageError
 
-from gpumagic.magics.ongpu_arguments import placing_request
+from gpumagic.magics.arguments import on_cluster, on_several, placing_request
 
 
 @pytest.mark.parametrize(
@@ -14,17 +14,18 @@ from gpumagic.magics.ongpu_arguments import placing_request
         ("%%ongpu 0,,1", "0,,1"),
         ("%%ongpu 0,1", "0,1"),
         ("%%ongpu all", "all"),
-        ("%%ongpu 0,1 --chunk 4", "which items for each of 0,1?"),
+        ("%%ongpu 0,1 --gather y", "which items for each of 0,1?"),
+        ("%%ongpu 1 --on h100", "--on needs --dry-run; type --dry-run --on h100"),
+        ("%%ongpu 1 --dry-run --on h100", "--on takes no argument beside it; leave out 1"),
+        ("%%ongpu --dry-run --on h9000", "h9000"),
+        ("%%ongpu 1 --memory --profile", "--memory and --profile do not combine; leave out one"),
         ("%%ongpu 1 --split X", "--split is for several GPUs"),
         ("%%ongpu 1 --reduce X=mean", "--reduce is for several GPUs"),
-        ("%%ongpu @all --chunk 4", "--split NAME --chunk 4"),
+        ("%%ongpu @all --chunk 4", "--chunk needs --split; type --split x,y --chunk 4"),
         ("%%ongpu 0,1 --split X --strict", "--strict is for one device"),
         ("%%ongpu @1 --no-move", "--no-move is for one device"),
         ("%%ongpu 0,1 --split X --dry-run", "--dry-run is for one device"),
-        (
-            "%%ongpu @all --dry-run",
-            "--dry-run is for one device, and @all is ranks; type %%ongpu",
-        ),
+        ("%%ongpu @all --dry-run", "--dry-run is for one device; leave it out, or type one"),
         ("%%ongpu 0,1 --split 1X", "1X cannot be the name of a variable"),
         ("%%ongpu 0,1 --split X,X", "X is there twice"),
         ("%%ongpu 0,1 --split X --chunk 0", "0 is not a whole number above 0"),
@@ -46,7 +47,7 @@ def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
     assert done.text.startswith("UsageError: %%ongpu")
     assert done.text.count("\n") == 1
     assert says in done.text
-    assert "type" in done.text
+    assert "type" in done.text or "leave out" in done.text
     assert ip.ns["ran"] is False
     assert ip.ns["X"].device.type == "cpu"
 
@@ -69,13 +70,13 @@ def test_a_misspelled_option_asks_what_was_meant(ip, cell, meant):
 
 def test_what_a_line_for_several_devices_asks_for():
     asked = placing_request("@0, 1 --split x, y --gather z --reduce loss = mean, acc=max --chunk 4")
-    assert (asked.where, asked.on_cluster, asked.on_several) == ("@0,1", True, False)
+    assert (asked.where, on_cluster(asked.where), on_several(asked.where)) == ("@0,1", True, False)
     assert (asked.split, asked.gather, asked.chunk) == (("x", "y"), ("z",), 4)
     assert asked.reduce == (("loss", "mean"), ("acc", "max"))
     for where, several in (("0,1", True), ("all", True), ("1 --dry-run", False)):
         asked = placing_request(where + " --split x" * several)
-        assert (asked.handed_over, asked.on_several) == (True, several)
-    assert not placing_request("1").handed_over
+        assert (asked.elsewhere, on_several(asked.where)) == (True, several)
+    assert not placing_request("1").elsewhere
 
 
 def test_a_standing_placement_is_on_one_device(ip):

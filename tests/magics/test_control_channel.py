@@ -23,8 +23,8 @@ class Kernel:
         self.due = []
         self.sent = []
 
-    def add_callback(self, call, *args):
-        self.due.append((call, args))
+    def add_callback(self, call, *args, **how):
+        self.due.append((call, args, how))
 
     def send(self, stream, kind, content, parent, ident):
         self.sent.append((kind, content, parent, ident))
@@ -72,8 +72,8 @@ def test_a_driver_that_stalls_keeps_no_other_request_waiting(source, channel):
     source.snapshot.set_result(Snapshot(5.0))
     # Written on the stream's own thread, not on the sampler's.
     assert not kernel.sent
-    ((send, args),) = kernel.due
-    send(*args)
+    ((send, args, how),) = kernel.due
+    send(*args, **how)
     ((kind, content, parent, ident),) = kernel.sent
     assert (kind, parent, ident) == ("gpumagic_reply", {"content": {}}, b"who")
     assert Snapshot.from_dict(content["snapshot"]) == Snapshot(5.0)

@@ -71,7 +71,7 @@ def test_cells_on_the_cpu_the_table_and_the_doctor_work(dead):
     assert re.search(r"^CUDA in this kernel is dead \(device-side", dead.run("%gpus").text, re.M)
     doctor = dead.run("%gpus --doctor").text
     assert re.search(r"✗ CUDA +CUDA in this kernel is dead", doctor)
-    assert "nothing of its own has failed" in doctor
+    assert "no internal errors in this kernel" in doctor
 
 
 def test_calls_of_the_library_raise_it_too(dead):
@@ -106,16 +106,6 @@ def test_what_is_on_the_host_is_saved(dead, tmp_path, monkeypatch):
     assert said[0].startswith("X, history: ")
     assert said[2:] == ["left out, on a GPU: net, z", "left out, not to be pickled: lines"]
     assert torch.load("rescue.pt", weights_only=False).keys() == {"X", "history"}
-
-
-def test_where_it_was_saved_is_told(ip, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    ip.run(START)
-    ip.run("torch.save(net.state_dict(), 'net.pt'); torch.save(z, 'not there' + '.pt')")
-    monkeypatch.setattr(torch.cuda.Stream, "query", fail)
-    shown = ip.run("1")
-    monkeypatch.undo()
-    assert re.search(r"Lost: net \(last saved: net\.pt, \d\d:\d\d\), z$", shown.text, re.M)
 
 
 def test_it_is_noticed_at_the_end_of_a_cell_that_did_not_fail(ip, monkeypatch):

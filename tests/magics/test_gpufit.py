@@ -47,7 +47,7 @@ def test_ctrl_c_shows_what_is_known(notebook):
     notebook.ns["calls"] = []
     cell = "calls.append(n)\nif len(calls) and torch.cuda.is_initialized(): raise KeyboardInterrupt"
     done = notebook.run(f"%%gpufit 1 n=1..9\n{cell}")
-    assert "KeyboardInterrupt: what was finished is shown above" in done.text
+    assert "KeyboardInterrupt: the result has what was finished" in done.text
     assert "interrupted: the values tried until then" in done.text
     assert notebook.ns["calls"] == []
 

@@ -113,8 +113,8 @@ def test_since_says_what_changed_by_name(ip):
     said = ip.run("%gpumem --since").text
     assert "cuda:1: +3.8 MiB since the last %gpumem" in said
     assert [line.split()[:3] for line in said.splitlines()[3:5]] == [
-        ["y", "cuda:1", "new"],
-        ["x", "cuda:0", "gone"],
+        ["y", "cuda:1", "+3.8"],
+        ["x", "cuda:0", "−1.5"],
     ]
     assert "1 holder holds as much" in said
     assert "as much is allocated" in ip.run("%gpumem --since").text
@@ -124,7 +124,8 @@ def test_since_says_what_changed_by_name(ip):
 @pytest.mark.parametrize("words", ["--since --record on", "x --record off"])
 def test_record_stands_on_a_line_of_its_own(ip, words):
     said = ip.run(f"%gpumem {words}").text
-    assert said.startswith("UsageError: %gpumem: --record is for a line of its own; leave out")
+    assert said.startswith("UsageError: %gpumem: --record ")
+    assert "leave out" in said
     assert said.count("\n") == 1
 
 
@@ -134,7 +135,7 @@ def test_as_much_in_all_is_told_where_names_changed(ip):
     ip.run("del x\ny = torch.zeros(500, device='cuda')\nz = torch.zeros(500, device='cuda')")
     said = ip.run("%gpumem --since").text
     assert said.startswith("as much is allocated in all as at the last %gpumem\n")
-    assert "gone" in said
+    assert "−4.0 KiB" in said
 
 
 def test_once_it_was_shown_a_comparison_still_replaces_its_progress_line(ip):

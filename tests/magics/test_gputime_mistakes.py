@@ -30,10 +30,12 @@ def test_blanks_within_a_word_are_none(line, where, sweep):
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("%%gputime cpu\n# nothing", "there is no code; put what to time below the line"),
+        ("%%gputime cpu\n# nothing", "there is no code to run; give some"),
+        ("%%gputime cpu\n\n", "there is no code to run; give some"),
+        ("%gputime cpu --", "there is no code to run; give some"),
         ("%%gputime cpu\nx = 1\nfor i in\n x", "line 3: invalid syntax: for i in"),
         ("%%gputime cpu\nreturn 3", "line 2: 'return' outside function"),
-        ("%gputime cpu -- a @", "%gputime: invalid syntax: a @"),
+        ("%gputime cpu -- a @", "%gputime: line 1: invalid syntax: a @"),
         ("%%gputime cpu --setup 'a ='\n1", "--setup: invalid syntax: a ="),
         ("%%gputime cpu\n%%gputime cpu\n1", "the cell says %%gputime too"),
         ("%%gputime cpu\n1\n%ongpu 0\n1", "the cell says %ongpu too"),
@@ -109,7 +111,7 @@ def test_an_error_in_the_setup_is_shown_with_its_line_only(shell):
 def test_a_device_without_room_for_the_inputs_is_said_in_a_line(gpus, shell):
     shell.run("import torch\nbig = torch.empty(2**29)")
     done = shell.run(f"%%gputime 0 {SHORT}\nbig")
-    assert done.text.startswith("OutOfMemoryError: CUDA out of memory")
+    assert done.text.startswith("torch.OutOfMemoryError: CUDA out of memory")
     assert "gpumagic" not in done.text
 
 
@@ -134,9 +136,8 @@ def test_under_a_standing_placement_the_variables_stay_where_they_are(gpus, shel
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", "KeyboardInterrupt: what was finished is shown above"),
-        ("--quiet -o half", "KeyboardInterrupt: what was finished is in half"),
-        ("--quiet", "KeyboardInterrupt"),
+        ("", "KeyboardInterrupt: the result has what was finished"),
+        ("--quiet -o half", "KeyboardInterrupt: the result has what was finished"),
     ],
 )
 def test_an_interrupt_says_where_the_rest_is(gpus, shell, options, says):

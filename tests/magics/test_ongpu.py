@@ -293,7 +293,7 @@ def test_a_silent_cell_within_leaves_the_placement_as_it_is(ip):
 
 def test_what_begins_in_a_silent_cell_ends_with_it(ip):
     ip.run("%ongpu 1", silent=True, store_history=False)
-    assert gpumagic.placement.scope.placement() is None
+    assert gpumagic.placement.placement() is None
     ip.run("%ongpu off")
 
 
@@ -310,7 +310,7 @@ def test_an_interrupted_dry_run_shows_no_frame_of_ours(ip, monkeypatch):
 
 def test_a_dry_run_below_a_magic_that_runs_code_itself_is_refused(ip):
     done = ip.run("%%prun -q\n%%ongpu 1 --dry-run\nx = 1")
-    assert "--dry-run must stand above" in done.text
+    assert "--dry-run must be above" in done.text
     assert "x" not in ip.ns
 
 

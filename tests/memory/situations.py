@@ -292,7 +292,7 @@ SITUATIONS = [
             "def mse(p, t):\n    return ((t - p) ** 2).mean()",
         ],
         "err = mse(X @ X[0], y)",
-        "`p.view(6000, 1)` for `p`: [6000, 1] and [6000] broadcast",
+        "`y.view(6000)` for `y`: [6000, 1] and [6000] broadcast to 6,000 × 6,000",
     ),
     Notebook(
         "attention that keeps all scores",
@@ -305,30 +305,7 @@ SITUATIONS = [
             "net, x = Attention().cuda(), torch.ones(1, 1500, 64, device='cuda')",
         ],
         "with torch.no_grad():\n    y = net(x)",
-        "`F.scaled_dot_product_attention(q, k, v)`, which keeps no scores, [1, 4, 1500, 1500]",
-    ),
-    Notebook(
-        "attention by einsum, with another scale and dropout",
-        ["q, k, v = (torch.ones(3, 1500, 16, device='cuda') for _ in range(3))"],
-        "w = torch.einsum('bqd, bkd -> bqk', q, k).mul_(0.5)\n"
-        "w = nn.functional.dropout(w.softmax(-1), 0.1)\ny = torch.einsum('bqk,bkd->bqd', w, v)",
-        "`F.scaled_dot_product_attention(q[None], k[None], v[None], dropout_p=0.1, scale=0.5)[0]`",
-    ),
-    Notebook(
-        "attention with a mask, and a transposed key",
-        [
-            "q, v = (torch.ones(1, 2, 2000, 16, device='cuda') for _ in range(2))",
-            "k_t = torch.ones(1, 2, 16, 2000, device='cuda')\n"
-            "keep = torch.ones(2000, 2000, device='cuda').bool().tril()",
-        ],
-        "s = (q @ k_t) / 4\ny = s.masked_fill(~keep, -1e9).softmax(-1) @ v",
-        "`F.scaled_dot_product_attention(q, k_t.mT, v, attn_mask=…)`, which keeps no scores",
-    ),
-    Notebook(
-        "the differences of all pairs",
-        ["x, y = torch.ones(900, 64, device='cuda'), torch.ones(300, 64, device='cuda')"],
-        "d = ((x[:, None] - y[None]) ** 2).sum(-1)",
-        "`torch.cdist(x, y).square()` in place of all differences, [900, 300, 64]",
+        why="the code needs",
     ),
     Notebook(
         "a checkpoint that was saved on the GPU",
@@ -338,7 +315,8 @@ SITUATIONS = [
             "rest = mib(24)",
         ],
         "net.load_state_dict(torch.load(file))",
-        '`map_location="cpu"` in that `torch.load`',
+        "`%gpufree rest`",
+        24,
     ),
     Notebook(
         "all distances, of which the nearest are kept",
@@ -350,14 +328,14 @@ SITUATIONS = [
         "numbers of NumPy's",
         ["import numpy as np\na = np.ones((6000, 900))"],
         "X = torch.from_numpy(a).cuda()\nm = X * 2",
-        "`.float()` before `.cuda(…)`",
+        '`a.astype("float32")`',
     ),
     Notebook(
         "results joined in a loop",
         ["net = nn.Linear(128, 256).cuda().requires_grad_(False)"],
         "found = torch.empty(0, 256, device='cuda')\nfor n in range(9):\n"
         "    found = torch.cat([found, net(torch.ones(4096, 128, device='cuda'))])",
-        "keep `.cpu()` of the tensors in `found`",
+        why="each pass of the loop in line 2 keeps 4.0 MiB",
     ),
     Notebook(
         "a state of two tensors with their graphs",
@@ -378,28 +356,6 @@ SITUATIONS = [
         [PERCEPTRON, "n = len(X)"],
         TRAIN.replace("net(X)", "(net(X) - torch.zeros(n, 1, 1, device='cuda'))"),
         "`X`: a batch of",
-    ),
-    Notebook(
-        "many layers for one sample, in 16 bits",
-        [
-            "net = nn.Sequential(*[nn.Linear(64, 64), nn.ReLU()] * 32).cuda()",
-            "X = torch.ones(1, 20000, 64, device='cuda')",
-        ],
-        "with torch.autocast('cuda', torch.bfloat16):\n    net(X).sum().backward()",
-        "`checkpoint_sequential(net, 8, …)`",
-    ),
-    Notebook(
-        "layers of a module's own, for one sample",
-        [
-            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-            "        self.layers = nn.ModuleList(nn.Sequential(*(nn.Linear(64, 64), nn.ReLU()) * 9)"
-            " for _ in range(8))\n    def forward(self, x):\n        for layer in self.layers:\n"
-            "            x = layer(x)\n        return x",
-            "net, X = Net().cuda(), torch.ones(1, 10000, 64, device='cuda')",
-        ],
-        "for _ in range(3):\n    with torch.autocast('cuda', torch.bfloat16):\n"
-        "        net(X).sum().backward()",
-        "`checkpoint(layer, …)` for each layer of `net.layers`",
     ),
     Notebook(
         "a step that is given a closure",
@@ -517,6 +473,6 @@ SITUATIONS = [
         "y = mib(20) + x",
         "`torch.cuda.set_per_process_memory_fraction(1.0)`",
         32,
-        why="may have 32.0 MiB",
+        why="torch may take 32.0 MiB",
     ),
 ]

@@ -6,7 +6,7 @@ from torch.cuda import memory
 
 import gpumagic
 from gpumagic.memory import allocator
-from gpumagic.memory.allocator import MadeIn
+from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import last_cell
 
@@ -155,7 +155,7 @@ def test_a_real_gpus_record_is_read_as_torch_gives_it(gpus, monkeypatch):
     with monkeypatch.context() as patched:  # before the virtual GPUs go
         patched.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
         patched.setattr(torch._C, "_cuda_memorySnapshot", lambda pool: snapshot)
-        made = MadeIn()
-        assert made.of("cuda:0", 512) == Made("In [4]", 5)
-        assert made.of("cuda:0", 1024) == Made("In [4]")
-        assert [made.of("cuda:0", address) for address in (1536, 2048, 4096)] == [None] * 3
+        made_in = Allocator().made_in
+        assert made_in("cuda:0", [512]) == Made("In [4]", 5)
+        assert made_in("cuda:0", [1024]) == Made("In [4]")
+        assert [made_in("cuda:0", [address]) for address in (1536, 2048, 4096)] == [None] * 3

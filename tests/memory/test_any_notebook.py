@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpumagic
-from gpumagic.memory.find_holders import find
+from gpumagic.memory.holders_by_name import find
 
 SET_UP = """
 import collections, functools, threading
@@ -95,9 +95,10 @@ def look(ip, notebook, deleted):
     assert "unreached" not in {row.kind for row in report.holders}
     found = find(ip.ns, paths=True)
     for storage in found:
-        if PLAIN.fullmatch(storage.path):
-            tensor = eval(storage.path, ip.ns)
-            assert tensor.untyped_storage().data_ptr() == storage.address, storage.path
+        path = "".join(storage.path)
+        if PLAIN.fullmatch(path):
+            tensor = eval(path, ip.ns)
+            assert tensor.untyped_storage().data_ptr() == storage.address, path
     del tensor
     names = {name for storage in found for name in storage.roots} & ip.ns.keys()
     gone = {name for name in sorted(names) if deleted.random() < 0.5}

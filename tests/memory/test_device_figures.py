@@ -56,7 +56,7 @@ def test_where_the_driver_does_not_know_our_pid_nothing_is_guessed(machine):
     """In a container our pid is another one: what is reserved here is not others'."""
     found = machine()
     assert found.other_in_process is None
-    assert found.others_by_name == (("unaccounted", 20 * GIB),)
+    assert found.others_by_name == (("system", 20 * GIB),)
     found = machine(ProcessSample("GPU-0", 2, None, user="ada"))
     assert found.others is None
 

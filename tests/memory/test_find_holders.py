@@ -2,15 +2,17 @@
 
 import gc
 import sys
+import threading
 import types
 import weakref
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
 import gpumagic
-from gpumagic.memory.find_holders import find
+from gpumagic.memory.holders_by_name import find
 
 
 def test_nothing_is_kept_alive_by_the_search(gpus):
@@ -26,6 +28,39 @@ def test_nothing_is_kept_alive_by_the_search(gpus):
         assert torch.cuda.memory_allocated() == 0
     finally:
         gc.enable()
+
+
+def test_a_function_that_runs_keeps_nothing_longer(gpus):
+    x = torch.ones(3, device="cuda")
+    (storage,) = find({})
+    assert storage.ways[0].root == f"{sys._getframe().f_code.co_name}(), which runs now"
+    del x
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_variable_that_a_thread_uses_is_also_held_there(gpus):
+    ready, stop = threading.Event(), threading.Event()
+
+    def work(used):
+        ready.set()
+        stop.wait(60)
+
+    x = torch.ones(3, device="cuda")
+    thread = threading.Thread(target=work, args=[x])
+    thread.start()
+    ready.wait(60)
+    (storage,) = find({"x": x})
+    stop.set()
+    thread.join()
+    assert {"x", "work(), which runs now"} <= storage.roots
+
+
+def test_both_ends_of_a_list_that_is_linked_both_ways_hold_it(gpus):
+    nodes = [{"kept": torch.ones(3, device="cuda")}] + [{} for _ in range(5000)]
+    for before, after in pairwise(nodes):
+        before["after"], after["before"] = after, before
+    (storage,) = find({"head": nodes[0], "tail": nodes[-1]})
+    assert [way.root for way in storage.ways[:2]] == ["head", "tail"]
 
 
 @pytest.fixture
@@ -149,7 +184,7 @@ def test_no_code_of_the_users_runs(gpus):
     namespace["ran"].clear()
     found = find(namespace, paths=True)
     assert namespace["ran"] == []
-    assert sorted(storage.path for storage in found) == [
+    assert sorted("".join(storage.path) for storage in found) == [
         "a.value",
         "b[<Hostile>]",
         "c",

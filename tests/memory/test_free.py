@@ -130,7 +130,6 @@ def test_outputs_come_back_and_those_that_are_variables_stay(held):
     assert allocated() == 4 * MIB
     assert [each.cause for each in freed.released] == ["Out[3], Out[5], Out[7]"]
     assert freed.nbytes == 8 * MIB + 512
-    assert freed.kept == ("Out[4]",)
     assert sorted(held.ns["Out"]) == [4, 6]
     assert "_3" not in held.ns
     assert "_4" in held.ns
@@ -146,10 +145,13 @@ def test_an_underscore_that_the_user_assigned_is_a_variable(held):
 
 def test_gradients_come_back_when_asked(held):
     held.run("net = nn.Linear(512, 512, device='cuda')\nnet(x[:512]).sum().backward()")
+    a_librarys = torch.nn.Parameter(torch.ones(8, device="cuda"))
+    a_librarys.sum().backward()
     before = allocated()
     held.run("%gpufree")
     assert allocated() == before
     said = held.run("%gpufree --grads").text
+    assert a_librarys.grad is not None
     assert before - allocated() == 2**20 + 2048
     assert "gradients: 1.0 MiB on cuda:0" in said
     assert held.ns["net"].weight.grad is None
@@ -239,8 +241,8 @@ def test_bad_input_is_told_in_a_line_and_frees_nothing(held):
 def test_what_is_cached_goes_back_to_the_driver(held):
     held.run("big = torch.empty(2**25, device='cuda')\ndel big")
     reserved = torch.cuda.memory_reserved(0)
-    freed = gpumagic.free_memory()
-    assert freed.returned["cuda:0"] == reserved - torch.cuda.memory_reserved(0) > 100 * MIB
+    gpumagic.free_memory()
+    assert reserved - torch.cuda.memory_reserved(0) > 100 * MIB
 
 
 def test_without_any_gpu_there_is_nothing_to_free(shell):

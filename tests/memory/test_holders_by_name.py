@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,10 +48,8 @@ def test_what_a_name_holds_is_its_own_though_others_hold_it_too(ip):
     assert (row.path, row.nbytes, row.aliases) == ("same", 1536, ("x",))
 
 
-def test_the_workspace_of_cublas_is_told_from_what_nobody_holds():
+def test_what_nobody_holds_has_a_row():
     device = DeviceMemory("cuda:0", "H100", False, 80, 40, 35, 40)
-    allocator = SimpleNamespace(workspaces=lambda device, met: 32)
-    rows = with_holders(device, [], None, {}, allocator).holders
-    said = [(row.path, row.nbytes) for row in rows]
-    assert said == [("cuBLAS workspace", 32), ("held by no Python object", 3)]
-    assert with_holders(device, [], None, {}, allocator, whole=False).holders == ()
+    rows = with_holders(device, []).holders
+    assert [(row.path, row.nbytes) for row in rows] == [("not reached: cuBLAS, C++", 35)]
+    assert with_holders(device, [], whole=False).holders == ()

@@ -13,7 +13,7 @@ from gpumagic import faults, virtual
 from gpumagic.frameworks.framework import Pool
 from gpumagic.memory import explain_out_of_memory
 from gpumagic.memory.explain_out_of_memory import by_figures
-from gpumagic.memory.oom_state import Shortage
+from gpumagic.memory.oom_state import OutOfMemoryState, Shortage
 
 MIB = 2**20
 
@@ -222,6 +222,19 @@ def test_no_result_is_to_be_detached_before_its_backward_pass(small, shown):
     assert [r for r in shown.pop().levers if "detach" in r.do] == []
 
 
+def test_no_loss_is_to_be_detached_whose_sum_has_a_backward_pass(small, shown):
+    small.run(
+        START + "net = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 1)).cuda()"
+    )
+    small.run(
+        "losses, X = [], torch.ones(4000, 64, device='cuda')\nfor step in range(20):\n"
+        "    losses.append(net(X).square().mean())\n    if len(losses) == 16:\n"
+        "        sum(losses).backward()\n        losses = []"
+    )
+    found = shown.pop()
+    assert (found.adds_to, found.levers) == ("losses", ())
+
+
 def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
     small.run(START)
     small.run("a = mib(30)\nb = mib(40)\na = 1")
@@ -241,6 +254,7 @@ def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monke
     "cell",
     [
         "d = torch.cdist(data, data)\nd.sum()",
+        "torch.fft.fftn(data.to('cuda'))",
         "all_ = (data * 2).to('cuda')\nfor n in range(0, len(all_), 9):\n    all_[n:n + 9].sum()",
     ],
 )
@@ -374,12 +388,16 @@ def test_what_another_framework_took_and_does_not_use_is_the_cause(gpus):
         shortage=Shortage(0, 20 * MIB, 64 * MIB),
         wanted=20 * MIB,
         capacity=48 * MIB,
+        most=48 * MIB,
+        limit=None,
         short_by=20 * MIB,
         name="cuda:0",
     )
-    why, (lever,) = by_figures(s)
+    device.others, device.others_by_name, device.allocated = 0, (), MIB
+    s.unavailable = lambda: OutOfMemoryState.unavailable(s)
+    why, (lever,) = by_figures(s, None)
     assert why == "JAX in this process has taken 48.0 MiB of cuda:0, of which it uses 1.0 MiB"
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" in lever.do
     assert lever.gives == 47 * MIB
-    s.short_by, device.others, device.allocated = 47 * MIB + 1, 0, MIB
-    assert by_figures(s) is None
+    s.short_by = 47 * MIB + 1
+    assert by_figures(s, None) is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 import gpumagic
-from gpumagic.memory.peak import replay
+from gpumagic.memory.allocator import replay
 
 TRAIN = """%%ongpu 1 --memory
 for _ in range(2):
@@ -42,7 +42,7 @@ def net(ip):
 def test_a_training_loop_by_line(net):
     found = peak(net, TRAIN)
     weights = sum(block(p.nbytes) for p in net.ns["net"].parameters())
-    lines = {line.line: line.nbytes for line in found.lines}
+    lines = dict(found.lines)
     assert found.line.startswith("line 7: optimizer.step()")
     assert lines["before the cell"] == weights + block(net.ns["x"].nbytes)
     assert lines["line 6: loss.backward()"] == weights
@@ -65,8 +65,7 @@ def test_it_is_shown_below_the_report(net):
 def test_it_says_what_recording_cost(net):
     net.run(TRAIN)
     report = gpumagic.last_report()
-    assert f"Recording {report.peak.events} events added up to " in repr(report.peak)
-    assert report.peak.events > 20
+    assert "Recording added up to " in repr(report.peak)
     assert 0 < report.peak.added_seconds < report.seconds
 
 
@@ -75,9 +74,6 @@ def test_a_peak_before_the_cell_is_said(ip):
     said = "the peak of cuda:1, 4.0 MiB, was before the cell"
     for cell in ("n = 1", "del x\ny = torch.ones(3)"):
         assert said in repr(peak(ip, f"%%ongpu 1 --memory\n{cell}"))
-    failed = ip.run("%%ongpu 1 --memory\ny = torch.empty(2**40)")
-    text = " ".join(failed.text.split())
-    assert "line 2: `y = torch.empty(2**40)`, which wanted 4.0 TiB more; the peak" in text
 
 
 def test_the_snapshot_is_for_torchs_viewer(net, tmp_path):
@@ -103,10 +99,10 @@ def test_all_is_put_back_also_where_the_cell_fails(net):
 def test_an_error_within_a_backward_pass_has_no_frame_of_ours(net):
     result = net.run("%%ongpu 1 --memory\nnet(x).backward()")
     assert "grad can be implicitly created only for scalar outputs" in result.text
-    assert "memory/peak" not in result.text
+    assert "memory/allocator" not in result.text
     result = net.run("%%ongpu 1 --memory\ny = net(x).sum()\ny.backward()\ny.backward()")
     assert "Trying to backward through the graph a second time" in result.text
-    assert "memory/peak" not in result.text
+    assert "memory/allocator" not in result.text
 
 
 def test_what_the_user_records_is_read_and_left(net):
@@ -162,7 +158,7 @@ def test_a_replay_against_a_table(steps, held):
         if sum(live.values()) > sum(most.values()):
             most = dict(live)
     found, left = replay(before, trace, lambda entry: f"line {entry['addr']}", "cuda:0")
-    assert found.nbytes == sum(most.values()) == sum(line.nbytes for line in found.lines)
+    assert found.nbytes == sum(most.values()) == sum(nbytes for _, nbytes in found.lines)
     made = {f"line {address}": n for address, n in most.items()}
-    assert all(line.nbytes <= made.get(line.line, 0) for line in found.lines if "line" in line.line)
+    assert all(nbytes <= made.get(line, 0) for line, nbytes in found.lines if "line" in line)
     assert sum(live.values()) == left

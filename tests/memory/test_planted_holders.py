@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpumagic.device.caching_allocator import BLOCK
-from gpumagic.memory.find_holders import find
+from gpumagic.memory.holders_by_name import find
 
 SET_UP = """
 import collections, contextvars, dataclasses, functools, gc, itertools, queue, sys
@@ -28,6 +28,8 @@ class Thing:
         pass
 size = 10
 """
+# Neither the notebook nor its modules: that it is held, and not garbage, is all that is known.
+OUTSIDE = r"held by C\+\+, a library, or running code.*"
 # By what holds it: the cell, and the path that is told.
 PLANTED = {
     "variable": ("x1 = gpu()", "x1"),
@@ -50,9 +52,9 @@ PLANTED = {
         "net = nn.Linear(1, 1).cuda()\nnet.weight = nn.Parameter(gpu()[:1].view(1, 1))\n"
         "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
         "    traced = torch.jit.trace(net, torch.zeros(1, 1, device='cuda'))\ndel net",
-        r"traced\..*",
+        OUTSIDE,
     ),
-    "key of a tuple": ("by_pair = {(1, 'b'): gpu()}", "by_pair[(1, 'b')]"),
+    "key of a tuple": ("by_pair = {(1, 'b'): gpu()}", "by_pair[<tuple>]"),
     "named tuple": ("p = collections.namedtuple('P', 'x y')(1, gpu())", "p[1]"),
     "set": ("a_set = {gpu()}", "a_set.<Tensor>"),
     "deque": ("dq = collections.deque([gpu()])", "dq[0]"),
@@ -71,16 +73,16 @@ PLANTED = {
     "class without a name": (
         "def make_local():\n    class Local:\n        kept = gpu()\n    return Local()\n"
         "local = make_local()",
-        "local.__class__.kept",
+        "local.<type>.kept",
     ),
     "closure": (
         "def make():\n    cache = gpu()\n    def train():\n        return cache\n    return train\n"
         "train = make()",
-        "train.__closure__[0].cell_contents",
+        "train.__closure__[0].<Tensor>",
     ),
-    "default argument": ("def f(a, x=gpu()):\n    pass", "f.__defaults__[0]"),
-    "keyword default": ("def g(*, y=gpu()):\n    pass", "g.__kwdefaults__['y']"),
-    "lambda in a list": ("callbacks = [lambda x=gpu(): x]", "callbacks[0].__defaults__[0]"),
+    "default argument": ("def f(a, x=gpu()):\n    pass", "f.<tuple>[0]"),
+    "keyword default": ("def g(*, y=gpu()):\n    pass", "g.<dict>['y']"),
+    "lambda in a list": ("callbacks = [lambda x=gpu(): x]", "callbacks[0].<tuple>[0]"),
     "function attribute": ("def h(): pass\nh.last = gpu()", "h.last"),
     "lru_cache": (
         "@functools.lru_cache(3)\ndef load(n): return gpu()\nload(1); None",
@@ -113,10 +115,6 @@ PLANTED = {
         "coro.<Tensor>",
     ),
     "iterator": ("tee = itertools.cycle([gpu()])\nnext(tee); None", "tee.<list>[0]"),
-    "context variable": (
-        "cv = contextvars.ContextVar('cv')\ncv.set(gpu()); None",
-        "the context variable 'cv'",
-    ),
     "default of a context variable": (
         "cv2 = contextvars.ContextVar('cv2', default=gpu())",
         "cv2.<Tensor>",
@@ -128,11 +126,11 @@ PLANTED = {
     ),
     "hook of a module": (
         "hooked = nn.Linear(1, 1)\nhooked.register_forward_hook(lambda *a, t=gpu(): t); None",
-        r"hooked\._forward_hooks\[\d+\]\.__kwdefaults__\['t'\]",
+        r"hooked\._forward_hooks\[\d+\]\.<dict>\['t'\]",
     ),
     "hook of a tensor": (
         "leaf = torch.zeros(1, requires_grad=True)\nleaf.register_hook(lambda g, t=gpu(): g); None",
-        r"leaf\._backward_hooks\[\d+\]\.__defaults__\[0\]",
+        r"leaf\.<OrderedDict>\[\d+\]\.<tuple>\[0\]",
     ),
     "parameter": (
         "net = nn.Sequential(nn.Linear(1, 1))\nnet[0].weight = nn.Parameter(gpu())",
@@ -143,7 +141,7 @@ PLANTED = {
     "gradient": ("w = nn.Parameter(gpu())\nsize -= 1\nw.grad = gpu()", "w.grad"),
     "state of an optimizer": (
         "opt = torch.optim.Adam([w])\nopt.state[w]['exp_avg'] = gpu()",
-        "opt.state[w]['exp_avg']",
+        "opt.state[<Parameter>]['exp_avg']",
     ),
     "optimizer alone": (
         "sgd = torch.optim.SGD([nn.Parameter(gpu())])",
@@ -174,7 +172,7 @@ PLANTED = {
     ),
     "weakref's callback": (
         "watched = Thing(1)\nref = weakref.ref(watched, lambda r, t=gpu(): t)",
-        "ref.__callback__.__defaults__[0]",
+        "ref.__callback__.<tuple>[0]",
     ),
     "weak dictionary": (
         "weak = weakref.WeakKeyDictionary()\nweak[watched] = gpu()",
@@ -182,7 +180,7 @@ PLANTED = {
     ),
     "finalizer": (
         "weakref.finalize(watched, print, gpu()); None",
-        "weakref.finalize._registry[<finalize>].args[0]",
+        OUTSIDE,
     ),
     "queue": ("q = queue.Queue()\nq.put(gpu())", "q.queue[0]"),
     "thread's local variable": (
@@ -190,7 +188,7 @@ PLANTED = {
         "def work():\n    held = gpu()\n    ready.set()\n    go.wait(60)\n"
         "thread = threading.Thread(target=work, name='loader')\n"
         "thread.start()\nready.wait(60); None",
-        "work() of the thread 'loader', which runs now: held",
+        "work(), which runs now: held",
     ),
     "thread-local": ("tl = threading.local()\ntl.x = gpu()", r"tl\.<dict>.*\['x'\]"),
     "module of the user's": (
@@ -200,22 +198,21 @@ PLANTED = {
     ),
     "module of a library": (
         "sys.modules['torch.nn.functional']._planted = gpu()",
-        "torch.nn.functional._planted",
+        OUTSIDE,
     ),
-    "class of a library": ("nn.Linear._planted = gpu()", "torch.nn.modules.linear.Linear._planted"),
-    "storage": ("bare = gpu().untyped_storage()", "bare"),
+    "class of a library": ("nn.Linear._planted = gpu()", OUTSIDE),
     "output": ("gpu()", r"Out\[\d+\]"),
     "exception": (
         "def step(n):\n    x = gpu()\n    raise KeyError(n)\n"
         "try:\n    step(1)\nexcept KeyError as e:\n    error = e",
-        "error: frame step, x",
+        "error.<traceback>.<traceback>.tb_frame.<Tensor>",
     ),
     "chained exception": (
         "def parse(n):\n    y = gpu()\n    raise KeyError(n)\n"
         "try:\n    try:\n        parse(1)\n"
         "    except KeyError as e:\n        raise ValueError from e\n"
         "except ValueError as e:\n    chained = e",
-        "chained.__context__: frame parse, y",
+        "chained.<KeyError>.<traceback>.<traceback>.tb_frame.<Tensor>",
     ),
     "data of a loader": (
         "loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(gpu()))",
@@ -223,21 +220,15 @@ PLANTED = {
     ),
     "loader's iterator": (
         "batches_of = iter(torch.utils.data.DataLoader([1, 2], collate_fn=lambda b, t=gpu(): t))",
-        "batches_of._collate_fn.__defaults__[0]",
-    ),
-    "task": (
-        "import asyncio\n"
-        "async def sleep():\n    z = gpu()\n    await asyncio.sleep(600)\n    print(z)\n"
-        "asyncio.create_task(sleep(), name='sleeper')\nawait asyncio.sleep(0)",
-        "the task 'sleeper'.<coroutine>.<Tensor>",
+        "batches_of._collate_fn.<tuple>[0]",
     ),
     "property": (
         "class Made:\n    t = property(lambda self, x=gpu(): x)",
-        "Made.t.fget.__defaults__[0]",
+        "Made.t.fget.<tuple>[0]",
     ),
     "static method": (
         "class Static:\n    @staticmethod\n    def f(x=gpu()): pass",
-        "Static.f.__func__.__defaults__[0]",
+        "Static.f.__func__.<tuple>[0]",
     ),
     "attribute of a dictionary's subclass": (
         "class Config(dict): pass\nconf = Config()\nconf.t = gpu()",
@@ -246,33 +237,33 @@ PLANTED = {
     "view of a dictionary": ("proxy = types.MappingProxyType({'a': gpu()})", "proxy.<dict>['a']"),
     "frame": (
         "def here():\n    v = gpu()\n    return sys._getframe()\nframe = here()",
-        "frame, v",
+        "frame.<Tensor>",
     ),
     "what %debug looks at": (
         "def stop():\n    w = gpu()\n    1 / 0\ntry:\n    stop()\nexcept ZeroDivisionError as e:\n"
         "    import IPython.terminal.debugger\n    pdb = IPython.terminal.debugger.Pdb()\n"
         "    pdb.reset()\n    pdb.setup(None, e.__traceback__)\n"
         "    get_ipython().InteractiveTB.pdb = pdb\n    del pdb",
-        "%debug.curframe, w",
+        "%debug['curframe'].<Tensor>",
     ),
     "cell that failed": (
         "def broken():\n    inner = gpu()\n    1 / 0\nbroken()",
-        r"the exception of In \[\d+\]: frame broken, inner",
+        r"the exception of In \[\d+\]\.<traceback>\.<traceback>\.tb_frame\.<Tensor>",
     ),
     "reference cycle": (
         "def around():\n    a = Thing(gpu())\n    a.me = a\ngc.disable()\naround()",
-        "a reference cycle that is not collected yet: Thing.value",
+        "a reference cycle that is not collected yet",
     ),
     "hook of a node": (
         "node = torch.ones(1, requires_grad=True).exp().grad_fn\n"
         "node.register_hook(lambda *g, t=gpu(): None); None",
-        r"node\.<OrderedDict>\[\d+\]\.__kwdefaults__\['t'\]",
+        r"node\.<OrderedDict>\[\d+\]\.<dict>\['t'\]",
     ),
     "hook of a node in C++": (
         "out = torch.ones(1, requires_grad=True).exp()\n"
         "def hook(*g, t=gpu()): pass\n"
         "out.grad_fn.register_hook(hook)\ndel hook",
-        r"held from C\+\+, or by an expression that runs now: OrderedDict\[\d+\]\.__kwdef.*",
+        OUTSIDE,
     ),
     "cycle through autograd": (
         "class Around(torch.autograd.Function):\n"
@@ -280,7 +271,7 @@ PLANTED = {
         "        ctx.mine = gpu()\n        return x.clone()\n"
         "around_it = Around.apply(torch.ones(1, requires_grad=True))\n"
         "around_it.grad_fn.output = around_it\ndel around_it",
-        "a reference cycle that is not collected yet: AroundBackward.mine",
+        "a reference cycle that is not collected yet",
     ),
 }
 
@@ -309,10 +300,10 @@ def found():
             sizes[shell.user_ns["size"] * BLOCK] = name
         storages = find(shell.user_ns, paths=True)
         assert sum(s.nbytes for s in storages) == torch.cuda.memory_allocated()
-        yield {sizes.get(s.nbytes, s.path): s for s in storages}
+        yield {sizes.get(s.nbytes, "".join(s.path)): s for s in storages}
     finally:
         shell.user_ns["go"].set()
-        shell.run_cell("gc.enable()\ncv.set(None)")
+        shell.run_cell("gc.enable()")
         shell.reset()
         sys.modules.pop("mine", None)
         for owner in (torch.nn.functional, torch.nn.Linear):
@@ -328,5 +319,5 @@ def found():
 def test_it_is_found_by_name(found, name):
     path = PLANTED[name][1]
     assert name in found, f"not found; others: {[k for k in found if k not in PLANTED]}"
-    told = found[name].path
+    told = "".join(found[name].path)
     assert told == path or re.fullmatch(path, told), told

@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
+import executing
 import pytest
 from corpus_score import HELD_OUT, WRITTEN_ALONG, score
 
 from gpumagic import faults
-from gpumagic.usercode import frames
 
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
 
@@ -30,14 +30,14 @@ def test_the_score_of_all_snippets():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_where_only_the_line_is_known_nothing_wrong_is_said(monkeypatch):
-    whole = frames.Source
+    whole = executing.Source
 
     class LineOnly(whole):
         @classmethod
         def executing(cls, traceback):
             return SimpleNamespace(source=whole.executing(traceback).source, node=None)
 
-    monkeypatch.setattr(frames, "Source", LineOnly)
+    monkeypatch.setattr(executing, "Source", LineOnly)
     result = score(HELD_OUT)
     assert result.missed["nothing wrong is said"] == []
     assert result.share("devices") >= 0.5

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import gpumagic
-from gpumagic.placement.scope import placement
+from gpumagic.placement import placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
 Pair = namedtuple("Pair", "x y")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gpumagic
-from gpumagic.placement import factories, swap
+from gpumagic.placement import swap, twins
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
@@ -191,8 +191,8 @@ def test_a_device_map_has_devices_for_numbers(given, expected, installed, monkey
         "def _get_device_map(device_map): return device_map\n"
         "def load(device_map): return _get_device_map(device_map)\n"
     )
-    real = factories.IN_LIBRARIES["transformers.modeling_utils"]
-    monkeypatch.setitem(factories.IN_LIBRARIES, "maps_of_gpumagic", real)
+    real = twins.IN_LIBRARIES["transformers.modeling_utils"]
+    monkeypatch.setitem(twins.IN_LIBRARIES, "maps_of_gpumagic", real)
     import maps_of_gpumagic
 
     with gpumagic.on(1):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import gpumagic
 from gpumagic.errors import GpuError
-from gpumagic.placement import scope, swap
+from gpumagic.placement import placement, swap
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
@@ -89,7 +89,7 @@ def test_any_nesting_with_any_failure_restores_everything(tree, data):
 
     enter(tree, torch.device("cpu"))
     assert _names() == before
-    assert scope.placement() is None
+    assert placement() is None
     assert torch.cuda.current_device() == 0
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gpumagic
-from gpumagic.placement import factories, swap
+from gpumagic.placement import swap, twins
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
@@ -78,8 +78,8 @@ def test_what_refuses_a_default_device_is_told_the_placements(imported, installe
         "        raise ValueError('needs accelerate')\n"
         "def load(device_map=None): return check_and_set_device_map(device_map)\n"
     )
-    real = factories.IN_LIBRARIES["transformers.modeling_utils"]
-    monkeypatch.setitem(factories.IN_LIBRARIES, "loads_of_gpumagic", real)
+    real = twins.IN_LIBRARIES["transformers.modeling_utils"]
+    monkeypatch.setitem(twins.IN_LIBRARIES, "loads_of_gpumagic", real)
     if imported == "before":
         import loads_of_gpumagic
     for _ in range(2):
@@ -216,8 +216,8 @@ def test_imports_on_two_threads_do_not_wait_for_each_other(first, tmp_path, monk
     (tmp_path / "second_of_gpumagic.py").touch()
     monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
     monkeypatch.syspath_prepend(tmp_path)
-    real = factories.IN_LIBRARIES["transformers.modeling_utils"]
-    monkeypatch.setitem(factories.IN_LIBRARIES, "waits_of_gpumagic", real)
+    real = twins.IN_LIBRARIES["transformers.modeling_utils"]
+    monkeypatch.setitem(twins.IN_LIBRARIES, "waits_of_gpumagic", real)
     create = SourceFileLoader.create_module
 
     def create_module(self, spec):  # when its import has begun, and Python holds a lock for it

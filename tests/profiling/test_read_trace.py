@@ -81,7 +81,7 @@ PLANTED = [
 
 @pytest.fixture(autouse=True)
 def _lines_of_this_cell(monkeypatch):
-    monkeypatch.setattr("gpumagic.usercode.lines.last_cell", lambda: "cell.py")
+    monkeypatch.setattr("gpumagic.usercode.files.last_cell", lambda: "cell.py")
 
 
 @pytest.mark.parametrize(("cell", "kind", "line", "words"), PLANTED, ids=lambda v: str(v)[:20])

@@ -302,7 +302,7 @@ def test_what_it_prints_is_shown_once_and_others_print_as_ever(gpus, capsys):
         ("1", [], {}, "no device is named"),
         ("", ["cpu"], {}, "there is no code"),
         ("1", ["cpu"], {"max_time": 0}, "max_time=0 is not a number above 0"),
-        ("1", ["cpu"], {"items": float("nan")}, "items=nan is not a number"),
+        ("1", ["cpu"], {"items": float("nan")}, "items nan: nan is not a number"),
         ("1", ["cpu"], {"sweep": {"a": [1], "b": [1]}}, "over one variable"),
     ],
 )

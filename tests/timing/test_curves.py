@@ -73,11 +73,9 @@ def test_an_interrupt_is_no_failure_of_the_device():
     assert "out of memory" not in texts(drawn(comparison(*cut, sweep=found.sweep)))
 
 
-def test_values_that_are_no_numbers_have_marks_and_no_line():
+def test_values_that_are_no_numbers_have_no_plot():
     timings = [timing("cpu", s, values={"how": h}) for h, s in (("mean", 1.0), ("sum", 2.0))]
-    root = drawn(comparison(*timings, sweep={"how": ("mean", "sum")}))
-    assert root.find("polyline") is None
-    assert {"mean", "sum", "how"} <= set(texts(root))
+    assert sweep_figure(comparison(*timings, sweep={"how": ("mean", "sum")})) == ""
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (-5, 5), (3,), (1e-300, 1e300)])
@@ -130,27 +128,27 @@ def test_ticks_are_few_round_and_within(low, ratio):
         assert len(found) >= 2
 
 
-@given(st.lists(st.floats(0, 300), max_size=12), st.floats(5, 20))
-def test_names_keep_their_order_and_their_distance(places, gap):
-    found = plot.parted(places, gap, 0, 300)
-    order = sorted(range(len(places)), key=lambda n: places[n])
-    between = [found[b] - found[a] for a, b in itertools.pairwise(order)]
-    assert all(step >= gap - 1e-9 for step in between)
-    assert all(place <= 300 for place in found)
+@given(st.lists(st.floats(1e-6, 1e-3), min_size=1, max_size=6))
+def test_names_keep_their_distance(medians):
+    names = [f"cuda:{n}" for n in range(len(medians))]
+    timings = [timing(w, s, values={"n": 1}) for w, s in zip(names, medians, strict=True)]
+    root = drawn(comparison(*timings, sweep={"n": (1,)}))
+    places = sorted(float(t.get("y")) for t in root.iter("text") if t.text in names)
+    assert len(places) == len(names)
+    assert all(b - a >= 14.9 for a, b in itertools.pairwise(places))
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60, unique=True))
 def test_labels_do_not_touch(values):
-    values = sorted(values)
-    scale = plot.Scale(values[0], max(values[-1], values[0] + 1), 0, 500)
-
-    def width(value):
-        return plot.LETTER * len(f"{value:,}")
-
-    kept = plot.apart(values, scale, width)
-    assert kept[-1] == values[-1]
-    for a, b in itertools.pairwise(kept):
-        assert scale(b) - width(b) / 2 > scale(a) + width(a) / 2
+    sizes = sorted(values)
+    root = drawn(
+        comparison(*(timing("cpu", 1.0, values={"n": n}) for n in sizes), sweep={"n": sizes})
+    )
+    labels = [t for t in root.iter("text") if float(t.get("y")) == plot.FOOT + 17]
+    places = sorted((float(t.get("x")), plot.LETTER * len(t.text) / 2) for t in labels)
+    assert str(sizes[-1]) in {t.text.replace(",", "").replace("_", "") for t in labels}
+    for (a, half_a), (b, half_b) in itertools.pairwise(places):
+        assert b - half_b > a + half_a
 
 
 def test_devices_look_different_from_each_other():

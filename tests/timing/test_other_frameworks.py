@@ -46,7 +46,7 @@ class Slow(Framework):
         self.clock.work(host + compiles, self, device)
 
     def silent(self):
-        self.tally.add(("copy",), Count(True, "copy", "cpu", self.here, 0, None, 0, True)).count = 1
+        self.tally.add(("copy",), Count("copy", "copy", "cpu", self.here)).count = 1
 
     def started(self):
         return True

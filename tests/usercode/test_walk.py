@@ -6,7 +6,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
-from gpumagic.usercode.walk import attributes, is_open, items, parts_of, walk, written
+from gpumagic.usercode.values import attributes, is_open, items, parts_of, walk, written
 
 Pair = namedtuple("Pair", "left right")
 ITEM = object()

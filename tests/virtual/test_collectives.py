@@ -66,7 +66,9 @@ def _gradients(rank, here):
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[rank : rank + 1]
     net = nn.Linear(2, 1).to(here)
     if torch.version.cuda is not None:
-        with pytest.raises(NotImplementedError, match="virtual GPUs: DistributedDataParallel"):
+        with pytest.raises(
+            NotImplementedError, match="virtual GPUs have no DistributedDataParallel"
+        ):
             DistributedDataParallel(net, device_ids=[rank])
         return torch.tensor([[2.0, 3.0]]), True
     net = DistributedDataParallel(net, device_ids=[rank])

@@ -1,7 +1,6 @@
 """Where virtual GPUs are refused, and how an unknown build of torch is tried."""
 
 import re
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,8 +17,8 @@ PACKAGE = Path(virtual.__file__).parent
 @pytest.mark.parametrize(
     ("devices", "memory", "said"),
     [
-        (99, "1GiB", "virtual GPUs: 99 asked, 1 to 8 are possible; type %"),
-        (0, "1GiB", "virtual GPUs: 0 asked, 1 to 8 are possible; type %"),
+        (99, "1GiB", "virtual GPUs: 99 asked, 1 to 8 are possible; type "),
+        (0, "1GiB", "virtual GPUs: 0 asked, 1 to 8 are possible; type "),
         (True, "1GiB", "virtual GPUs: True asked"),
         ("2", "1GiB", "virtual GPUs: 2 asked"),
         (2, "much", "virtual GPUs: a memory of much is not possible; type for example 16GiB"),
@@ -90,9 +89,10 @@ def test_force_with_a_real_gpu_is_tried_first(monkeypatch):
 
 
 def test_force_hides_the_real_gpu_until_off(monkeypatch):
-    monkeypatch.setattr(gate, "_real_gpus", lambda: 1)
-    monkeypatch.setattr(gate, "trial", lambda: None)
-    virtual.enable(2, force=True)
+    with monkeypatch.context() as real:
+        real.setattr(torch.cuda, "device_count", lambda: 1)
+        real.setattr(gate, "trial", lambda: None)
+        virtual.enable(2, force=True)
     try:
         assert torch.cuda.device_count() == 2
     finally:
@@ -101,7 +101,7 @@ def test_force_hides_the_real_gpu_until_off(monkeypatch):
 
 def test_a_missing_symbol(monkeypatch):
     monkeypatch.setattr(gate, "GET_HOOKS", "_ZN2at6nowhereEv")
-    refuses("this build of PyTorch has not what they need (_ZN2at6nowhereEv)")
+    refuses("libtorch_cpu.so: undefined symbol: _ZN2at6nowhereEv)")
 
 
 def test_another_order_of_the_hooks(monkeypatch):
@@ -126,9 +126,7 @@ def test_torch_may_have_put_its_fake_guard_there_already(runtime):
                 virtual.disable()
 
 
-@pytest.mark.parametrize(
-    "version", ["2.12.0+cpu", "2.14.0.dev20260101", "2.13.0a0+gitabc", "3.0.0"]
-)
+@pytest.mark.parametrize("version", ["2.14.0.dev20260101", "2.13.0a0+gitabc", "3.0.0"])
 def test_an_untested_version_is_tried_in_a_child(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(gate, "trial", lambda: "exit code 1: no")
@@ -136,12 +134,8 @@ def test_an_untested_version_is_tried_in_a_child(monkeypatch, version):
 
 
 @pytest.mark.slow
-def test_the_trial_passes_and_is_remembered(tmp_path, monkeypatch):
-    folder = tmp_path / "deep"
-    assert gate.trial(folder) is None
-    assert len([*folder.iterdir()]) == 1
-    monkeypatch.setattr(gate, "TIMEOUT_S", 0)
-    assert gate.trial(folder) is None
+def test_the_trial_passes():
+    assert gate.trial() is None
 
 
 @pytest.mark.parametrize(
@@ -152,33 +146,13 @@ def test_the_trial_passes_and_is_remembered(tmp_path, monkeypatch):
         ("print('nearly')", "exit code 0: it said nothing"),
     ],
 )
-def test_a_trial_that_fails(tmp_path, code, said):
-    assert gate.trial(tmp_path / "new", [sys.executable, "-c", code]) == said
-    assert not [*tmp_path.glob("new/*")]
+def test_a_trial_that_fails(code, said):
+    assert gate.trial(code) == said
 
 
-def test_a_trial_that_failed_is_tried_again_as_its_cause_may_be_gone(tmp_path):
-    cause = tmp_path / "cause"
-    code = (
-        f"assert not __import__('os').path.exists({str(cause)!r}), 'full'; print('verdict: works')"
-    )
-    command = [sys.executable, "-c", code]
-    cause.touch()
-    assert gate.trial(tmp_path, command) == "exit code 1: AssertionError: full"
-    cause.unlink()
-    assert gate.trial(tmp_path, command) is None
-
-
-def test_a_trial_that_hangs(tmp_path, monkeypatch):
+def test_a_trial_that_hangs(monkeypatch):
     monkeypatch.setattr(gate, "TIMEOUT_S", 0.2)
-    command = [sys.executable, "-c", "input_ = __import__('threading').Event().wait()"]
-    assert gate.trial(tmp_path, command) == "it did not end in time"
-
-
-def test_a_folder_that_cannot_be_written_only_forgets(tmp_path):
-    (tmp_path / "file").touch()
-    command = [sys.executable, "-c", "print('verdict: works')"]
-    assert gate.trial(tmp_path / "file" / "below", command) is None
+    assert gate.trial("__import__('threading').Event().wait()") == "it did not end in time"
 
 
 def test_what_is_set_in_torch_is_set_through_patch_which_puts_it_back():

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.telemetry import state_files as published
-from gpumagic.virtual import virtual_gpus
-from gpumagic.virtual.virtual_gpus import MemoryAccount
+from gpumagic.virtual import memory_account
+from gpumagic.virtual.memory_account import MemoryAccount
 
 CAPACITY = 2 * 2**30
 MIB = 2**20
@@ -135,7 +135,7 @@ def test_the_state_file_follows(gpus, runtime):
 
 def test_busy_time_is_published(monkeypatch):
     now = [0]
-    monkeypatch.setattr(virtual_gpus, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(memory_account, "perf_counter_ns", lambda: now[0])
     row = [0] * published.COUNTERS
     account = MemoryAccount(0, CAPACITY, row)
     now[0] += published.WINDOW_NS
@@ -165,7 +165,7 @@ def test_an_interrupt_anywhere_leaves_the_numbers_right():
 
     def interrupt(frame, event, called):
         nonlocal left
-        if frame.f_code.co_filename == virtual_gpus.__file__ and event in ("call", "c_return"):
+        if frame.f_code.co_filename == memory_account.__file__ and event in ("call", "c_return"):
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt

@@ -16,7 +16,7 @@ import torch
 from gpumagic import virtual
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import state_files as published
-from gpumagic.virtual import switch, torchless
+from gpumagic.virtual import switch
 
 KEYS = (
     "CPU",
@@ -82,7 +82,7 @@ def test_off_leaves_torch_as_it_was():
 def test_a_failure_while_turning_on_leaves_nothing(monkeypatch, runtime):
     on_and_off()
     before = state()
-    monkeypatch.setattr(switch, "pinning_kernels", lambda: {"no such operator": print})
+    monkeypatch.setattr(switch, "cpu_kernels", lambda: {"no such operator": print})
     with pytest.raises(RuntimeError):
         virtual.enable(2)
     monkeypatch.undo()
@@ -160,7 +160,7 @@ def test_another_capacity_is_refused_and_the_same_is_none(gpus):
 def test_by_default_they_hold_what_the_host_can(monkeypatch, runtime, host, number, each):
     memory = SimpleNamespace(total=int(host * 2**30))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(torchless, "LIMITS", ())
+    monkeypatch.setenv("GPUMAGIC_CGROUP", "/no/such/folder")
     virtual.enable(number)
     try:
         assert torch.cuda.get_device_properties(1).total_memory == each

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -151,28 +150,6 @@ def test_attention(shape, options, same):
         return out, q.grad
 
     assert same(run("cpu"), run("cuda:1"))
-
-
-@pytest.mark.parametrize(
-    ("backend", "dtypes"),
-    [
-        ("FLASH_ATTENTION", [torch.float16, torch.bfloat16]),
-        ("CUDNN_ATTENTION", [torch.float16, torch.bfloat16]),
-        ("EFFICIENT_ATTENTION", [torch.float16, torch.bfloat16, torch.float32]),
-        ("MATH", [torch.float16, torch.bfloat16, torch.float32, torch.float64]),
-    ],
-)
-def test_attention_has_the_kernels_of_cuda(backend, dtypes):
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        x = torch.randn(2, 4, 6, 8, device="cuda:1", dtype=dtype)
-        with sdpa_kernel(getattr(SDPBackend, backend)):
-            if dtype not in dtypes:
-                with pytest.raises(RuntimeError, match="No available kernel"):
-                    F.scaled_dot_product_attention(x, x, x)
-                continue
-            out = F.scaled_dot_product_attention(x, x, x)
-        wanted = F.scaled_dot_product_attention(*[x.cpu().double()] * 3)
-        assert torch.allclose(out.cpu().double(), wanted, atol=2e-2)
 
 
 def test_training_leaves_no_bytes_behind():

@@ -19,7 +19,7 @@ def test_it_has_the_rows_of_gpumem_by_gpu(ip):
     ip.run("x = zeros(10**6, device='cuda:1')\nsame = x[3:]\ny = zeros(3, device='cuda:0')")
     told = notebook_watch.held_now()
     assert json.loads(json.dumps(told)) == told
-    assert notebook_watch.panel()._repr_json_()["gpus"] == told["gpus"]
+    assert notebook_watch.panel().data["gpus"] == told["gpus"]
     assert told["cell"] == ip.ip.execution_count - 1
     first, second = (told["gpus"][device.uuid] for device in here())
     assert [row["name"] for row in first["rows"]] == ["y"]
@@ -42,7 +42,7 @@ def test_without_torch_nothing_is_held_and_none_is_imported():
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "InteractiveShell.instance()\n"
         "from gpumagic.widget.notebook_watch import panel\n"
-        "print(panel()._repr_json_()['gpus'], 'torch' in sys.modules)"
+        "print(panel().data['gpus'], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["{}", "False"], done.stderr
@@ -54,7 +54,7 @@ def test_the_widget_answers_a_view_that_asks(ip):
     widget = MonitorWidget(
         sampler=Sampler(), shell=ip.ip, audience=Audience(Clock(), patience_s=90)
     )
-    widget._keep = lambda: None
+    widget._save_table = lambda: None
     try:
         ip.run("x = zeros(10**6, device='cuda')")
         assert widget.variables == {}  # nobody has it open

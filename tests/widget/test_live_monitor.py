@@ -26,7 +26,7 @@ def made(shell):
     clock, sampler = Clock(), Sampler()
     widget = MonitorWidget(sampler=sampler, shell=shell.ip, audience=Audience(clock, patience_s=90))
     published = []
-    widget._keep = lambda: published.append(widget._last.time)
+    widget._save_table = lambda: published.append(widget._last.time)
     yield SimpleNamespace(
         widget=widget, sampler=sampler, clock=clock, shell=shell, published=published
     )
@@ -131,8 +131,7 @@ def test_its_table_says_of_when_it_is_and_what_the_view_waits_for(made):
     table = made.widget._table()
     assert table["text/plain"].endswith("\n\nAs of 2026-11-22 17:05:00.")
     assert "As of 2026-11-22 17:05:00." in table["text/html"]
-    assert "waiting for the cell to end" in table["text/html"]
-    assert "Run the cell again" in table["text/html"]
+    assert "The live view appears when the running cell ends" in table["text/html"]
 
 
 def test_its_cells_hold_the_gpus_of_this_kernel(made):
@@ -208,11 +207,11 @@ def test_results_stand_newest_first(made):
 
     made.widget.show(Timing())
     made.widget.show(SimpleNamespace(x=1), title="plain")
-    made.widget.add_result("t", "text")
+    made.widget.show("text", title="t")
     titles = [(r["title"], r["text"]) for r in made.widget.results]
     assert titles == [("t", "text"), ("plain", "namespace(x=1)"), ("Timing", "1 ms")]
     for n in range(60):
-        made.widget.add_result(str(n), "")
+        made.widget.show("", title=str(n))
     assert len(made.widget.results) == 50
     assert made.widget.results[0]["title"] == "59"
 

@@ -87,7 +87,7 @@ def test_a_view_speaks_over_the_wire(kernel):
         data = {"method": "custom", "content": {"type": kind, "id": "a"}}
         message = kernel.client.session.msg("comm_msg", {"comm_id": comm, "data": data})
         kernel.client.shell_channel.send(message)
-    found = wire(kernel, "assert not m._awake and m._subscription.closed\nm.close()")
+    found = wire(kernel, "assert not m._running and m._subscription.closed\nm.close()")
     assert errors(found) == []
 
 

@@ -24,7 +24,7 @@ def made(shell):
     widget = MonitorWidget(
         sampler=sampler, shell=shell.ip, audience=Audience(clock, patience_s=90), board=board
     )
-    widget._keep = lambda: None
+    widget._save_table = lambda: None
     yield SimpleNamespace(widget=widget, board=board, clock=clock, sampler=sampler)
     widget.close()
     assert board._listeners == {}
@@ -66,7 +66,7 @@ def test_while_it_rests_it_hears_nothing_and_then_it_has_all(made):
 
 
 def test_its_own_results_stay_beside_them(made):
-    made.widget.add_result("mine", "text")
+    made.widget.show("text", title="mine")
     made.board.keep("", 3.0, "measured", [])
     assert [r["title"] for r in made.widget.results] == ["mine"]
     assert "mine" not in [t["title"] for t in made.widget.timings]

@@ -12,7 +12,7 @@ import optax  # noqa: E402
 from flax import linen, nnx, struct  # noqa: E402
 from flax.training.train_state import TrainState  # noqa: E402
 
-from gpumagic.ledger.advice import advise  # noqa: E402
+from gpumagic.ledger.ledger_view import advise  # noqa: E402
 
 # Each cell runs on GPU 0, and what it makes and reads is there.
 CLEAN = [

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.trial import CopiedVariables
 from gpumagic.frameworks.framework import FrameworksOn
 
 IMPORTS = (

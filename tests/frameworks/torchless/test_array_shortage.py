@@ -6,7 +6,7 @@ import pytest
 
 import gpumagic
 from gpumagic.frameworks.framework import Pool
-from gpumagic.memory import oom_state
+from gpumagic.memory import holders_by_name
 
 GIB = 2**30
 # As allocators have written them, of JAX 0.2 to 0.10, on GPUs and on the CPU.
@@ -72,19 +72,19 @@ def test_other_errors_are_not(fails, said):
     ("figures", "limit", "said"),
     [
         ({"total": 2 * GIB, "free": GIB}, None, "more than the 2.0 GiB"),
-        ({"free": 12 * GIB, "reserved": 4 * GIB}, 8 * GIB, "75 % by default"),
+        ({"free": 12 * GIB, "reserved": 4 * GIB}, 8 * GIB, "JAX may take 8.0 GiB of"),
         ({"free": 0, "reserved": 0, "others": 12 * GIB}, None, "hold 12.0 GiB"),
         ({"free": 0, "reserved": 6 * GIB}, None, "too little is left"),
     ],
 )
 def test_the_reason_is_told_by_the_figures(fails, monkeypatch, figures, limit, said):
-    def device_now(*args):
+    def with_other_libraries(*args):
         pool = Pool("JAX", 6 * GIB, None, 8 * GIB, limit)
         given = {"total": 16 * GIB, "allocated": 6 * GIB, "others": 0} | figures
         return replace(real(*args), **given, pools=(pool,))
 
-    real = oom_state.device_now
-    monkeypatch.setattr(oom_state, "device_now", device_now)
+    real = holders_by_name.with_other_libraries
+    monkeypatch.setattr(holders_by_name, "with_other_libraries", with_other_libraries)
     found = fails("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes.")
     assert said in found.reason
     assert any("MEM_FRACTION" in lever.do for lever in found.levers) is (limit is not None)

@@ -7,8 +7,8 @@ import pytest
 
 from gpumagic import faults
 from gpumagic.errors import ImplicitCopyError
-from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Tally
+from gpumagic.ledger.ledger_view import advise
 
 ON_1 = "with jax.default_device(gpu[1]):\n    "
 TO_0, TO_1 = ("cpu", "cuda:0"), ("cpu", "cuda:1")
@@ -232,7 +232,7 @@ def test_a_loop_over_numpys_arrays_is_advised_in_jaxs_words(counted):
     assert "2 of 3 copies" in str(ran.ledger)
 
 
-def test_advice_names_all_that_is_copied_and_what_holds_it(counted):
+def test_advice_names_what_each_expression_copies_and_what_holds_it(counted):
     ran = counted(
         "m, tree = n * 2, {'w': [n + 1]}\nfor _ in range(3):\n"
         "    a + n + m\n    a + tree['w'][0]\n    a + (n + 1)"
@@ -240,7 +240,8 @@ def test_advice_names_all_that_is_copied_and_what_holds_it(counted):
     said = [advise(entry).text.partition("put ")[::2] for entry in ran.ledger]
     gpu = 'jax.devices("gpu")[0]'
     assert [(who, how.partition("once: ")[2]) for who, how in said] == [
-        ("n and m are NumPy's, or on the CPU: ", f"n, m = jax.device_put((n, m), {gpu})"),
+        ("n is NumPy's, or on the CPU: ", f"n = jax.device_put(n, {gpu})"),
+        ("m is NumPy's, or on the CPU: ", f"m = jax.device_put(m, {gpu})"),
         ("tree is NumPy's, or on the CPU: ", f"tree = jax.device_put(tree, {gpu})"),
         ("an operand is NumPy's, or on the CPU: ", f"jax.device_put(…, {gpu})"),
     ]

@@ -92,10 +92,15 @@ def test_one_name_is_opened_item_by_item(held, names):
     text = repr(tree("params", {"params": {"w": [names["a"]], "b": names["b"]}}))
     assert "['w']" in text
     assert "JAX array" in text
-    # A variable of Flax NNX has its array in a private attribute, which is no row.
+    # A variable of Flax NNX has its array in a private attribute.
     net = SimpleNamespace(kernel=SimpleNamespace(_raw_value=names["a"]), bias=names["b"])
     branches = tree("net", {"net": net}).branches
-    assert [branch.path for branch in branches] == ["net", "net.bias", "net.kernel"]
+    assert [branch.path for branch in branches] == [
+        "net",
+        "net.bias",
+        "net.kernel",
+        "net.kernel._raw_value",
+    ]
 
 
 def test_what_jax_has_taken_of_a_gpu_is_as_its_allocator_says(framework, monkeypatch):

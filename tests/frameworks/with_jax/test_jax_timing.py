@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.trial import CopiedVariables
 from gpumagic.device import CPU
 from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.timing import compare

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from worlds import CPU, GPU0, GPU1, Seen, allocated, notebook, run, runs_untouched
 
 from gpumagic.copies import storages
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.trial import CopiedVariables
+from gpumagic.errors import GpuError
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -208,3 +209,8 @@ def test_it_is_timed_and_counted():
     assert (world.seconds, world.nbytes) == (3.0, 400)
     assert world.globals["n"] is namespace["n"]
     world.close()
+
+
+def test_a_lazy_parameter_is_refused_by_name():
+    with pytest.raises(GpuError, match=r"^net cannot be copied \(cannot copy a lazy parameter\)"):
+        CopiedVariables(notebook("net = nn.LazyLinear(2)"), ["net"], GPU1)

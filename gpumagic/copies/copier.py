@@ -1,0 +1,450 @@
+"""Copy any of a notebook's objects, with the relations between them.
+
+One pickle is written and read back, so each object has one copy. Objects of the process and
+immutable ones are shared: the pickle has a number for each. The functions, classes and objects of
+the notebook are recreated without calling their methods: a function gets the same code, with copies
+as its globals, closure and defaults, and a class gets copies of its methods. All others are pickled
+as their class says.
+"""
+
+import contextvars
+import enum
+import functools
+import io
+import pickle
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from gpumagic.copies.storages import StorageCopier
+from gpumagic.usercode.program import own_code
+from gpumagic.usercode.values import (
+    attributes,
+    comes_from,
+    globals_of,
+    is_tensor,
+    own,
+    slots_of,
+    torch_here,
+)
+
+_CACHED = type(functools.lru_cache(str))
+_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
+# Py_TPFLAGS_HEAPTYPE, among a class's flags.
+_MADE_IN_PYTHON = 1 << 9
+
+# Types that pickle saves as they are, at C speed.
+_INLINE = frozenset({int, float, bool, complex, type(None), tuple, list, dict, set, frozenset})
+_LONG = 4096  # characters: strings from this length on are shared, not pickled
+
+_SHARED_KINDS = frozenset(
+    (
+        *(object, type(Ellipsis), type(NotImplemented), types.CodeType),
+        *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
+        *(types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+        contextvars.ContextVar,
+    )
+)
+# Packages and classes whose objects are shared: immutable ones, and those of the process.
+_SHARED = (
+    *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
+    *("builtins.range", "builtins.slice"),
+    *("IPython", "ipykernel", "ipywidgets", "traitlets", "tqdm", "zmq", "tornado", "asyncio"),
+    *("logging", "typing", "inspect", "importlib", "contextvars", "concurrent", "subprocess"),
+    *("multiprocessing", "threading.Thread", "gpumagic"),
+    *("torch._dynamo", "torch._inductor", "torch._ops", "torch._library", "torch.distributed"),
+    *("torch.cuda.streams", "triton", "torch.jit.ScriptFunction", "torch.device", "torch.dtype"),
+    *("torch.layout", "torch.memory_format", "torch.Size"),
+    *("jaxlib._jax.Device", "jaxlib._jax.Sharding"),
+)
+# Copied by attributes, ignoring the class's own pickling.
+_WHOLE = (
+    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    *("torch.amp.GradScaler", "torch.utils.data.DataLoader", "jax.custom_jvp", "jax.custom_vjp"),
+    "equinox.Module",  # a singleton that its `__new__` keeps
+)
+
+
+class Copier(cloudpickle.Pickler):  # type: ignore[misc]
+    """Copies values in two steps: `write` reads the originals, `read` makes the copies.
+
+    Tensors and arrays are copied by `storages`, between the two steps. `fresh` becomes the globals
+    of the copies of the notebook's functions. `stays` decides what else is shared.
+    """
+
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        fresh: dict[str, Any],
+        storages: StorageCopier,
+        stays: Callable[[Any], bool] | None = None,
+    ) -> None:
+        self._stream = io.BytesIO()
+        super().__init__(self._stream, protocol=5)
+        self._namespace, self._storages, self._stays = namespace, storages, stays
+        # The variables that functions read, by name.
+        self.met: dict[str, Any] = {}
+        self.notes: dict[str, None] = {}  # notes for the user, in order
+        self.finishing: list[Callable[[], Any]] = []  # called when all copies exist
+        self.alive: list[Any] = []  # objects held by weak references alone
+        self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
+        self._spaces = {id(namespace): (namespace, fresh)}
+        self._numbers: dict[int, int] = {}
+        self._originals: list[Any] = []  # by number
+        self._copies: dict[int, Any] = {}  # by number
+        self._ours: dict[type, bool] = {}
+        self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}
+
+    def write(self, values: Any) -> None:
+        """Read the originals; raise pickle's error if one cannot be copied."""
+        with warnings.catch_warnings():
+            # Python 3.12 warns that 3.14 will not copy iterators of itertools.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.dump(values)
+
+    def read(self) -> Any:
+        """Make the copies; call `StorageCopier.copy` first."""
+        self._stream.seek(0)
+        made = _Reader(self._stream, self._originals).load()
+        for finish in self.finishing:
+            finish()
+        return made
+
+    def clear(self) -> None:
+        """Drop all references."""
+        self.clear_memo()
+        self._stream.close()
+        for name, held in vars(self).items():
+            if name != "_namespace" and isinstance(held, (dict, list)):
+                held.clear()
+
+    # -- what pickle asks
+    def persistent_id(self, value: Any) -> int | None:
+        """Return the number of a shared object, None for others. pickle asks for every object."""
+        if self._stays is not None and self._stays(value):
+            return self._number(value)
+        if type(value) in _INLINE:
+            if type(value) is dict and id(value) in self._spaces:
+                return self._number(self.space(value))
+            return None
+        return self._number(value) if self._shares(value) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how an object is recreated, as `object.__reduce__` does."""
+        kind = type(value)
+        if is_tensor(value):
+            return self._storages.reduce_tensor(value)
+        reduce = _REDUCERS.get(kind, _reduce_class if issubclass(kind, type) else None)
+        if reduce is not None:
+            return reduce(self, value)
+        if _is_jitted(kind):
+            return _reduce_jitted(self, value)
+        if self._storages.has(value, kind):
+            return self._storages.reduce(value)
+        return _reduce_instance(self, value, kind)
+
+    def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+        """Return what pickle calls to make a copy: ``make(original, *args)``."""
+        return Copier.copied, (self, self._number(original), make, *args)
+
+    def copied(self, number: int, make: Callable[..., Any], *args: Any) -> Any:
+        """Return the first result of `make`: in a cycle, pickle builds an object twice."""
+        if number not in self._copies:
+            self._copies[number] = make(self._originals[number], *args)
+        return self._copies[number]
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers.setdefault(id(value), len(self._originals))
+        if number == len(self._originals):
+            self._originals.append(value)
+        return number
+
+    # -- the notebook's objects
+    def space(self, original: dict[str, Any]) -> dict[str, Any]:
+        """Return the globals for copies of functions whose globals are `original`."""
+        if not self._is_space(original):
+            return original
+        return self._spaces.setdefault(id(original), (original, dict(original)))[1]
+
+    def _is_space(self, space: dict[str, Any]) -> bool:
+        """Whether globals are the notebook's; those of a script of `%run` stay separate."""
+        return id(space) in self._spaces or space.get("__name__") == "__main__"
+
+    def is_notebooks(self, function: Any) -> bool:
+        """Whether a function is defined in the notebook."""
+        return type(function) is types.FunctionType and self._is_space(function.__globals__)
+
+    def is_ours(self, kind: type) -> bool:
+        """Whether a class or one of its bases is defined in the notebook."""
+        if kind not in self._ours:
+            # An enumeration is shared: its members are compared by identity.
+            stays = issubclass(kind, enum.Enum) or self._storages.know(kind)
+            self._ours[kind] = not stays and any(map(self._is_from_here, kind.__mro__))
+        return self._ours[kind]
+
+    def _is_from_here(self, kind: type) -> bool:
+        if not kind.__flags__ & _MADE_IN_PYTHON:
+            return False
+        # torch's backward class of an autograd.Function of the notebook.
+        forward = vars(kind).get("_forward_cls", kind)
+        return kind.__module__ in self._modules or forward.__module__ in self._modules
+
+    def reads(self, function: types.FunctionType) -> dict[str, Any]:
+        """Return the variables that a function of the notebook reads; empty for others."""
+        space = function.__globals__
+        if not self._is_space(space):
+            return {}
+        names = globals_of(function.__code__)
+        found = {name: space[name] for name in names if name in space and name != "__builtins__"}
+        if space is self._namespace:
+            self.met.update(found)
+        return found
+
+    # -- shared objects
+    def _shares(self, value: Any) -> bool:
+        kind = type(value)
+        if kind in (str, bytes):
+            return len(value) >= _LONG
+        if kind is types.FunctionType:
+            return not self.is_notebooks(value) and self._is_library_function(value)
+        if kind is _CACHED:
+            return not self.is_notebooks(vars(value).get("__wrapped__"))
+        if _is_jitted(kind):
+            return self._is_of_library(value)
+        if issubclass(kind, type):
+            return not self.is_ours(value)
+        if kind not in self._kinds:
+            copied = is_tensor(value) or self.is_ours(kind)
+            self._kinds[kind] = copied, not copied and _is_shared_kind(kind), _of_its_module(kind)
+        copied, shared, of_module = self._kinds[kind]
+        return not copied and (shared or id(value) in of_module or _is_of_process(value, kind))
+
+    def _is_library_function(self, function: types.FunctionType) -> bool:
+        held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+        return not (held or vars(function)) or self._is_of_library(function)
+
+    def _is_of_library(self, function: Any) -> bool:
+        """Whether a library has the function by its name; a decorated one of the notebook is
+        found there by its name too."""
+        found: Any = sys.modules.get(function.__module__ or "")
+        for name in function.__qualname__.split("."):
+            found = getattr(found, name, None)
+        return found is function and function.__module__ not in self._modules
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, originals: list[Any]) -> None:
+        super().__init__(stream)
+        self._originals = originals
+
+    def persistent_load(self, number: int) -> Any:
+        return self._originals[number]
+
+
+def _is_jitted(kind: type) -> bool:
+    """Whether it is JAX's class of compiled functions."""
+    return kind.__name__ == "PjitFunction" and kind.__module__.startswith("jaxlib.")
+
+
+def _is_shared_kind(kind: type) -> bool:
+    """Whether all objects of a class are shared."""
+    if kind in _SHARED_KINDS or issubclass(kind, (types.ModuleType, enum.Enum)):
+        return True
+    name = f"{kind.__module__}.{kind.__qualname__}."
+    shared = name.startswith(tuple(f"{room}." for room in _SHARED))
+    # Modules of torch.compile are copied, and generators of virtual GPUs.
+    return shared and not comes_from(kind, "torch.nn.Module", "torch._C.Generator")
+
+
+def _of_its_module(kind: type) -> frozenset[int]:
+    """Return the ids of a class's objects that its library keeps by name, as sentinels."""
+    name = kind.__module__
+    if name in ("__main__", "builtins") or name not in sys.modules:
+        return frozenset()
+    return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
+
+
+def _is_of_process(value: Any, kind: type) -> bool:
+    """Whether it is a standard stream, or a function of a module made in C."""
+    if kind is types.BuiltinFunctionType:
+        owner = value.__self__
+        return owner is None or isinstance(owner, (types.ModuleType, type))
+    streams = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__)
+    return any(value is stream for stream in streams)
+
+
+# -- functions
+def _reduce_function(copier: Copier, function: types.FunctionType) -> Any:
+    made = copier.recreate(function, _new_function, copier, function.__closure__)
+    held = function.__defaults__, function.__kwdefaults__, vars(function), copier.reads(function)
+    return *made, held, None, None, _set_function
+
+
+def _new_function(old: types.FunctionType, copier: Copier, cells: Any) -> Any:
+    space = copier.space(old.__globals__)
+    code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
+    new = types.FunctionType(code, space, old.__name__, None, cells)
+    annotations = "__annotate__" if hasattr(old, "__annotate__") else "__annotations__"
+    for name in ("__qualname__", "__doc__", "__module__", "__type_params__", annotations):
+        if hasattr(old, name):
+            setattr(new, name, getattr(old, name))
+    return new
+
+
+def _set_function(function: types.FunctionType, state: Any) -> None:
+    function.__defaults__, function.__kwdefaults__, held, read = state
+    vars(function).update(held)
+    if read:
+        function.__globals__.update(read)
+
+
+def _reduce_cell(copier: Copier, cell: types.CellType) -> Any:
+    made = copier.recreate(cell, lambda old: types.CellType())
+    try:
+        contents = cell.cell_contents
+    except ValueError:  # not bound yet
+        return made
+    copier.met[f"(closure {len(copier.met)})"] = contents
+    return *made, (contents,), None, None, _set_cell
+
+
+def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    (cell.cell_contents,) = state
+
+
+def _reduce_cached(copier: Copier, cached: Any) -> Any:
+    held = dict(vars(cached))
+    copier.notes[f"{cached.__name__}: copied with an empty cache"] = None
+    return *copier.recreate(cached, _new_cached, held.pop("__wrapped__")), held
+
+
+def _new_cached(old: Any, function: Any) -> Any:
+    return functools.lru_cache(**old.cache_parameters())(function)
+
+
+def _reduce_jitted(copier: Copier, function: Any) -> Any:
+    """Return how pickle recreates a compiled function of JAX: it is compiled again."""
+    kind: Any = type(function)
+    made = copier.recreate(function, lambda old, kind: kind.__new__(kind), kind)
+    return *made, (function.__getstate__(), vars(function)), None, None, _set_jitted
+
+
+def _set_jitted(function: Any, state: Any) -> None:
+    made, held = state
+    function.__setstate__(made)
+    vars(function).update(held)
+
+
+# -- classes
+def _reduce_class(copier: Copier, kind: type) -> Any:
+    held = {
+        name: item
+        for name, item in vars(kind).items()
+        if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
+        and getattr(item, "__objclass__", None) is not kind  # created by type.__new__
+    }
+    made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
+    return *made, held, None, None, _set_class
+
+
+def _new_class(old: type, copier: Copier, meta: Any, bases: tuple[type, ...]) -> Any:
+    space = {"__module__": old.__module__, "__qualname__": old.__qualname__}
+    for name in ("__slots__", "__orig_bases__"):  # required by type.__new__ and Generic
+        if name in vars(old):
+            space[name] = vars(old)[name]
+    # A metaclass of the notebook does not run again.
+    maker: Any = next(m for m in meta.__mro__ if not copier.is_ours(m) and "__new__" in vars(m))
+    return maker.__new__(meta, old.__name__, bases, space)
+
+
+def _set_class(kind: type, held: dict[str, Any]) -> None:
+    for name, item in held.items():
+        type.__setattr__(kind, name, item)
+
+
+# -- other objects
+def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
+    """Return how pickle recreates an object; NotImplemented for the class's own way."""
+    if comes_from(kind, "torch._C.Generator"):
+        return copier.recreate(value, _new_generator)
+    if not (_is_plain(kind) and (comes_from(kind, *_WHOLE) or _has_no_way(copier, kind))):
+        return NotImplemented
+    held = attributes(value)
+    if comes_from(kind, "torch.utils.data.DataLoader"):
+        held["_iterator"] = None  # running workers stay the notebook's
+    return *copier.recreate(value, _new_instance, copier, kind), held, None, None, _set_instance
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether `object.__new__` makes its instances: no base is made in C."""
+    for base in kind.__mro__[:-1]:
+        new = type(vars(base).get("__new__"))
+        if not base.__flags__ & _MADE_IN_PYTHON or new is types.BuiltinFunctionType:
+            return False
+    return True
+
+
+def _has_no_way(copier: Copier, kind: Any) -> bool:
+    """Whether a class of the notebook does not say how it is pickled."""
+    default = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    return default and copier.is_ours(kind)
+
+
+def _new_instance(old: Any, copier: Copier, kind: type) -> Any:
+    made: Any = object.__new__(kind)
+    if comes_from(kind, "torch.nn.RNNBase"):
+        # cuDNN needs a recurrent layer's weights contiguous, as after Module.to.
+        copier.finishing.append(made.flatten_parameters)
+    return made
+
+
+def _set_instance(value: Any, held: dict[str, Any]) -> None:
+    slots = {slot.__name__ for slot in slots_of(type(value))}
+    for name, item in held.items():
+        if name in slots:
+            object.__setattr__(value, name, item)
+        else:
+            own(value)[name] = item
+
+
+def _new_generator(old: Any) -> Any:
+    made = torch_here().Generator(old.device)
+    made.set_state(old.get_state())
+    return made
+
+
+def _reduce_reference(copier: Copier, reference: Any) -> Any:
+    target, callback = reference(), reference.__callback__
+    return copier.recreate(reference, _new_reference, copier, target, callback)
+
+
+def _new_reference(old: Any, copier: Copier, target: Any, callback: Any) -> Any:
+    copier.alive.append(target)
+    return old if target is None else weakref.ref(target, callback)
+
+
+def _reduce_lock(copier: Copier, lock: Any) -> Any:
+    if not lock.acquire(blocking=False):
+        raise TypeError("cannot copy a lock that is held")
+    lock.release()
+    return (threading.Lock if type(lock) is _LOCK else threading.RLock), ()
+
+
+def _refuse_file(copier: Copier, file: Any) -> Any:
+    raise TypeError("cannot copy an open file")  # cloudpickle would copy its contents
+
+
+_REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {
+    types.FunctionType: _reduce_function,
+    types.CellType: _reduce_cell,
+    _CACHED: _reduce_cached,
+    weakref.ref: _reduce_reference,
+    **dict.fromkeys((_LOCK, _RLOCK), _reduce_lock),
+    io.TextIOWrapper: _refuse_file,
+}

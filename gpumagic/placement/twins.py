@@ -1,0 +1,424 @@
+"""Make placed twins of torch's functions that create tensors, or that take or count devices.
+
+A twin looks up the placement of its own context and calls the original with that device; without a
+placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone.
+
+A library that picks the first GPU gets the placement's, as with CUDA_VISIBLE_DEVICES. Libraries
+write `torch.device("cuda:0")`, `set_device(0)`, `.to(0)`, and ask how many GPUs there are. Only
+names and numbers are taken so: a device that exists already, such as a tensor's, stays what it is.
+Code of the user's, torch's and Python's means what it says, and so does a name that the user's code
+holds and passes to a library.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial, wraps
+from sys import _getframe
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.accelerator
+import torch.cuda._utils
+import torch.jit.annotations
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gpumagic.placement import Placement, in_force, placement, suspended, traced_device
+from gpumagic.placement.dataloader import deliver
+from gpumagic.usercode.files import is_users, leave_out_ours, module_of, unseen
+
+Function = Callable[..., Any]
+Args = tuple[Any, ...]
+Adapter = Callable[[Function, Args, dict[str, Any], FrameType | None], Any]
+"""A function that is called in place of another, with its arguments and the frame that called it;
+without a frame when dynamo traces."""
+
+
+def _twin(function: Function, adapter: Adapter) -> Function:
+    @wraps(function)
+    def twin(*args: Any, **kwargs: Any) -> Any:
+        try:
+            frame = None if is_dynamo_compiling() else _getframe(1)
+            return adapter(function, args, kwargs, frame)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
+
+    return twin
+
+
+# -- the first GPU of a library
+# torch's modules that pass on a device from their callers, and methods that libraries override.
+_PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
+_PASSING_METHODS = ("to", "cuda")
+_FIRST, _NAMES = "cuda:0", (str, int)
+
+
+@lru_cache(maxsize=8192)
+def _library_of(file: str) -> str:
+    """Return the installed library of a file; empty for torch, gpumagic, Python and the user's."""
+    name = module_of(file).partition(".")[0]
+    return "" if name in ("torch", "gpumagic") else name
+
+
+def _library_at(frame: FrameType | None, given: object) -> str:
+    """Return the library that names a device at this frame; empty if the user or torch does."""
+    while frame is not None and _passes_on(frame):
+        frame = frame.f_back
+    library = "" if frame is None else _library_of(frame.f_code.co_filename)
+    return "" if library and _is_users(given, frame) else library
+
+
+def _passes_on(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__"))
+    return module.startswith(_PASSING_MODULES) or frame.f_code.co_name in _PASSING_METHODS
+
+
+def _is_users(given: object, frame: FrameType | None) -> bool:
+    """Whether the user's code holds this very string: ``pipeline(device="cuda:0")``."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or given != _FIRST:
+        return False
+    held = (*frame.f_code.co_consts, *frame.f_locals.values(), *frame.f_globals.values())
+    return any(value is given for value in held)
+
+
+def _on_a_gpu() -> Placement | None:
+    """Return the placement in force if it is on a CUDA device and the user does not overrule it."""
+    place = placement()
+    if place is None or place.device is None or place.device.type != "cuda" or place.overruled():
+        return None
+    return place
+
+
+def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
+    """Return the placement's GPU if a library names its first one at this frame, else None."""
+    place = _on_a_gpu()
+    library = _library_at(frame, given) if place is not None else ""
+    return place.take(library) if place is not None and library else None
+
+
+def _meant(given: Any, frame: FrameType | None) -> Any:
+    first = _first_of(given, frame) if given in (0, _FIRST) else None
+    return given if first is None else first
+
+
+def _taking(
+    position: int, function: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None
+) -> Any:
+    """Adapt a function that takes a device at this position, or as `device=`."""
+    if len(args) > position and type(args[position]) in _NAMES:
+        args = (*args[:position], _meant(args[position], frame), *args[position + 1 :])
+    elif type(kwargs.get("device")) in _NAMES:
+        kwargs["device"] = _meant(kwargs["device"], frame)
+    return function(*args, **kwargs)
+
+
+def _count(count: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> int:
+    """Tell a library of one GPU."""
+    found: int = count()
+    library = found > 1 and frame is not None and _library_of(frame.f_code.co_filename)
+    return 1 if library and _on_a_gpu() is not None else found
+
+
+def _annotated(read: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    """Adapt TorchScript's reader of annotations, which compares with `torch.device` itself."""
+    annotation, *rest = args
+    return read(torch.device if annotation is _device else annotation, *rest, **kwargs)
+
+
+class _DeviceType(type):
+    """Metaclass of the class that replaces `torch.device`, which cannot be inherited from."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
+        try:
+            made = _device(*args, **kwargs)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
+        given = next(iter((*args, *kwargs.values())))
+        if made.index != 0 or made.type != "cuda" or isinstance(given, _device):
+            return made
+        return _first_of(given, _getframe(1)) or made
+
+    # Equal to the original, since torch finds it in tables and in tuples of types.
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _device
+
+    def __hash__(cls) -> int:
+        return hash(_device)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _device)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, _device)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_device, name)
+
+    def __repr__(cls) -> str:
+        return repr(_device)
+
+
+_device = torch.device
+_device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__": _device.__doc__})
+
+
+# -- functions that create tensors
+# Code whose small tensors are meant for the host: optimizers count their steps there, samplers draw
+# their seeds, printing formats its digits, schedulers use NumPy; a default device must not reach
+# into it.
+_HOST_CODE = (
+    "torch.optim",
+    "torch.utils.",
+    "torch.distributed.",
+    "torch.nn.utils.rnn",
+    "torch._tensor",
+    "torch._utils",
+    "gpumagic.",
+    "diffusers.schedulers.",
+    "fastai.data.",
+)
+# Called by the user, it makes batches; called by a loader, it runs without placement anyway.
+_COLLATE = "torch.utils.data._utils.collate"
+
+
+_others: set[object] = set()  # names of modules that were seen, and are not such code
+
+
+def _is_host_code(module: object) -> bool:
+    """Whether small tensors that this module creates are meant for the host."""
+    name = str(module)
+    if name.startswith(_HOST_CODE) and name != _COLLATE:
+        return True
+    _others.add(module)
+    return False
+
+
+def _chosen(frame: FrameType | None = None) -> torch.device | None:
+    """Return the device of the placement in force; None if the user or the frame's overrules it."""
+    if is_dynamo_compiling():
+        return traced_device()
+    place = placement()
+    if place is None or place.overruled():
+        return None
+    host = frame is not None and _is_host_code(frame.f_globals.get("__name__"))
+    return None if host else place.device
+
+
+def _factory(make: Function) -> Function:
+    # The one hot path of a placement: its first test makes all the others unnecessary.
+    current, get_frame, others = in_force.get, _getframe, _others
+
+    @wraps(make)
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        place = None if is_dynamo_compiling() else current()
+        try:
+            if place is None:
+                return _make(make, args, kwargs, None)
+            frame = get_frame(1)
+            known = frame.f_globals.get("__name__") in others
+            if known and not kwargs and place.direct:
+                return make(*args, **place.keywords)
+            return _make(make, args, kwargs, frame)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
+
+    return placed
+
+
+def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+    if frame is not None and type(kwargs.get("device")) in _NAMES:
+        kwargs["device"] = _meant(kwargs["device"], frame)
+    told = kwargs.get("device") is not None or kwargs.get("out") is not None
+    if told or kwargs.get("pin_memory") or (device := _chosen(frame)) is None:
+        return make(*args, **kwargs)
+    generator = kwargs.get("generator")
+    if generator is not None and generator.device != device:
+        # A generator draws on its own device only; the numbers are brought over.
+        needs_grad = kwargs.pop("requires_grad", False)
+        kwargs["device"] = generator.device
+        return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
+    kwargs["device"] = device
+    return make(*args, **kwargs)
+
+
+def _normal(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+    """Adapt `normal`: with two numbers and a size it is placed; with tensors it follows them."""
+    follows = any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
+    return make(*args, **kwargs) if follows else _make(make, args, kwargs, frame)
+
+
+def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+    """Adapt `as_tensor` and `asarray`: an existing tensor stays where it is."""
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if kwargs.get("device") is None and not isinstance(data, Tensor):
+        kwargs["device"] = _chosen(frame)  # None without a placement, as if nothing were said
+    return make(*args, **kwargs)
+
+
+def _on_host(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+    """Adapt `from_numpy` and its like: their results, which are host tensors, are copied."""
+    made, device = make(*args, **kwargs), _chosen(frame)
+    return made if device is None else made.to(device)
+
+
+def _load(load: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    if len(args) < 2 and kwargs.get("map_location") is None:
+        kwargs["map_location"] = _chosen()
+    return load(*args, **kwargs)
+
+
+def _pin(pin: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    """Adapt a loader's `pin_memory`: a dataset that was made on the device has nothing to pin."""
+    if isinstance(args[0], Tensor) and args[0].device.type != "cpu":
+        return args[0]
+    return pin(*args, **kwargs)
+
+
+def _default(get: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    return _chosen() or get()
+
+
+def _doubt(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
+    """Adapt `with torch.device(...)`, which makes a context: the hot path must look closer."""
+    make(*args, **kwargs)
+    if place := placement():
+        place.direct = False
+
+
+def _new(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    """Adapt `torch.Tensor(...)`; subclasses are left alone."""
+    made = make(*args, **kwargs)
+    return _fresh(made, args[1:], kwargs) if args[0] is Tensor else made
+
+
+def _fresh(made: Tensor, args: Args, kwargs: dict[str, Any]) -> Tensor:
+    """Copy a result of `torch.Tensor(...)` to the device, unless it shares another's memory."""
+    alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
+    device = None if kwargs or alias else _chosen()
+    return made if device is None else made.to(device)
+
+
+class _LegacyType(type):
+    """Metaclass of what replaces `torch.FloatTensor` and its like: types and factories at once."""
+
+    real: Any
+
+    @unseen
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _fresh(cls.real(*args, **kwargs), args, kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type.__getattribute__(cls, "real"), name)
+
+
+_TENSOR_TYPE = type(torch.FloatTensor)
+
+
+def _legacy(real: Any) -> Function:
+    # Tensor.type(cls) reads the name that C gives the class: "torch.FloatTensor".
+    name = f"torch.{real.__name__.rsplit('.', 1)[-1]}"
+    return _LegacyType(name, (), {"real": real})
+
+
+# -- functions of libraries that ask for the default device, or say which devices threads shall use
+def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    """Adapt a reader of a `device_map`: without accelerate it refuses a default device."""
+    try:
+        return check(*args, **kwargs)
+    except ValueError:
+        if (*args, *kwargs.values()) != (None,) or (device := _chosen()) is None:
+            raise
+        return {"": device}
+
+
+def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    """Adapt what finds a `device_map`, whose devices threads use: numbers become devices.
+
+    A map with the first GPU alone has the placement's; one with several GPUs is the user's wish.
+    """
+    device_map = find(*args, **kwargs)
+    if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
+        return device_map
+    gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
+    if gpus.keys() == {0}:
+        gpus[0] = place.take(str(find.__module__).partition(".")[0])
+    return {part: gpus.get(device, device) for part, device in device_map.items()}
+
+
+IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
+    "transformers.modeling_utils": {
+        "check_and_set_device_map": partial(_twin, adapter=_checked),
+        "_get_device_map": partial(_twin, adapter=_spread),
+    }
+}
+"""Functions of libraries by module and name, with what makes their twins."""
+
+
+# -- all twins
+# The modules of torch that have factories.
+SPACES = (torch, torch.fft, torch.nested)
+_ADAPTED: dict[str, Adapter] = {
+    "as_tensor": _convert,
+    "asarray": _convert,
+    "from_file": _on_host,
+    "from_numpy": _on_host,
+    "frombuffer": _on_host,
+    "get_default_device": _default,
+    "load": _load,
+    "normal": _normal,
+}
+_OTHERS: tuple[tuple[Any, str, Adapter], ...] = (
+    (DeviceContext, "__init__", _doubt),
+    (_BaseDataLoaderIter, "__next__", deliver),
+    (torch.cuda, "device_count", _count),
+    (torch.accelerator, "device_count", _count),
+    (torch.cuda, "_get_device_index", partial(_taking, 0)),  # for set_device, synchronize …
+    (torch.accelerator, "_get_device_index", partial(_taking, 0)),
+    (torch.cuda, "mem_get_info", partial(_taking, 0)),
+    (torch._C._nn, "_parse_to", partial(_taking, 0)),  # by which Module.to reads its arguments
+    (torch.jit.annotations, "try_ann_to_type", _annotated),
+    (pin_memory, "pin_memory", _pin),
+)
+# Methods that `Tensor` inherits.
+METHODS = {
+    "__new__": _twin(Tensor.__new__, _new),
+    **{name: _twin(getattr(Tensor, name), partial(_taking, 1)) for name in ("to", "cuda")},
+}
+
+
+def twins() -> Iterator[tuple[Any, str, Any, Any]]:
+    """Yield (owner, name, original, twin) for everything that is swapped."""
+    made: dict[Any, Function] = {}
+    constructors = _device_constructors()
+    for owner in SPACES:
+        for name, value in list(vars(owner).items()):
+            if not isinstance(value, (types.BuiltinFunctionType, types.FunctionType)):
+                continue
+            adapter = _ADAPTED.get(name) if owner is torch else None
+            if adapter is not None or value in constructors:
+                if value not in made:
+                    made[value] = _twin(value, adapter) if adapter else _factory(value)
+                yield owner, name, value, made[value]
+    for name, value in list(vars(torch).items()):
+        if type(value) is _TENSOR_TYPE:
+            yield torch, name, value, _legacy(value)
+    yield torch, "device", _device, _device_twin
+    # Seeds, samplers and shared memory are the host's.
+    iterate = DataLoader.__iter__
+    yield DataLoader, "__iter__", iterate, suspended()(iterate)
+    for owner, name, adapter in _OTHERS:
+        value = vars(owner)[name]
+        yield owner, name, value, _twin(value, adapter)

@@ -1,0 +1,383 @@
+"""Account for the memory of a virtual GPU: bytes, blocks, peaks, limits.
+
+Guarantees: the numbers are right whichever threads allocate and free, also when a garbage
+collection frees during an allocation. Allocations and frees are logged in order, and counted when
+the numbers are read, when the GPU could be full, or after some MiB; then they are published. An
+error has the text of CUDA's allocator.
+
+The innermost line of the user's code is stored with each allocation, as a code object and an
+instruction; it is made into text when it is read.
+"""
+
+import re
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from operator import attrgetter
+from time import perf_counter_ns, time_ns
+from types import CodeType, FrameType
+from typing import Any
+
+import psutil
+import torch
+
+from gpumagic.device.caching_allocator import CachingAllocator, MemoryStat, in_blocks, segment_for
+from gpumagic.telemetry import state_files as published
+from gpumagic.telemetry.host import MemoryGroup
+from gpumagic.usercode.files import in_cell, is_users
+
+_SMALL = 2**17
+"""Elements up to which a tensor is made without a check for room."""
+_TOUCHED = 64 * 2**20
+"""Bytes from which the host's free memory is read too, which takes some ten microseconds."""
+_UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
+"""Bytes that may be logged before they are counted; a smaller allocation is taken for the second,
+so that the log stays short."""
+_getframe = sys._getframe
+
+
+# -- the line of an allocation
+_LIBRARY, _USERS, _TIMED = range(3)
+
+
+class _Owners(dict[str, int]):
+    """Cache whether a file is the user's, a library's, or of `%%time` (its lines are looked up)."""
+
+    def __missing__(self, file: str) -> int:
+        users = _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
+        self[file] = users
+        return users
+
+
+_owner_of = _Owners()
+_timed: tuple[CodeType, CodeType] | None = None
+
+
+def _outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
+    """Return the innermost line of the user's code above `frame`; its cell's, under `%%time`."""
+    global _timed
+    while frame is not None:
+        code = frame.f_code
+        if owner := _owner_of[code.co_filename]:
+            if owner == _TIMED:
+                if _timed is None or _timed[0] is not code:  # each code is looked up once
+                    _timed = code, in_cell(frame)[0]
+                code = _timed[1]
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None, 0
+
+
+class Allocation(weakref.ref[Any]):
+    """An allocation. It dies with the object that owns the bytes."""
+
+    __slots__ = ("address", "at", "made", "metadata", "place", "requested")
+    requested: int  # bytes
+    made: CodeType | None  # the user's code that asked for it; None on a thread without any
+    at: int  # the instruction in that code
+    metadata: str
+    place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
+    # Set when it is first read: the address of a dead tensor is no longer known.
+    address: int
+
+    def find_address(self) -> int:
+        """Return where it lies in the host's memory; 0 if it has just died."""
+        if not getattr(self, "address", 0):
+            owner: Any = self()
+            if hasattr(owner, "_fix_weakref"):
+                owner._fix_weakref()  # else torch would not know that Python has it again
+            self.address = 0 if owner is None else owner.data_ptr()
+        return self.address
+
+
+class _Scratch:
+    """Temporary memory of a CUDA operator, beyond its results."""
+
+    __slots__ = ("place", "requested")
+    place: tuple[int, int]
+
+    def __init__(self, nbytes: int) -> None:
+        self.requested = nbytes
+
+
+metadata = ""
+"""Set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation."""
+observers: list[Callable[[int, int, int, int], object]] = []
+"""Called when memory runs out: the ordinal, the bytes asked for, the limit, the free bytes."""
+
+
+class MemoryAccount:
+    """Account for the memory of one virtual GPU, of which ``limit`` bytes may be allocated.
+
+    The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.state_files`).
+    """
+
+    def __init__(self, ordinal: int, capacity: int, row: Any) -> None:
+        self.ordinal = ordinal
+        self.capacity = capacity
+        self.limit = capacity
+        self.allocator = CachingAllocator()
+        self.ooms = self.retries = 0
+        self.events: deque[tuple[Any, ...]] | None = None  # while they are recorded
+        self.refusal = ""  # why nothing can be allocated
+        self._row: Any = row
+        self._lock = threading.RLock()  # a garbage collection may read the numbers within
+        # A weak reference calls back only while it lives itself.
+        self._live: dict[int, Allocation | _Scratch] = {}
+        # Each allocation when it is made and again when its owner dies, which may be on any thread
+        # and at any moment. What is called then is one function of C: in one of Python an interrupt
+        # may arrive, which Python would drop there.
+        self._log: deque[Allocation | _Scratch] = deque()
+        self._note: Callable[[Any], None] = self._log.append
+        self._room = -1  # bytes that may still be allocated before it is counted
+        self._busy = 0
+        self._window = perf_counter_ns()
+
+    def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
+        """Allocate until `owner` dies, or raise ``torch.OutOfMemoryError``.
+
+        `depth`: the frames at the top that are surely not the user's.
+        """
+        # Every operator calls this, between kernels that fill the processor's caches: what it
+        # touches decides what it costs, so the rest is left to `_count`.
+        room = self._room - max(nbytes, _LEAST)
+        if room < 0:
+            self._make_room(nbytes)
+        try:
+            frame = _getframe(depth)
+        except ValueError:  # on a thread of C++
+            made, at = None, 0
+        else:
+            made, at = frame.f_code, frame.f_lasti
+            if _owner_of[made.co_filename] != _USERS:
+                made, at = _outer_line(frame)
+        # From here until it is logged nothing is called that an interrupt could follow.
+        block = Allocation(owner, self._note)
+        block.requested, block.made, block.at = nbytes, made, at
+        block.metadata = metadata
+        self._note(block)
+        self._room = room
+        if room < 0:
+            if self.events is not None:
+                block.address = owner.data_ptr()
+                self._record("alloc", block)
+            self.refresh()
+
+    def _make_room(self, nbytes: int) -> None:
+        """Raise an error if there is no room for so many bytes."""
+        if self.refusal:
+            raise RuntimeError(self.refusal)
+        with self._lock:
+            self._count()
+            allocator = self.allocator
+            if allocator.reserved.current + allocator.needs(nbytes) > self.limit:
+                allocator.empty_cache()
+                self.retries += 1
+        # Memory in pieces too small is not refused here, as it is on a GPU: see docs/limits.md.
+        if allocator.bytes.current + in_blocks(nbytes) > self.limit:
+            raise self.out_of_memory(segment_for(in_blocks(nbytes)))
+
+    def pass_through(self, sizes: list[int]) -> None:
+        """Allocate all of these bytes at once, and free them."""
+        if sizes:
+            for nbytes in sizes:
+                self._room -= max(nbytes, _LEAST)
+            if self._room < 0:
+                self._make_room(sum(sizes))
+                self._room = -1
+            taken = [_Scratch(nbytes) for nbytes in sizes if nbytes]
+            self._log.extend(taken + taken)
+
+    def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
+        """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""
+        count = prod(size)
+        if count <= _SMALL or self.refusal:
+            return
+        nbytes = count * (dtype or torch.get_default_dtype()).itemsize
+        self._make_room(nbytes)
+        if nbytes >= _TOUCHED and nbytes > _host_has():
+            raise self.out_of_memory(in_blocks(nbytes), host=True)
+
+    def record_events(self, most: int | None) -> None:
+        """Record the last `most` events, after those that are recorded; None stops it."""
+        with self._counted():
+            for block in self._owned():
+                block.find_address()
+            self.events = None if most is None else deque(self.events or (), most)
+            self._room = -1
+
+    def _record(self, action: str, block: Allocation) -> None:
+        """Record an event as plain data: every operator does so."""
+        if self.events is not None:
+            line = (block.made, block.at) if action == "alloc" else (None, 0)
+            where = block.address, block.requested
+            self.events.append((action, *where, time_ns(), block.metadata, line))
+
+    def blocks_now(self) -> list[Allocation]:
+        """Return every live allocation, by address."""
+        with self._lock:
+            self._count()
+            live = self._owned()
+        return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
+
+    def _owned(self) -> list[Allocation]:
+        return [block for block in self._live.values() if isinstance(block, Allocation)]
+
+    def refresh(self) -> None:
+        """Count what was allocated and freed until now, and publish it."""
+        with self._counted():
+            pass
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Hold the lock with all counted; publish the numbers at the end."""
+        with self._lock:
+            self._count()
+            yield
+            self._row[published.ALLOCATED] = self.allocator.bytes.current
+            self._row[published.RESERVED] = self.given().current
+
+    def _count(self) -> None:
+        """Count what was allocated and freed since the last time, in the order of both."""
+        log, live, allocator = self._log, self._live, self.allocator
+        while log:
+            block = log[0]
+            key = id(block)
+            if key in live:  # it is logged for the second time: freed
+                # When the allocator returns no call follows, after which an interrupt could.
+                allocator.give(*block.place, block.requested)
+                del live[key], log[0]
+                if self.events is not None and isinstance(block, Allocation):
+                    self._record("free_requested", block)
+                    self._record("free_completed", block)
+                continue
+            block.place = allocator.take(block.requested)
+            live[key] = block
+            del log[0]
+        left = self.limit - allocator.bytes.current
+        counts_each = self.events is not None or self.refusal
+        self._room = -1 if counts_each else min(left, _UNCOUNTED)
+
+    def empty_cache(self) -> None:
+        """Give the reserved memory that is not allocated back to the "driver"."""
+        with self._counted():
+            self.allocator.empty_cache()
+
+    def reset_peak(self) -> None:
+        with self._counted():
+            for stat in self.allocator.stats:
+                stat.peak = stat.current
+
+    def reset_accumulated(self) -> None:
+        with self._counted():
+            for stat in self.allocator.stats:
+                stat.allocated = stat.freed = 0
+            self.ooms = self.retries = 0
+
+    def allow(self, limit: int) -> None:
+        """Set the bytes that may be allocated."""
+        self.limit = limit
+        self.refresh()
+
+    def refuse(self, why: str) -> None:
+        """Let nothing be allocated from now on; if `why` is empty, allow it again."""
+        self.refusal = why
+        self._room = -1
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be allocated beyond those that were counted last."""
+        return self.limit - self.allocator.bytes.current
+
+    @property
+    def free(self) -> int:
+        """Bytes that the "driver" has left."""
+        return max(self.capacity - self.reserved, 0)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the "driver" has given."""
+        self.refresh()
+        return self.given().current
+
+    def given(self) -> MemoryStat:
+        """Return what is reserved, at most all: the model may need more for pieces too small."""
+        stat, most = self.allocator.reserved, self.capacity
+        return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
+
+    def worked(self, since: int) -> None:
+        """Note that an operator ran from `since` (``perf_counter_ns``) until now."""
+        now = perf_counter_ns()
+        self._busy += now - since
+        if now - self._window < published.WINDOW_NS:
+            return
+        with self._counted():
+            if (elapsed := now - self._window) >= published.WINDOW_NS:
+                self._row[published.BUSY_NS] = min(
+                    self._busy * published.WINDOW_NS // elapsed, published.WINDOW_NS
+                )
+                self._row[published.WINDOW_END_NS] = time_ns()
+                self._busy, self._window = 0, now
+
+    def unpublish(self) -> None:
+        """Count on, but for this process alone (and with a lock that no other thread holds)."""
+        self._row = [0] * published.COUNTERS
+        self._lock = threading.RLock()
+
+    def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
+        """Return the error of CUDA's allocator for `size` bytes; `host`: the host has no more."""
+        self.empty_cache()  # as CUDA's allocator does before it gives up
+        self.retries += 1
+        self.ooms += 1
+        for observer in observers:
+            observer(self.ordinal, size, self.limit, self.free)
+        if self.events is not None:
+            line = _outer_line(_getframe(1))
+            self.events.append(("oom", self.free, size, time_ns(), metadata, line))
+        used, reserved = self.allocator.bytes.current, self.given().current
+        left = max(self.capacity - reserved, 0)
+        allowed = f"{_readable(self.limit)} allowed; " if self.limit < self.capacity else ""
+        sizes = (size, self.capacity, left, reserved, used, reserved - used)
+        text = _OUT_OF_MEMORY.format(*map(_readable, sizes), ordinal=self.ordinal, allowed=allowed)
+        if host:
+            there = _readable(_host_has())
+            text += f" A virtual GPU's memory is the host's, which has {there} left."
+        return torch.OutOfMemoryError(text)
+
+
+_OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate {0}. GPU {ordinal} has a total capacity of {1} of which "
+    "{2} is free. Including non-PyTorch memory, this process has {3} memory in use. {allowed}Of "
+    "the allocated memory {4} is allocated by PyTorch, and {5} is reserved by PyTorch but "
+    "unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+    "Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+)
+_HOST_REFUSES = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
+
+
+def _readable(nbytes: int) -> str:
+    """Format a size as CUDA's allocator does."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
+
+
+def _host_has() -> int:
+    """Return the bytes that the host, or this container, has left."""
+    used, total = MemoryGroup().ram()
+    available = psutil.virtual_memory().available
+    return available if used is None or total is None else min(available, total - used)
+
+
+def refuse_as_cuda(error: RuntimeError, account: MemoryAccount) -> None:
+    """Raise ``torch.OutOfMemoryError`` where the host's allocator has just refused."""
+    __tracebackhide__ = True
+    if found := _HOST_REFUSES.search(str(error)):
+        raise account.out_of_memory(int(found[1]), host=True) from None
