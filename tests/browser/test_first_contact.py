@@ -5,6 +5,7 @@ from playwright.sync_api import expect
 NO_DRIVER = {"fail.*": 12, "fail.nvmlInitWithFlags": 12}
 PLACED = "%%ongpu 1\nimport torch\nx = torch.ones(300, 300)\n(x @ x).device"
 TIMED = "%%gputime cpu 1 --max-time 0.2\nx @ x"
+KERNEL_IN_HELP = "window.jupyterapp.commands.hasCommand('help-menu-python3:banner')"
 FOCUSED = "document.getElementById('gpumagic-panel').contains(document.activeElement)"
 
 
@@ -69,6 +70,8 @@ def test_the_tour_is_a_notebook_beside_the_panel(view):
         expect(tour.get_by_role("heading", name="GPU tour")).to_be_visible()
         expect(tour.locator(".jp-OutputArea-output")).to_have_count(0)
         expect(view.panel).to_be_visible()
+        # JupyterLab adds the kernel's entries to this menu once, which closes the menu.
+        view.wait_until(lambda: view.page.evaluate(KERNEL_IN_HELP))
     assert view.lab.request("api/contents/gpu-tour.ipynb?content=0")
 
 

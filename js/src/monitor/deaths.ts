@@ -26,8 +26,6 @@ class DeathCard {
     const advice = h('summary', '', trans.__('What to do'));
     this.node.append(h('details', '', advice, h('p', '', death.advice)), close);
   }
-
-  update(): void {}
 }
 
 export class Deaths {
@@ -44,7 +42,6 @@ export class Deaths {
   /** Show those that were not dismissed, the newest first. */
   update({ events }: Snapshot): void {
     const shown = events.filter(({ id }) => this.#shared.opened.get(id) !== false).reverse();
-    // What was lost may be known later.
-    this.#cards.update(shown, ({ id, details }) => `${id} ${details.at(-1)}`);
+    this.#cards.update(shown, ({ id }) => id);
   }
 }
