@@ -8,7 +8,7 @@ export interface Host {
   memory_used: number | null;
   /** Unique to this boot of this machine. */
   boot: string | null;
-  /** Of its container, and what counts against the limit. */
+  /** The RAM limit of its container, and the bytes that count against it. */
   memory_limit: number | null;
   limit_used: number | null;
 }

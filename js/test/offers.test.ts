@@ -152,7 +152,7 @@ it('says that the first cell failed', async () => {
   answer = false;
   here();
   await press();
-  expect(shown.text).toBe('The first cell of train.ipynb failed: it says why.');
+  expect(shown.text).toBe('The first cell of train.ipynb failed; its output says why.');
   expect(notified).toEqual([]);
   await expect(offers.virtual()).rejects.toThrow('failed');
   // Another notebook has no failure.

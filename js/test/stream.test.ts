@@ -62,8 +62,7 @@ it('has one socket for all listeners, at the shortest period', async () => {
   expect(environment.last.sent.at(-1)).toEqual({ type: 'want', period: 5, processes: false });
   second.change(null);
   expect(environment.last.sent).toHaveLength(3);
-  first.close();
-  first.close();
+  first.change(null);
   expect(environment.sockets).toHaveLength(1);
   expect(environment.last.readyState).toBe(3);
   expect(environment.timers).toBe(0);

@@ -52,7 +52,7 @@ const REARM_S = 60;
 const GAP_S = 150;
 /** Seconds between snapshots if nobody wants more. */
 const PERIOD_S = 5;
-/** The same while a cell may have to be interrupted, and the share of the RAM at which it is. */
+/** The same if cells are interrupted, and the share of RAM at which they are. */
 const SOON_S = 0.5;
 const FILLED = 0.97;
 /** How often processes are requested if nobody wants them. */
@@ -172,7 +172,7 @@ export class Alerts {
   #last = 0;
   /** The GPUs that hold memory of my notebooks: not every snapshot has processes. */
   #mine = new Set<string>();
-  /** There was a driver. */
+  /** Whether there was a driver. */
   #driven = false;
   /** The keys of the conditions that are over, as of the last update. */
   over: string[] = [];

@@ -49,7 +49,6 @@ export class Hosts {
   #kernels = new Map<Kernel.IKernelConnection, Known>();
   #hosts = new Map<string, Seen>();
   #own: Snapshot | null = null;
-  #any = false;
 
   /** `connections` of this page; `names` of the notebooks of all kernels, by the kernel's id. */
   constructor(
@@ -201,8 +200,7 @@ export class Hosts {
       const aged = gpus.map((gpu) => ({ ...gpu, age: Math.max(gpu.age, silent) }));
       shown.push({ key, silent, snapshot: { ...snapshot, gpus: aged, processes } });
     }
-    if (this.#any || shown.length) this.#show(shown);
-    this.#any = shown.length > 0;
+    this.#show(shown);
   }
 }
 

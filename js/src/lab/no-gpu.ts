@@ -136,7 +136,7 @@ export class Offers {
   #show(): void {
     const trans = this.#trans;
     const name = this.#context?.name;
-    // The panel shows the reason of a failure in the place of the buttons.
+    // The panel shows the reason of a failure instead of the buttons.
     const press = (act: () => Promise<void>) => () => void act().catch(() => {});
     const virtual = {
       label: name

@@ -101,10 +101,7 @@ const SHOWN = ['display_data', 'execute_result'];
 const MOST = 50;
 
 /** Return the result that a message displays; null if it displays something else. */
-export function resultOf({
-  header,
-  content,
-}: Pick<KernelMessage.IMessage, 'header' | 'content'>): Result | null {
+export function resultOf({ header, content }: KernelMessage.IMessage): Result | null {
   if (!SHOWN.includes(header.msg_type)) return null;
   const data = (content as { data?: Record<string, unknown> }).data;
   const result = data?.[TYPE] as Pick<Result, 'title' | 'bars'> | undefined;

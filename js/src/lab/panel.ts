@@ -75,7 +75,7 @@ export class Panel extends Widget {
       this.#feeds.add(monitor, () => this.isVisible);
     } else {
       this.#status.textContent = this.#trans.__(
-        'gpumagic does not answer on this server. Is it there (jupyter server extension list)?',
+        'gpumagic does not answer on this server; jupyter server extension list shows if it is on.',
       );
       setTimeout(() => void this.#load(), AGAIN_MS);
     }

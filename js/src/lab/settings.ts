@@ -2,15 +2,6 @@
 
 import type { Limits } from './alerts.js';
 
-export interface Settings {
-  /** Seconds between snapshots. */
-  period: number;
-  /** Seconds that a chart shows. */
-  window: number;
-  statusBar: boolean;
-  limits: Limits;
-}
-
 /** The properties of schema/plugin.json. */
 export interface Values extends Limits {
   period: number;
@@ -27,7 +18,8 @@ const DEFAULTS: Values = {
   ...{ faultAlert: true, ramInterrupt: false },
 };
 
-export function read(values: Partial<Values> = {}): Settings {
+/** Return the settings; `window` is the seconds that a chart shows. */
+export function read(values: Partial<Values> = {}) {
   const { period, history, statusBar, ...limits } = { ...DEFAULTS, ...values };
   return { period, window: history * 60, statusBar, limits };
 }

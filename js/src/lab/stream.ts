@@ -46,7 +46,6 @@ export interface Listener {
 
 export interface Subscription {
   change(want: Want | null): void;
-  close(): void;
 }
 
 /** A timer; a new start ends the old one. */
@@ -96,7 +95,7 @@ export class Stream {
   #sent = '';
   /** The time up to which the past is known; null if it is unknown. */
   #known: number | null = null;
-  /** Of the past, on this socket. */
+  /** The state of the past on this socket. */
   #past: 'unasked' | 'requested' | 'arrived' = 'unasked';
 
   constructor(environment: Environment, trans: Translate = english) {
@@ -120,18 +119,14 @@ export class Stream {
     this.#reconcile();
     return {
       change: (next) => {
-        if (!this.#wants.has(listener)) return;
         this.#wants.set(listener, next);
         this.#reconcile();
-      },
-      close: () => {
-        if (this.#wants.delete(listener)) this.#reconcile();
       },
     };
   }
 
   #each(call: (listener: Listener) => void): void {
-    for (const listener of [...this.#wants.keys()]) call(listener);
+    for (const listener of this.#wants.keys()) call(listener);
   }
 
   /** Give all listeners a snapshot from elsewhere. */
@@ -256,7 +251,7 @@ export class Stream {
       status = (error as { status?: number } | null)?.status ?? 0;
       return null;
     });
-    // Nobody wants anything any more.
+    // Nobody wants anything any more, or another request has answered.
     if (!this.#probing) return;
     this.#probing = false;
     if (snapshot) this.show(snapshot);

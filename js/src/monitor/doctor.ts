@@ -113,14 +113,14 @@ export class Doctor {
     this.#count.text(trans._n('%1 check', '%1 checks', checks?.length ?? 0));
   }
 
-  /** Say why there is no GPU, and what helps: by the first failed check, if they are known. */
+  /** Say why there is no GPU, and what helps: by the first failed check, unless that is offered. */
   #advise(snapshot: Snapshot | null): void {
     const failed = this.#shared.checks?.find(({ ok }) => ok === false);
     const problem = snapshot?.problems.find((one) => !broken(snapshot).includes(one));
-    const cure = failed && !isOffered(failed.cure) ? failed.cure : '';
     show(this.#advice.node, problem !== undefined);
-    if (problem)
-      this.#advice.set(['', sentence(failed?.found ?? problem.cause)], ['cure', sentence(cure)]);
+    const why = { found: problem?.cause ?? '', cure: '' };
+    const { found, cure } = failed && !isOffered(failed.cure) ? failed : why;
+    this.#advice.set(['', sentence(found)], ['cure', sentence(cure)]);
   }
 }
 

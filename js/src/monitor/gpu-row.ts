@@ -53,7 +53,7 @@ class Readings {
 /** A GPU, and whether it is open unless the user closed it. */
 export interface GpuItem {
   view: View;
-  standing: boolean;
+  open: boolean;
 }
 
 export class GpuRow {
@@ -80,10 +80,10 @@ export class GpuRow {
     this.node = h('li', 'gpu', head, this.#faults.node);
   }
 
-  update({ view, standing }: GpuItem): void {
+  update({ view, open }: GpuItem): void {
     const { gpu, parts } = view;
     const { trans, here, opened } = this.#shared;
-    this.#expand(opened.get(gpu.uuid) ?? standing, gpu.uuid);
+    this.#expand(opened.get(gpu.uuid) ?? open, gpu.uuid);
     const [, kind = '', number = ''] = /^(\w+:)?(.*)/.exec(labelOf(view, here)) ?? [];
     this.#kind.text(kind);
     this.#number.text(number);

@@ -11,7 +11,7 @@ import { type View, views } from './owners.js';
 import type { Part, Shared } from './shared.js';
 import { age } from './units.js';
 
-/** Up to so many GPUs stand open. */
+/** Up to so many GPUs are open at first. */
 export const FEW = 3;
 /** From this utilization on a GPU is busy, in percent. */
 const BUSY = 5;
@@ -115,8 +115,8 @@ export class Machine {
     const isOwn = ({ parts }: View): boolean => parts.own > 0;
     const own = all.filter(isOwn);
     const sorted = few ? all : [...own, ...all.filter((view) => !isOwn(view))];
-    const standing = (view: View) => few || (isOwn(view) && own.length <= FEW);
-    return sorted.map((view) => ({ view, standing: standing(view) }));
+    const open = (view: View) => few || (isOwn(view) && own.length <= FEW);
+    return sorted.map((view) => ({ view, open: open(view) }));
   }
 
   draw(): void {

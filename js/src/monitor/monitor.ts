@@ -64,7 +64,12 @@ export class Monitor {
     this.#loading = h('p', 'dim', trans.__('Looking for GPUs…'));
     const all = [this.#state, this.#machines, this.#timings, this.#results, this.#tip];
     this.#all.append(...all.map(({ node }) => node), this.#probe);
-    this.#all.prepend(...this.#tools(), this.#loading);
+    this.#all.prepend(this.#loading);
+    if (actions.page) {
+      const page = button('tool', actions.page, icon('M9 3h4v4M13 3l-5 5M7 4h-4v9h9v-4'));
+      page.title = page.ariaLabel = trans.__('Open as a page');
+      this.#all.prepend(page);
+    }
     this.#all.setAttribute('role', 'region');
     this.#all.ariaLabel = label ?? trans.__('GPU monitor');
     const root = this.node.attachShadow({ mode: 'open' });
@@ -106,11 +111,9 @@ export class Monitor {
     past.step = window / POINTS;
     // These change rarely, and need no snapshot.
     this.#all.dataset['kind'] = connection.kind;
-    const words: Partial<Record<string, string>> = {
-      connecting: trans.__('connecting…'),
-      standby: trans.__('paused'),
-    };
-    this.#state.text(connection.text ?? words[connection.kind] ?? '');
+    const [connecting, standby] = [trans.__('connecting…'), trans.__('paused')];
+    const words = { connecting, standby, live: '', lost: '' };
+    this.#state.text(connection.text ?? words[connection.kind]);
     this.#timings.update(shared.timings, shared.timing);
     this.#results.update(shared.results);
     this.#redraw();
@@ -122,7 +125,7 @@ export class Monitor {
     this.#frame = 0;
     if (!this.#stale || this.#disposed) return;
     this.#stale = false;
-    // Before anything is written, the page need not be laid out for it.
+    // Read before anything is written, so that the page is laid out once.
     this.#shared.inks = inks(this.#probe);
     show(this.#loading, this.#snapshot === null);
     if (this.#snapshot) this.#machines.update(this.#items(this.#snapshot), ({ key }) => key);
@@ -146,14 +149,6 @@ export class Monitor {
     const all = snapshot.gpus.length ? [own, ...hosts] : [...hosts, own];
     const count = whole(all.flatMap((host) => host.snapshot.gpus)).length;
     return all.map((host) => ({ ...host, alone: !hosts.length, few: count <= FEW }));
-  }
-
-  #tools(): HTMLElement[] {
-    const { trans, actions } = this.#shared;
-    if (!actions.page) return [];
-    const page = button('tool', () => actions.page?.(), icon('M9 3h4v4M13 3l-5 5M7 4h-4v9h9v-4'));
-    page.title = page.ariaLabel = trans.__('Open as a page');
-    return [page];
   }
 
   #redraw(): void {

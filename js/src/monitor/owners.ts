@@ -26,7 +26,7 @@ export interface View {
 /** Bytes by holder: "mine", "left", "others", or a kernel's id. */
 type Held = Record<string, number>;
 
-/** Less that no process holds is normal: the driver's own. In bytes, and as a share of the whole. */
+/** Up to so much memory that no process holds is normal: the driver's. As a share of the total, too. */
 const MUCH = 2 ** 30;
 const MUCH_SHARE = 0.02;
 

@@ -30,8 +30,6 @@ class ResultRow {
     summary.append(h('span', 'verdict', summary.title));
     this.node.append(h('details', '', summary, h('div', 'result', drawn.node, h('pre', '', text))));
   }
-
-  update(): void {}
 }
 
 export class Results {

@@ -93,7 +93,7 @@ export interface Part {
   draw?(): void;
 }
 
-/** What JupyterLab's panel has, and the widget in a notebook has not. */
+/** What only JupyterLab's panel has, and not the widget in a notebook. */
 export interface Extras {
   css: string;
   parts(shared: Shared): Part[];

@@ -36,7 +36,7 @@ class VariableRow {
   }
 }
 
-/** The largest ones, which a closed table names. */
+/** How many variables a closed table names. */
 const NAMED = 2;
 
 export class VariablesTable {
@@ -94,7 +94,7 @@ export class VariablesTable {
     this.#status.text(this.#describe(!!found, running));
   }
 
-  /** Return of when the rows are, or why there are none. */
+  /** Return after which cell the rows were taken, or why there are none. */
   #describe(found: boolean, running: boolean): string {
     const { variables, trans } = this.#shared;
     if (typeof variables === 'string') return variables;
