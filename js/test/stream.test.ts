@@ -22,14 +22,14 @@ beforeEach(() => {
 
 /** Connect for longer than a proxy that cuts sockets would allow. */
 async function live(want: Want | null = ALL) {
-  const subscription = stream.subscribe(seen, want);
+  const change = stream.subscribe(seen, want);
   environment.last.open();
   environment.last.say(shot(100));
   if (want?.history) environment.last.say(past(98, 99));
   await environment.pass(7000);
   environment.last.say(shot(107));
   await environment.pass(4000);
-  return subscription;
+  return change;
 }
 
 it('opens no socket while nobody wants anything', async () => {
@@ -58,11 +58,11 @@ it('has one socket for all listeners, at the shortest period', async () => {
   const first = await live(SLOW);
   const second = stream.subscribe(new Recorder(), ALL);
   expect(environment.last.sent.at(-1)).toMatchObject({ period: 1, processes: true, since: null });
-  second.change(null);
+  second(null);
   expect(environment.last.sent.at(-1)).toEqual({ type: 'want', period: 5, processes: false });
-  second.change(null);
+  second(null);
   expect(environment.last.sent).toHaveLength(3);
-  first.change(null);
+  first(null);
   expect(environment.sockets).toHaveLength(1);
   expect(environment.last.readyState).toBe(3);
   expect(environment.timers).toBe(0);
@@ -208,11 +208,11 @@ it('shows nothing that came after it had ended', async () => {
     new Promise((resolve) => {
       answer = resolve as typeof answer;
     });
-  const subscription = stream.subscribe(seen, ALL);
+  const change = stream.subscribe(seen, ALL);
   environment.last.cut();
   await environment.pass(1000);
   environment.last.cut();
-  subscription.change(null);
+  change(null);
   answer(snapshot(1));
   await settled();
   expect(seen.states.at(-1)).toBe('standby');

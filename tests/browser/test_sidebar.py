@@ -35,6 +35,10 @@ def test_a_notebook_that_allocates_is_seen_also_by_a_page_loaded_again_and_ended
     expect(view.panel.locator(".who.own").first).to_be_visible()
     expect(view.status).to_contain_text("cuda:0 0 % · 2.0/8 GiB")
     has_the_past_and_the_panel_when_loaded_again(view)
+    # The first snapshots of a page may have no processes.
+    expect(view.panel.locator("li.process").filter(has_text="train.ipynb")).to_contain_text(
+        "2.0 GiB"
+    )
     view.panel.get_by_role("button", name="Shut down the kernel: train.ipynb").click()
     dialog = view.page.get_by_role("dialog")
     expect(dialog).to_contain_text("train.ipynb holds 2.0 GiB")

@@ -5,7 +5,7 @@ import { groups } from '../monitor/owners.js';
 import type { Translate } from '../monitor/shared.js';
 import { fastest, isFull, size } from '../monitor/units.js';
 import type { GpuSample, KernelSample, Place, ProcessSample, Snapshot } from '../snapshot.js';
-import type { Environment, Stream, Subscription } from './stream.js';
+import type { Change, Environment, Stream } from './stream.js';
 
 export interface Limits {
   memoryAlert: boolean;
@@ -233,7 +233,7 @@ export class AlertPoll {
   #stream: Stream;
   #environment: Pick<Environment, 'get' | 'hidden' | 'after'>;
   #interrupt: (kernel: KernelSample) => void;
-  #subscription: Subscription;
+  #change: Change;
   #interrupted = false;
 
   /**
@@ -255,7 +255,7 @@ export class AlertPoll {
       alerts.over.forEach(dismiss);
       this.#stopFilling(latest);
     };
-    this.#subscription = stream.subscribe({ snapshot }, null);
+    this.#change = stream.subscribe({ snapshot }, null);
     this.#again();
   }
 
@@ -264,7 +264,7 @@ export class AlertPoll {
     const { ramInterrupt, ...rest } = limits;
     const period = ramInterrupt ? SOON_S : PERIOD_S;
     const any = ramInterrupt || Object.values(rest).includes(true);
-    this.#subscription.change(any ? { period } : null);
+    this.#change(any ? { period } : null);
   }
 
   /** Request the processes unless they are known, or the page is hidden. */

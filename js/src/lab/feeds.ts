@@ -2,11 +2,11 @@
 
 import type { Monitor } from '../monitor/monitor.js';
 import type { State } from '../monitor/shared.js';
-import type { Stream, Subscription } from './stream.js';
+import type { Change, Stream } from './stream.js';
 
 export class Feeds {
   #stream: Pick<Stream, 'latest' | 'subscribe'>;
-  #subscription: Subscription;
+  #change: Change;
   /** Whether each monitor is visible. */
   #monitors = new Map<Monitor, () => boolean>();
   #state: Partial<State> = {};
@@ -14,7 +14,7 @@ export class Feeds {
 
   constructor(stream: Pick<Stream, 'latest' | 'subscribe'>) {
     this.#stream = stream;
-    this.#subscription = stream.subscribe(
+    this.#change = stream.subscribe(
       {
         snapshot: (snapshot) => this.#each((monitor) => monitor.update(snapshot)),
         history: (history) => this.#each((monitor) => monitor.seed(history)),
@@ -54,7 +54,7 @@ export class Feeds {
   /** Request snapshots if a monitor is visible. */
   changeWant(): void {
     const want = { period: this.#period, processes: true, history: true };
-    this.#subscription.change(this.anyVisible ? want : null);
+    this.#change(this.anyVisible ? want : null);
   }
 
   get anyVisible(): boolean {

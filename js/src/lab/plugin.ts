@@ -111,7 +111,7 @@ async function activate(
     shell.activateById(panel.id);
   };
   const status = new StatusItem(trans, show);
-  const inStatus = stream.subscribe(status, null);
+  const changeStatus = stream.subscribe(status, null);
   const alerts = new AlertPoll(
     new Alerts(settings().limits, trans),
     stream,
@@ -126,7 +126,7 @@ async function activate(
     feeds.set({ window });
     feeds.setPeriod(period);
     status.setHidden(!inBar);
-    inStatus.change(statusBar && inBar ? { period } : null);
+    changeStatus(statusBar && inBar ? { period } : null);
     alerts.setLimits(limits);
   };
   registered?.changed.connect(applySettings);

@@ -68,7 +68,7 @@ export class ProcessActions {
     this.#try(async () => {
       await this.#interrupt(kernel);
       const name = notebook ?? kernel;
-      const text = this.#trans.__('RAM was 97 % full: the cell of %1 was interrupted.', name);
+      const text = this.#trans.__('RAM was 97 % full: a cell of %1 was interrupted.', name);
       Notification.warning(text, { autoClose: false });
     });
 
@@ -80,7 +80,9 @@ export class ProcessActions {
       const session = await this.#session(kernel);
       const name = process.notebook ?? session?.path ?? nameOf(process);
       const held = this.#memory(process);
-      const text = trans.__('%1 holds %2. Its variables will be lost.', name, held);
+      const text = held
+        ? trans.__('%1 holds %2. Its variables will be lost.', name, held)
+        : trans.__('The variables of %1 will be lost.', name);
       if (!(await confirm(trans.__('Shut down the kernel?'), text, trans.__('Shut down')))) return;
       const { sessions, kernels } = this.#app.serviceManager;
       await (session ? sessions.shutdown(session.id) : kernels.shutdown(kernel));
@@ -100,8 +102,7 @@ export class ProcessActions {
       const still = trans.__('It was asked to end, and still runs.');
       if (!(await confirm(trans.__('Kill the process?'), `${holds} ${still}`, trans.__('Kill it'))))
         return;
-      const body = { pid, started, force: true };
-      const last = await this.#api.post<Ended | null>('terminate', body);
+      const last = await this.#api.post<Ended | null>('terminate', { pid, started, force: true });
       if (last?.ended === false && last.message) Notification.warning(last.message);
     });
 
@@ -147,14 +148,15 @@ export class ProcessActions {
     return [...sessions.running()].find((one) => one.kernel?.id === kernel);
   }
 
-  /** Return the memory on all GPUs, including the other processes of its kernel. */
+  /** Return the memory on all GPUs, including the other processes of its kernel; "" if none. */
   #memory({ pid, kernel, orphan }: ProcessSample): string {
-    const all = this.#state().latest?.processes.filter((one) =>
+    const processes = this.#state().latest?.processes ?? [];
+    const all = processes.filter((one) =>
       kernel && !orphan ? one.kernel === kernel && !one.orphan : one.pid === pid,
     );
-    const known = all?.flatMap(({ memory }) => (memory === null ? [] : [memory])) ?? [];
-    if (!known.length) return this.#trans.__('GPU memory');
-    return size(known.reduce((sum, bytes) => sum + bytes));
+    if (!all.length) return '';
+    const known = all.flatMap(({ memory }) => memory ?? []);
+    return known.length ? size(known.reduce((a, b) => a + b)) : this.#trans.__('GPU memory');
   }
 
   /** Show a failure as a notification. */

@@ -44,9 +44,8 @@ export interface Listener {
   connection?(connection: Connection): void;
 }
 
-export interface Subscription {
-  change(want: Want | null): void;
-}
+/** Changes what a listener wants. */
+export type Change = (want: Want | null) => void;
 
 /** A timer; a new start ends the old one. */
 class Timer {
@@ -111,17 +110,15 @@ export class Stream {
     return this.#latest;
   }
 
-  /** Add a listener, and tell it the latest snapshot and the state. */
-  subscribe(listener: Listener, want: Want | null): Subscription {
+  /** Add a listener, tell it the latest snapshot and the state, and return how to change its want. */
+  subscribe(listener: Listener, want: Want | null): Change {
     if (this.#latest) listener.snapshot?.(this.#latest);
     listener.connection?.(this.#state);
     this.#wants.set(listener, want);
     this.#reconcile();
-    return {
-      change: (next) => {
-        this.#wants.set(listener, next);
-        this.#reconcile();
-      },
+    return (next) => {
+      this.#wants.set(listener, next);
+      this.#reconcile();
     };
   }
 

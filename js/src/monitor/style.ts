@@ -69,7 +69,7 @@ i.own,i.mark{color:var(--own)}i.ownOther,i.orphan{color:var(--ownOther)}i.other{
 .slice,.paces{align-items:center;display:grid;gap:2px 8px;grid-template-columns:auto 1fr auto}.slice{padding-top:2px}.paces .pace{display:contents}\
 .facts{display:grid;gap:1px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));padding-top:3px}\
 .facts div{display:flex;gap:10px;min-width:0}\
-dt{flex:none;width:84px}\
+dt{flex:none;width:96px}\
 dd{margin:0;min-width:0;overflow-wrap:anywhere}\
 .problems{padding-bottom:6px}\
 .problem{border-left:3px solid var(--warn);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}.cause{font-weight:600}\
@@ -83,7 +83,7 @@ pre{font:11.5px/1.4 var(--mono)}\
 .tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}\
 .part{display:inline-block;vertical-align:bottom}\
 @container(min-width:300px){.meter .bar{width:40px}}\
-@container(max-width:290px){.kind{font-size:0;line-height:0}.head .model{max-width:46px}}\
+@container(max-width:290px){.process .size:not(:empty){padding-left:6px}.kind{font-size:0;line-height:0}.head .model{max-width:46px}}\
 @media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--system:GrayText}\
 .bar,.dot,.probe,.state::before{forced-color-adjust:none}.bar{outline:1px solid CanvasText}.dim{opacity:1}}\
 .probe{height:0;position:absolute;visibility:hidden;width:0}\
