@@ -93,6 +93,15 @@ def test_commands_show_the_panel_and_the_doctor(view):
     view.hides("state files")
 
 
+def test_an_invalid_setting_in_the_users_file_leaves_the_defaults(lab, view):
+    view.spoiled = True
+    lab.write_settings('{"period": "fast"}')
+    view.load()
+    view.open_panel()
+    view.shows("H100")
+    expect(view.status).to_contain_text("cuda:0")
+
+
 def test_settings_hold_at_once(lab, view):
     lab.machine({"gpu.0.util": 3, "gpu.1.util": 97})
     view.shows("H100")
