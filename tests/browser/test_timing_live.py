@@ -88,7 +88,7 @@ def the_real_thing_is_live_and_then_a_result(view, live):
     expect(section.locator("> .paces .pace")).to_have_count(3)
     # The line below the cell, while it takes longer than two seconds.
     output = view.page.locator(".jp-Notebook .jp-CodeCell").nth(3).locator(".jp-OutputArea")
-    expect(output).to_contain_text("devices")
+    expect(output).to_contain_text("of 3")
     view.wait_ran(3)
     expect(output.locator("div.gpumagic")).to_contain_text("cuda:0")
     expect(output.locator(".jp-OutputArea-output")).to_have_count(1)

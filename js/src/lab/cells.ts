@@ -87,7 +87,7 @@ export class Cells {
     throw new Error(
       content.status === 'error'
         ? content.evalue.split('\n')[0] || content.ename
-        : trans.__('%1 did not run it: an earlier cell failed. Press again.', context.name),
+        : trans.__('%1 skipped it: an earlier cell failed. Press again.', context.name),
     );
   }
 

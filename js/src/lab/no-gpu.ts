@@ -110,7 +110,8 @@ export class Offers {
   async enable(): Promise<void> {
     const trans = this.#trans;
     const context = this.#context;
-    if (!context) throw new Error(trans.__('Open a notebook first: its kernel does this.'));
+    if (!context)
+      throw new Error(trans.__('Open a notebook first: its kernel writes the settings.'));
     await this.#run(trans.__('Writing IPython’s settings…'), async () => {
       const printed = await this.#cells.run(context, ENABLE);
       return `${printed.charAt(0).toUpperCase()}${printed.slice(1)}.`;
@@ -142,7 +143,10 @@ export class Offers {
       label: name
         ? trans.__('Use 2 virtual GPUs in %1', name)
         : trans.__('New notebook with 2 virtual GPUs'),
-      title: trans.__('Runs %1 as its first cell. They end with the kernel.', VIRTUAL.join(', ')),
+      title: trans.__(
+        'Runs %1 in its first cell. The virtual GPUs end with the kernel.',
+        VIRTUAL.join(', '),
+      ),
       press: press(() => this.virtual()),
     };
     const every = {

@@ -52,8 +52,8 @@ async function activate(
   translator: ITranslator | null,
 ): Promise<void> {
   const { shell } = app;
-  const registered = await registry.load(ID).catch(() => null);
-  const settings = () => read(registered?.composite as Partial<Values> | undefined);
+  const registered = await registry.load(ID);
+  const settings = () => read(registered.composite as unknown as Values);
   const trans: Translate = translator?.load('gpumagic') ?? english;
   const api = new Api(app.serviceManager.serverSettings);
   const environment = environmentOf(api);
@@ -129,7 +129,7 @@ async function activate(
     changeStatus(statusBar && inBar ? { period } : null);
     alerts.setLimits(limits);
   };
-  registered?.changed.connect(applySettings);
+  registered.changed.connect(applySettings);
   applySettings();
   shell.add(panel, 'right', { rank: RANK });
   restorer?.add(panel, panel.id);

@@ -94,12 +94,12 @@ export class ProcessActions {
       const trans = this.#trans;
       const { pid, started } = process;
       const holds = trans.__('%1 holds %2.', nameOf(process), this.#memory(process));
-      const exited = trans.__('Its kernel has exited, and it still runs.');
+      const exited = trans.__('Its kernel has exited, but it still runs.');
       if (!(await confirm(trans.__('End the process?'), `${holds} ${exited}`, trans.__('End it'))))
         return;
       const answer = await this.#api.post<Ended | null>('terminate', { pid, started });
       if (answer?.ended !== false) return;
-      const still = trans.__('It was asked to end, and still runs.');
+      const still = trans.__('It was asked to end but still runs.');
       if (!(await confirm(trans.__('Kill the process?'), `${holds} ${still}`, trans.__('Kill it'))))
         return;
       const last = await this.#api.post<Ended | null>('terminate', { pid, started, force: true });
@@ -114,7 +114,7 @@ export class ProcessActions {
     if (place?.code) add(trans.__('Go to In [%1]', place.count ?? ' '), () => this.goToCell(place));
     // Only this server's kernels can be reached from here.
     if (process && !process.server) {
-      add(trans.__('Go to it'), () => this.goTo(process));
+      add(trans.__('Go to the notebook'), () => this.goTo(process));
       add(trans.__('Shut down…'), () => this.shutDown(process));
     } else add(trans.__('Show the GPUs'), show);
     const fault = kind === 'fault';
