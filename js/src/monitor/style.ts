@@ -69,7 +69,7 @@ i.own,i.mark{color:var(--own)}i.ownOther,i.orphan{color:var(--ownOther)}i.other{
 .slice,.paces{align-items:center;display:grid;gap:2px 8px;grid-template-columns:auto 1fr auto}.slice{padding-top:2px}.paces .pace{display:contents}\
 .facts{display:grid;gap:1px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));padding-top:3px}\
 .facts div{display:flex;gap:10px;min-width:0}\
-dt{flex:none;width:96px}\
+dt{flex:none;width:108px}\
 dd{margin:0;min-width:0;overflow-wrap:anywhere}\
 .problems{padding-bottom:6px}\
 .problem{border-left:3px solid var(--warn);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}.cause{font-weight:600}\
