@@ -152,8 +152,8 @@ def test_a_cell_that_does_not_end_well_keeps_its_traceback_and_gets_its_table(ce
     ("line", "words"),
     [
         ("1 --profile none/t.json", "--profile: there is no folder "),
-        ("1 --profile --memory", "--memory takes time, which --profile would show"),
-        ("1 --profile --dry-run", "--dry-run runs nothing, so --profile has no effect"),
+        ("1 --profile --memory", "--memory and --profile do not combine; leave out one"),
+        ("1 --profile --dry-run", "--dry-run and --profile do not combine; leave out one"),
         ("0,1 --split x --profile", "--profile is for one device"),
     ],
 )

@@ -89,4 +89,4 @@ def test_in_cells_the_explanation_offers_the_check(ip):
     checked = ip.run("%%ongpu 1 --check\nrows = table[ids]")
     assert "ids[1] = 9, but table has 5 elements in dimension 0" in checked.text
     assert ip.run("%%ongpu 1\nrows = table[:2].sum().item()").error is None
-    assert "need --virtual" in ip.run("%gpus --asserts").text
+    assert "needs --virtual; type --virtual 2 --asserts" in ip.run("%gpus --asserts").text
