@@ -67,19 +67,19 @@ class Alternating(Stopwatch):
     """Beside each block of compare's it has `timeit` time one of as many runs of `code`."""
 
     def __init__(self, code: str, names: dict[str, Any], clock: Clock) -> None:
-        super().__init__(clock=clock, others=imported())
+        super().__init__(imported(), clock)
         # On copies of its own, as compare has them.
         own = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, names)
         self._timer = timeit.Timer(code, timer=clock, globals=own)
         self._timer.timeit(1)
         self.blocks: list[float] = []  # seconds of one run
 
-    def lap(self, run: Any, number: int, on: Any = ()) -> Lap:
+    def lap(self, run: Any, number: int) -> Lap:
         if not number:
-            return super().lap(run, number, on)
-        ours = super().lap(run, number, on) if len(self.blocks) % 2 else None
+            return super().lap(run, number)
+        ours = super().lap(run, number) if len(self.blocks) % 2 else None
         self.blocks.append(self._timer.timeit(number) / number)
-        return ours or super().lap(run, number, on)
+        return ours or super().lap(run, number)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Round:
     ours: float
     theirs: float
     halves: tuple[float, float]
-    compiled: float
+    first: float
 
     @property
     def ratio(self) -> float:
@@ -104,7 +104,7 @@ def one_round(code: str, blocked: str, names: dict[str, Any], clock: Clock) -> R
     assert timing.median is not None
     blocks = watch.blocks[-len(timing.seconds) :]  # those before were for warm-up
     halves = statistics.median(blocks[::2]), statistics.median(blocks[1::2])
-    return Round(timing.median, statistics.median(blocks), halves, timing.compiled or 0.0)
+    return Round(timing.median, statistics.median(blocks), halves, timing.first or 0.0)
 
 
 def main() -> int:
@@ -114,7 +114,7 @@ def main() -> int:
     clock = time.process_time if processor else time.perf_counter
     kind = "processor time" if processor else "wall clock"
     print(f"JAX {jax.__version__}, {kind}, {ROUNDS} rounds")
-    heads = ("timeit", "compare", "ratio", "least", "most", "no wait", "itself", "compiled")
+    heads = ("timeit", "compare", "ratio", "least", "most", "no wait", "itself", "first run")
     print(f"{'':16}" + "".join(f"{head:>12}" for head in heads))
     failed = unjudged = 0
     for name, (code, names) in workloads().items():
@@ -134,8 +134,8 @@ def main() -> int:
         cells = "".join(f"{each * 1e6:9.1f} µs" for each in seconds)
         no_wait = statistics.median(one.ratio for one in bare)
         cells += f"{ratio:12.3f}{ratios[0]:12.3f}{ratios[-1]:12.3f}{no_wait:12.3f}{itself:12.1%}"
-        compiled = max(one.compiled for one in rounds) * 1e3
-        print(f"{name:16}{cells}{compiled:9.0f} ms  {verdict}", flush=True)
+        first = max(one.first for one in rounds) * 1e3
+        print(f"{name:16}{cells}{first:9.0f} ms  {verdict}", flush=True)
     return 1 if failed else 2 if unjudged else 0
 
 

@@ -1,7 +1,6 @@
 """Comparisons for tests, made of times that are known: no clock, no device."""
 
-from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.timing import Agreement, Timing
+from gpumagic.timing.comparison import Agreement, Comparison, Timing
 
 SIZES = (64, 128, 256, 512, 1024)
 

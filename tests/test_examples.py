@@ -105,7 +105,7 @@ def test_between_devices(shown):
 @IN_THE_SHELL
 def test_timing(shown):
     shown = shown("timing.ipynb")
-    assert shown.count("times are the CPU's and say nothing about a GPU") == 6
+    assert shown.count("times are the CPU's and say nothing about a GPU") == 5
     assert "(virtual) takes" in shown
     assert len(re.findall(r"cuda:1 \(virtual\) .* same\n", shown)) == 4
     # A sweep, whose last value the CPU and its virtual GPU take about as long for.
@@ -113,7 +113,7 @@ def test_timing(shown):
     # The log that is read one by one, and the one that is read once.
     assert "1,000 waits at line 4: `(matrix @ right).norm().item()`" in shown
     assert "1 transfer: 3.9 KiB to cpu" in shown
-    assert "differs from the earlier run: another code" in shown
+    assert "differs from the earlier run: the code" in shown
     assert re.search(r"at the same time: [\d.]+ times as fast as one after the other", shown)
 
 

@@ -145,12 +145,11 @@ class Plot:
     is linear from zero or less on.
     """
 
-    def __init__(
-        self, words: Mapping[float, str], heights: Iterable[float], curves: Sequence[Curve]
-    ) -> None:
+    def __init__(self, words: Mapping[float, str], curves: Sequence[Curve]) -> None:
         self._words, self._curves = words, curves
         self._end = _WIDTH - _RIGHT - LETTER * max(len(c.name) for c in curves)
-        low, high = min(heights := list(heights)), max(heights)
+        heights = [e for c in curves for p in c.points for e in (p.y, p.low, p.high) if e]
+        low, high = min(heights), max(heights)
         # Space above and below, and around a flat curve.
         air = max((high / low) ** 0.06, 1.08)
         self._y = Scale(low / air, high * air, FOOT, _TOP)

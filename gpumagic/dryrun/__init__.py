@@ -40,13 +40,11 @@ def dry_run(
     Parameters
     ----------
     function : callable
-        A function, a method or a module.
-    *args, **kwargs
-        The arguments of the call.
+        A function, a method or a module; `args` and `kwargs` are those of the call.
     on : str, int, torch.device, Card or list, optional
         Place it as ``%%ongpu`` does: ``1``, ``"cuda:1"``, ``"free"`` … By default it runs where it
-        is. Or a card that is not here, by its name or size: ``"H100 80GB"``, ``"RTX 4090"``,
-        ``"24GiB"``, or several of them.
+        is. Or a card that is not here, by its name or size: ``"H100 80GB"``, ``"24GiB"``, or
+        several of them.
     move : bool
         With `on`: whether its arguments, and the variables that it reads, are moved there first.
     limit : float

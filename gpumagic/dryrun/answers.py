@@ -22,11 +22,11 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
-from gpumagic.dryrun.fake_operators import Crossings
+from gpumagic.dryrun.count_operators import Crossings
 from gpumagic.dryrun.fakes import (
     Fakes,
     LazyBuffer,
@@ -53,8 +53,7 @@ class Calls(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        args, kwargs = self._ready(args, func), self._ready(kwargs, func)
+        args, kwargs = self._ready(func, (args, kwargs or {}))
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
@@ -66,55 +65,36 @@ class Calls(TorchFunctionMode):
             self._fake(out)
         return out
 
-    def _ready(self, values: Any, func: Any) -> Any:
+    def _ready(self, func: Any, given: Any) -> Any:
         """Return the arguments as fakes, and unknown numbers as ones that only scale."""
-        if self._not_known(values):
-            if getattr(func, "__name__", "") == "full" and type(values) is tuple:
-                # The number that fills is no size.
-                fills = (self._one(item, torch.fill) for item in values[1:])
-                return (tree_map(lambda item: self._one(item, func), values[0]), *fills)
-            return tree_map(lambda item: self._one(item, func), values)
-        return values
-
-    def _one(self, item: Any, func: Any) -> Any:
-        if type(item) is NotKnown:
-            name = getattr(func, "__name__", str(func))
-            if name.strip("_") not in _SCALES:
-                raise Stopped(f"{name} with {item.what} depends on data")
-            return 1 if item.whole else float("nan")
-        return item
-
-    def _not_known(self, item: Any) -> bool:
-        """Whether it contains an unknown value; real tensors in it become fakes."""
-        if isinstance(item, Tensor):
-            if is_real(item):
-                self._fake(item)
-            return False
-        if isinstance(item, (list, tuple)):
-            return sum(map(self._not_known, item)) > 0  # every one: each may be real
-        if isinstance(item, dict):
-            return sum(map(self._not_known, item.values())) > 0
-        return type(item) is NotKnown
+        leaves = tree_leaves(given)
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and is_real(leaf):
+                self._fake(leaf)
+        if NotKnown not in map(type, leaves):
+            return given
+        name = getattr(func, "__name__", str(func))
+        # The size of what is filled is the first argument.
+        sizes = tree_leaves(given[0][:1]) if name == "full" else leaves
+        unknown = next((leaf for leaf in sizes if type(leaf) is NotKnown), None)
+        if unknown is not None and name.strip("_") not in _SCALES:
+            raise Stopped(f"{name} with {unknown.what} depends on data")
+        return tree_map_only(NotKnown, lambda item: 1 if item.whole else math.nan, given)
 
     # -- answers
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, name = args[0], _NAMES[func]
         self._crossings.note(False, "item", str(tensor.device), "cpu", tensor.element_size())
-        constant = tensor.constant
-        if constant is not None:
-            with torch._C.DisableTorchFunction():
-                return func(constant, *args[1:])
+        one = name != "item" or tensor.numel() == 1
         value = host_value(frame)
+        if tensor.constant is not None or not one:
+            with torch._C.DisableTorchFunction():  # the known value, or torch's own error
+                return func(tensor if tensor.constant is None else tensor.constant, *args[1:])
         if value is not None:
-            kinds = {"int": int, "index": int, "bool": bool, "float": float}
-            return kinds[name](value) if name in kinds else value
+            return _KINDS[name](value) if name in _KINDS else value
         if name == "item":
-            if tensor.numel() != 1:
-                with torch._C.DisableTorchFunction():
-                    return func(*args, **kwargs)  # torch's own error
-            return NotKnown(
-                ".item()", whole=not (tensor.is_floating_point() or tensor.is_complex())
-            )
+            whole = not (tensor.is_floating_point() or tensor.is_complex())
+            return NotKnown(".item()", whole=whole)
         words = {"bool": "a condition on a tensor", "index": "a tensor as a size or an index"}
         raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
 
@@ -131,21 +111,23 @@ class Calls(TorchFunctionMode):
 
     def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
         tensor = args[0]
-        nbytes = _read_to_print(tensor)
-        self._crossings.note(False, "item", str(tensor.device), "cpu", nbytes, how=PRINT)
+        # torch writes all elements, or those at the edges.
+        edges = None if tensor.numel() <= PRINT_OPTS.threshold else 2 * PRINT_OPTS.edgeitems
+        read = math.prod(min(n, edges or n) for n in tensor.shape) * tensor.element_size()
+        self._crossings.note(False, "item", str(tensor.device), "cpu", read, how=PRINT)
         if _NAMES[func] == "format" and tensor.dim() == 0:
             return "?"
         where = "" if tensor.device.type == "cpu" else f", device='{tensor.device}'"
         return f"tensor(?, shape={tuple(tensor.shape)}{where}, dtype={tensor.dtype})"
 
     def numpy(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
-        tensor = args[0]
-        if tensor.device.type != "cpu" and not kwargs.get("force"):
+        tensor, force = args[0], kwargs.get("force")
+        if tensor.device.type != "cpu" and not force:
             raise TypeError(
                 f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to "
                 "copy the tensor to host memory first."
             )
-        if tensor.requires_grad and not kwargs.get("force"):
+        if tensor.requires_grad and not force:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
                 "instead."
@@ -156,6 +138,7 @@ class Calls(TorchFunctionMode):
         raise Stopped(f"{_NAMES[func]}() of a tensor depends on data")
 
 
+_KINDS = {"int": int, "index": int, "bool": bool, "float": float}
 # Functions for which a number only scales or fills; for others it may be a size or an index.
 _SCALES = frozenset(
     (
@@ -210,17 +193,11 @@ def install(
         note("torch.compile was left out: what it saves in memory is not counted")
         return model if model is not None else (lambda function: function)
 
-    def resized(storage: Any, nbytes: int) -> Any:
-        held.resize(storage, nbytes)
-        return resize_storage(storage, nbytes)
-
     def allocated(device: Any = None) -> int:
         index = torch.cuda._utils._get_device_index(device, optional=True)
         return held.now.get(f"cuda:{index}", 0)
 
-    resize_storage = torch.UntypedStorage.resize_
     replaced: list[tuple[Any, str, Any]] = [
-        (torch.UntypedStorage, "resize_", resized),
         (fake_tensor, "init_gpu_context", _nothing),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
         # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.
@@ -286,10 +263,3 @@ def _in_this_process(loader: Any) -> Any:
     if isinstance(fetcher, _MapDatasetFetcher) and fetcher.auto_collation:
         vars(fetcher).update(fetch=fetch_some)
     return iterator
-
-
-def _read_to_print(tensor: Any) -> int:
-    """The bytes of the elements that torch writes: all of them, or those at the edges."""
-    whole = tensor.numel() <= PRINT_OPTS.threshold
-    sizes = [n if whole else min(n, 2 * PRINT_OPTS.edgeitems) for n in tensor.shape]
-    return int(math.prod(sizes) * tensor.element_size())

@@ -12,7 +12,6 @@ import ctypes
 import errno
 import getpass
 import io
-import logging
 import os
 import struct
 import sys
@@ -60,14 +59,15 @@ class Confinement:
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
-        _catch_displays()
+        core: Any = sys.modules.get("IPython.core.interactiveshell")
+        if core is not None and (shell := core.InteractiveShell._instance) is not None:
+            from IPython.core.displaypub import CapturingDisplayPublisher
+
+            shell.display_pub = CapturingDisplayPublisher()
 
     def begin(self) -> bool:
         """Refuse from now on; return whether the kernel refuses everything to C++ code too."""
         sys.dont_write_bytecode = True
-        # torch logs what it then raises.
-        for name in ("torch._subclasses.fake_tensor", "torch._prims_common"):
-            logging.getLogger(name).disabled = True
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None:  # its bars start a thread
             bars.tqdm.monitor_interval = 0
@@ -136,15 +136,6 @@ def _asked_by_user(frame: FrameType | None) -> bool:
     while frame is not None and os.path.dirname(frame.f_code.co_filename) == own:
         frame = frame.f_back
     return frame is None or is_users(frame.f_code.co_filename)
-
-
-def _catch_displays() -> None:
-    core: Any = sys.modules.get("IPython.core.interactiveshell")
-    shell = core.InteractiveShell._instance if core is not None else None
-    if shell is not None:
-        from IPython.core.displaypub import CapturingDisplayPublisher
-
-        shell.display_pub = CapturingDisplayPublisher()
 
 
 def held_by_the_kernel() -> bool:

@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from types import FrameType
 from typing import Any
 
@@ -23,7 +22,6 @@ import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpumagic.display.units import many
@@ -155,26 +153,15 @@ def describe(name: str, value: Any) -> Assigned:
     finder = TensorFinder()
     finder.variables([(name, value)])
     tensors = [found.tensor for found in finder.tensors]
-    devices = dict.fromkeys(str(t.device) for t in tensors)
-    nbytes = sum(t.nbytes for t in tensors)
-    return Assigned(name, _words(value, tensors), ", ".join(devices), nbytes)
-
-
-def _words(value: Any, tensors: list[Tensor]) -> str:
     kind = type(value).__name__
-    if isinstance(value, nn.Module):
-        count = sum(1 for _ in value.parameters())
-        return f"{kind}, {many(count, 'parameter')}"
-    if isinstance(value, Optimizer):
-        count = sum(len(group["params"]) for group in value.param_groups)
-        return f"{kind} of {many(count, 'parameter')}"
     if isinstance(value, (list, tuple, dict, set)):
-        return f"{kind} of {len(value)}" + (f", {many(len(tensors), 'tensor')}" * bool(tensors))
-    if isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
-        return f"{kind} {value!r}"
-    if is_dataclass(value) and tensors:
-        return f"{kind}, {many(len(tensors), 'tensor')}"
-    return kind
+        kind += f" of {len(value)}"
+    elif isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
+        kind += f" {value!r}"
+    if tensors:
+        kind += f", {many(len(tensors), 'tensor')}"
+    devices = ", ".join(dict.fromkeys(str(t.device) for t in tensors))
+    return Assigned(name, kind, devices, sum(t.nbytes for t in tensors))
 
 
 _functorch: Any = torch._C._functorch
@@ -223,10 +210,6 @@ class Fakes(FakeTensorMode):
             raise Stopped(self._without[id(tensor)])
 
     def _convert(self, tensor: Tensor) -> None:
-        if parts := _parts(tensor):
-            for part in filter(is_real, parts):
-                self._convert(part)
-            return
         gradient = tensor.grad if tensor.is_leaf else None
         hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
         try:
@@ -288,18 +271,8 @@ def set_data(tensor: Any, new: Any) -> None:
 
 def is_real(tensor: Tensor) -> bool:
     """Whether a tensor has data; what `vmap` and `grad` wrap is a fake already."""
-    if isinstance(tensor, FakeTensor) or _functorch.is_functorch_wrapped_tensor(tensor):
-        return False
-    parts = _parts(tensor)
-    return any(map(is_real, parts)) if parts else True
-
-
-def _parts(tensor: Any) -> list[Tensor]:
-    """Return the parts of a tensor, such as a sharded one's; empty for a plain tensor."""
-    if not hasattr(type(tensor), "__tensor_flatten__"):
-        return []
-    parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-    return [part for part in parts if isinstance(part, Tensor)]
+    wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
+    return not (wrapped or isinstance(tensor, FakeTensor))
 
 
 def _is_a_number(tensor: Tensor) -> bool:
@@ -327,29 +300,21 @@ class _Cut(torch.autograd.Function):
         return None, None
 
 
-class _Lazy(FakeTensor):
-    """A fake whose shape is not known yet; `materialize` makes it an ordinary one."""
+class LazyParameter(UninitializedParameter, FakeTensor):
+    """A fake whose shape is not known yet; torch's `materialize` makes it an ordinary one."""
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return "<a lazy parameter>"
-
+    cls_to_become = FakeTensor
     shape = torch.Tensor.shape  # UninitializedParameter has none
 
-    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        new = torch.empty(shape, device=device or self.device, dtype=dtype or self.dtype)
-        set_data(self, new)
-        self.__class__ = FakeTensor  # type: ignore[assignment]
+
+class LazyBuffer(UninitializedBuffer, FakeTensor):
+    """The same for a buffer."""
+
+    cls_to_become = FakeTensor
+    shape = torch.Tensor.shape
 
 
-class LazyParameter(_Lazy, UninitializedParameter):
-    """Is an `UninitializedParameter` to those who ask."""
-
-
-class LazyBuffer(_Lazy, UninitializedBuffer):
-    """Is an `UninitializedBuffer`."""
-
-
-def new_lazy(mode: Fakes, kind: type[_Lazy]) -> Callable[..., Any]:
+def new_lazy(mode: Fakes, kind: type[FakeTensor]) -> Callable[..., Any]:
     """Return the function that replaces `__new__` of the class that `kind` imitates."""
 
     def new(

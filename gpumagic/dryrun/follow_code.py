@@ -1,16 +1,23 @@
-"""Follow code in a forked copy of this process, on tensors without data, and answer.
+"""Follow code or a cell in a forked copy of this process, on tensors without data.
 
 Guarantees: one answer, plain data, with what is known up to where the code ended, failed, came to
-what only data can tell or had to be killed; nothing of this process is changed.
+what only data can tell or had to be killed; nothing of this process is changed. IPython's magics
+and commands are left out and named; a cell that awaits gets its own event loop.
 """
 
+import ast
+import asyncio
 import importlib
+import inspect
+import linecache
 import signal
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -19,21 +26,22 @@ import torch
 from gpumagic import faults
 from gpumagic.device import Device
 from gpumagic.device.cards import Card
-from gpumagic.dryrun import composites
+from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
-from gpumagic.dryrun.fake_operators import Crossings, Operators
-from gpumagic.dryrun.fakes import Fakes, Stopped, describe, is_refusal, raised
-from gpumagic.dryrun.forked import (
-    OverLimit,
-    engine_flags,
-    let_backward_run,
-    run_forked,
-    set_by_fork,
+from gpumagic.dryrun.count_operators import Crossings, Operators, attend_as_cuda
+from gpumagic.dryrun.fakes import Fakes, NotKnown, Stopped, describe, is_refusal, raised
+from gpumagic.dryrun.forked import OverLimit, let_backward_run, run_forked
+from gpumagic.dryrun.held_memory import (
+    Before,
+    HeldMemory,
+    measure,
+    on_card,
+    peaks,
+    target_of,
 )
-from gpumagic.dryrun.held_memory import Before, HeldMemory, before_on, measure, on_card, peaks
-from gpumagic.dryrun.result import DryRun, Mismatch, Unknown
-from gpumagic.errors import GpuError
+from gpumagic.dryrun.result import LIMIT_S, DryRun, Mismatch, Unknown
+from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
 from gpumagic.moving.move import move_all, optimizers_in
@@ -42,11 +50,16 @@ from gpumagic.placement import placement, put_in_force
 from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.files import BEFORE, UserLine, innermost, innermost_of
+from gpumagic.usercode.program import compile_cell
+from gpumagic.usercode.variables import names_read, variables_read
 from gpumagic.virtual import switch
 from gpumagic.virtual.virtual_gpus import keep_after_fork
 
 _GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
 _following = False
+
+
+Note = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ class Subject:
     namespace: dict[str, Any]
     reads: list[tuple[str, Any]]  # by name; a name that is not in the namespace is an argument
     # Given what notes a phrase for what was left out: runs the code, for values to describe.
-    prepare: Callable[[Callable[[str], object]], Callable[[], dict[str, Any]]]
+    prepare: Callable[[Note], Callable[[], dict[str, Any]]]
     device: Device | None  # where new tensors are made
     move: bool  # whether what the code reads is brought there
     limit: float  # seconds
@@ -73,31 +86,29 @@ class Subject:
         return self.device is not None and self.device.virtual
 
 
-def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> DryRun:
+def dry(subject: Subject) -> DryRun:
     """Follow the code of `subject` in a copy of this process, or raise `GpuError`."""
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
     with deferred():  # what is loaded in part stays so
         importlib.import_module("torch._dynamo")  # else each copy would load it itself
     device = subject.device
-    if subject.cards:
-        before = before_on(subject.cards[0])
-    else:
-        before = measure(None if device is None else as_torch(device))
-    outer, flags = placement(), engine_flags()
+    target = None if device is None else as_torch(device)
+    before = measure(target, next(iter(subject.cards), None))
+    outer = placement()
 
     def work() -> DryRun:
         global _following
-        _following, set_in_copy = True, set_by_fork(flags)
+        _following = True
         if before.real:
             switch.stand_in(before.real)
-        let_backward_run(set_in_copy)
+        let_backward_run()
         if outer is not None:
             put_in_force(outer)  # a fork leaves it
         return _Following(subject).run(before)
 
     try:
-        result: DryRun = run_forked(work, subject.limit + _GRACE_S, waiting)
+        result: DryRun = run_forked(work, subject.limit + _GRACE_S)
     except OverLimit:
         limit = f"the time limit of {subject.limit:g} s"
         end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
@@ -116,7 +127,6 @@ class _Following:
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
         self._moved: tuple[Moved, ...] = ()
-        self._here: dict[str, tuple[str, ...]] = {}  # where what a card gets lies in truth
         self._timed = False
 
     def note(self, reason: str, where: UserLine | None = None, *, ended: bool = False) -> None:
@@ -128,19 +138,17 @@ class _Following:
         keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
-        mode = Fakes(self._held.add_existing, self._tracked)
+        mode = Fakes(partial(self._held.add, existing=True), self._tracked)
         mode.take_over([*subject.reads, *subject.namespace.items()])
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
         install(mode, calls, self.note, self._waited, self._held, before.virtual)
-        attention = None if before.virtual else composites.install()
+        attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():
                 self.note("not all is refused to C++ code: no Landlock or no seccomp", BEFORE)
             with self._caught():
-                if subject.cards:
-                    self._leave_gpus()
                 if self._target is not None:
                     self._bring(self._target)
                 subject.reads.clear()  # what the code lets go must be free
@@ -174,29 +182,24 @@ class _Following:
         gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
         return max(gpus, key=lambda device: gpus[device], default=str(self._target))
 
-    def _leave_gpus(self) -> None:
-        """Empty the card: nothing is on it yet, whatever was on the GPUs here."""
+    def _move(self, variables: Any, target: torch.device) -> Any:
         self._crossings.silent = True
         space = self._subject.namespace
-        every = [*self._subject.reads, *space.items()]
-        moves = move_all(every, torch.device("cpu"), followers=optimizers_in(space))
-        self._here = {moved.name: moved.sources for moved in moves.moved}
+        followers = optimizers_in(space)
+        moves = move_all(variables, target, followers=followers, namespace=space, check_room=False)
         self._crossings.silent = False
-        self._held.begin()
+        return moves
 
     def _bring(self, target: torch.device) -> None:
-        subject = self._subject
+        subject, here = self._subject, dict[str, tuple[str, ...]]()
+        if subject.cards:  # nothing is on the card yet, whatever is on the GPUs here
+            every = [*subject.reads, *subject.namespace.items()]
+            here = {m.name: m.sources for m in self._move(every, torch.device("cpu")).moved}
+            self._held.begin()
         if subject.move:
-            self._crossings.silent = True
-            space = subject.namespace
-            followers = optimizers_in(space)
-            moves = move_all(
-                subject.reads, target, followers=followers, namespace=space, check_room=False
-            )
-            self._crossings.silent = False
+            moves = self._move(subject.reads, target)
             self._moved = tuple(
-                replace(moved, sources=self._here.get(moved.name, moved.sources))
-                for moved in moves.moved
+                replace(moved, sources=here.get(moved.name, moved.sources)) for moved in moves.moved
             )
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
@@ -278,3 +281,95 @@ def _reference(value: Any) -> Any:
     with suppress(TypeError):
         return weakref.ref(value)
     return None
+
+
+# Magics whose text runs here too, once; the others are left out.
+_PYTHON = {"time", "timeit", "capture", "prun"}
+_ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed"
+
+
+def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
+    """Predict what the rest of a running cell would do, on a device or where it is."""
+    from IPython.core.compilerop import PyCF_MASK  # IPython takes long to import
+
+    line, namespace, flags = ProgressLine(shell), shell.user_ns, shell.compile.flags & PyCF_MASK
+    reads = list(variables_read(names_read(tree, shell.transform_cell), namespace))
+
+    def prepare(note: Note) -> Callable[[], dict[str, Any]]:
+        execute = leave_out_magics(namespace, note, file, shell.transform_cell, flags)
+        return lambda: {"Out": execute(tree)}
+
+    try:
+        device, cards = target_of(on)
+        line.update("dry run; Ctrl-C ends it")
+        return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
+    except KeyboardInterrupt as error:
+        # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.
+        show_as(error, lambda: [_ENDED])
+        raise
+    finally:
+        line.close()
+
+
+def leave_out_magics(
+    namespace: dict[str, Any],
+    note: Note,
+    file: str,
+    transform: Callable[[str], str],
+    flags: int = 0,
+) -> Callable[[ast.Module], Any]:
+    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements.
+
+    The runner gives the value of the last expression.
+    """
+
+    def execute(part: ast.Module) -> Any:
+        value = None
+        for code in filter(None, compile_cell(part, file, flags)):
+            value = eval(code, namespace)
+            if code.co_flags & inspect.CO_COROUTINE:
+                value = asyncio.new_event_loop().run_until_complete(value)
+        return value
+
+    stand_in = _DryShell(note, file, transform, execute)
+    namespace["get_ipython"] = lambda: stand_in
+    return execute
+
+
+@dataclass(frozen=True)
+class _DryShell:
+    """Replace `get_ipython()` in a dry run: magics and commands are named and left out."""
+
+    _note: Note
+    _file: str
+    _transform: Callable[[str], str]
+    _execute: Callable[[ast.Module], Any]
+
+    def run_line_magic(self, name: str, line: str = "", _stack_depth: int = 1) -> Any:
+        return self._magic(name, "%", line, sys._getframe(1).f_lineno - 1)
+
+    def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
+        number = sys._getframe(1).f_lineno
+        # On the line of our own magic, it was a line below.
+        below = "%%ongpu" in linecache.getline(self._file, number)
+        return self._magic(name, "%%", cell, number + below)
+
+    def system(self, command: str, **options: Any) -> Any:
+        return self._left_out(f"!{command}")
+
+    getoutput = system
+
+    def __getattr__(self, name: str) -> Any:
+        raise Stopped(f"get_ipython().{name} is not there in a dry run")
+
+    def _magic(self, name: str, mark: str, text: str, above: int) -> Any:
+        if name not in _PYTHON or not text.strip():
+            return self._left_out(f"{mark}{name}")
+        if name != "time":
+            self._note(f"{mark}{name} was left out; its code was followed once")
+        # Blank lines above it, so that its lines have the cell's numbers.
+        return self._execute(ast.parse("\n" * max(above, 0) + self._transform(text)))
+
+    def _left_out(self, what: str) -> Any:
+        self._note(f"{what} was left out")
+        return NotKnown(f"what {what} gives")

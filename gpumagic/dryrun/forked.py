@@ -9,19 +9,19 @@ private copy. The function is not kept from anything else here: see `confined`.
 
 import ctypes
 import gc
-import itertools
 import mmap
 import os
 import re
 import signal
 import stat
+import struct
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,9 +29,8 @@ from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 
-_PATIENCE_S = 2.0  # what is over sooner needs no progress
 _DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+\s*(.*)")
+_SHARED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.s ([0-9a-f]+) \S+ \d+\s*(.*)")
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
 
 
@@ -39,19 +38,16 @@ class OverLimit(TimeoutError):
     """Signal that a call of `run_forked` exceeded its own limit, not somebody else's."""
 
 
-def run_forked(
-    work: Callable[[], Any], limit: float, waiting: Callable[[float], object] | None = None
-) -> Any:
+def run_forked(work: Callable[[], Any], limit: float) -> Any:
     """Return what `work()` returns, plain data, called in a copy of this process.
 
-    `waiting` is called with the seconds so far, about once a second after the first two. Ctrl-C
-    kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and `GpuError`
-    when this system has no fork or the copy has crashed.
+    Ctrl-C kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and
+    `GpuError` when this system has no fork or the copy has crashed.
     """
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)
-    started, pid, status = time.monotonic(), 0, 0
+    answer, pid, status, end = None, 0, 0, time.monotonic() + limit
     try:
         # Raised here, an interrupt would leave a copy that nobody ends, or go on in the copy.
         with deferred(), warnings.catch_warnings():
@@ -62,7 +58,12 @@ def run_forked(
             if pid == 0:
                 _work_in_child(work, sender)
         sender.close()
-        answer = _received(receiver, started, limit, waiting)
+        # For no longer: a signal that another thread gets is seen after a wait only.
+        while not receiver.poll(min(limit, 1.0)):
+            if time.monotonic() > end:
+                raise OverLimit
+        with suppress(EOFError):  # it has ended without an answer
+            answer = receiver.recv()
     finally:
         receiver.close()
         if pid:
@@ -76,22 +77,6 @@ def run_forked(
     if not done:
         raise GpuError(f"the dry run failed, a fault of gpumagic: {kept[-1][1]}")
     return value
-
-
-def _received(
-    receiver: Connection, started: float, limit: float, waiting: Callable[[float], object] | None
-) -> Any:
-    """The child's answer; None if it ended without one."""
-    while not receiver.poll(1.0 if limit > 1 else limit):
-        seconds = time.monotonic() - started
-        if seconds > limit:
-            raise OverLimit
-        if waiting is not None and seconds >= _PATIENCE_S:
-            waiting(seconds)
-    try:
-        return receiver.recv()
-    except EOFError:
-        return None
 
 
 def _end(pid: int) -> int:
@@ -134,16 +119,6 @@ def _where(fault: faults.Fault) -> str:
     return " ".join([fault.error, *[line for line in lines if line.startswith("File ")][-1:]])
 
 
-class _Mapping(NamedTuple):
-    """A stretch of this process's memory."""
-
-    start: int
-    size: int
-    access: str  # such as "rw-p": read, write, execute; private or shared
-    offset: int
-    path: str
-
-
 def _detach(keep: int) -> None:
     """Share nothing with the parent from now on but the descriptor `keep`."""
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -153,9 +128,7 @@ def _detach(keep: int) -> None:
         descriptors = {0, 1, 2}
     for descriptor in descriptors - {keep, nowhere}:
         _detach_descriptor(descriptor, nowhere)
-    for mapping in _mappings():
-        if mapping.access.startswith("rw") and mapping.access.endswith("s"):
-            _make_private(mapping)
+    _unshare_memory()
 
 
 def _detach_descriptor(descriptor: int, nowhere: int) -> None:
@@ -172,24 +145,21 @@ def _detach_descriptor(descriptor: int, nowhere: int) -> None:
         os.dup2(nowhere, descriptor, inheritable=False)
 
 
-def _mappings() -> list[_Mapping]:
-    """The memory of this process, in the order of its addresses; empty where it cannot be known."""
+def _unshare_memory() -> None:
+    """Make memory that is shared with other processes a private copy."""
     try:
         with open("/proc/self/maps") as file:
-            found = [_MAPPING.match(line) for line in file]
-    except OSError:
-        return []
-    return [
-        _Mapping(int(m[1], 16), int(m[2], 16) - int(m[1], 16), m[3], int(m[4], 16), m[5])
-        for m in found
-        if m is not None
-    ]
+            shared = [found for line in file if (found := _SHARED.match(line))]
+    except OSError:  # not on Linux
+        return
+    for found in shared:
+        start, end, offset = (int(number, 16) for number in found.groups()[:3])
+        path = found[4]
+        if not path.startswith("/dev/") or path.startswith(("/dev/shm/", "/dev/zero")):
+            _make_private(start, end - start, offset, path)
 
 
-def _make_private(mapping: _Mapping) -> None:
-    start, size, _, offset, path = mapping
-    if path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/zero")):
-        return  # a device's own
+def _make_private(start: int, size: int, offset: int, path: str) -> None:
     remap = ctypes.CDLL(None, use_errno=True).mmap
     remap.restype, pointer = ctypes.c_void_p, ctypes.c_void_p
     remap.argtypes = [pointer, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -207,64 +177,45 @@ def _make_private(mapping: _Mapping) -> None:
 
 # Once a backward pass has run with a GPU, torch's engine refuses every backward pass in a forked
 # child, because the engine's threads are gone. A dry run needs none of them: it runs all of it on
-# its own thread. The refusal is one flag in libtorch_cpu's memory, set in the child by fork itself;
-# it is found by comparing that memory before and after, and cleared in the child alone.
-_LIBRARY = "libtorch_cpu.so"
-_PAGE, _MOST = 4096, 16 * 2**20
+# its own thread. The refusal is a variable of libtorch_cpu that fork sets, and torch has no way to
+# reset it. Its address is in the instructions of the one function that reads it first.
+_READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
+_COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # cmpb $0, at a distance
+_ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # mask and code
 
 
-def engine_flags() -> bytes:
-    """The zeroed variables of libtorch_cpu, as they are before the fork; empty where unknown."""
-    return _read(*_variables())
-
-
-def _read(start: int, size: int) -> bytes:
-    """Memory of this process as far as it is still there: what lies behind the library's own may
-    have been another's, and given back since. To read that by its address would end the process."""
-    try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            memory.seek(start)
-            return memory.read(size) or b""
-    except OSError:
-        return b""
-
-
-def set_by_fork(before: bytes) -> list[int]:
-    """Return the flags that fork set to 1; call it in the child before torch sets others."""
-    start, _ = _variables()
-    after = _read(start, len(before))
-    return [start + m.start() for m in re.finditer(b"\1", after) if before[m.start()] == 0]
-
-
-def let_backward_run(flags: list[int]) -> None:
-    """Let backward passes run in the child, if one of the flags prevents them."""
+def let_backward_run() -> None:
+    """Let backward passes run in the child, on its own thread."""
     # Else the engine's threads would all make torch's pool of threads at once, and one would fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
-    if _works():
-        return
-    for flag in map(ctypes.c_ubyte.from_address, flags):
+    flag = refusal()
+    if flag is not None and flag.value == 1:  # as fork sets it
         flag.value = 0
-        if _works():
-            return
-        flag.value = 1
 
 
-def _works() -> bool:
+def refusal() -> ctypes.c_ubyte | None:
+    """Return the variable by which torch's engine refuses backward passes; None if unknown."""
     try:
-        with torch.enable_grad():
-            torch.ones((), device="cpu", requires_grad=True).clone().backward()
-    except RuntimeError:
-        return False
-    return True
+        reader = getattr(ctypes.CDLL(torch._C.__file__), _READER)
+    except (AttributeError, OSError):
+        return None
+    start = ctypes.cast(reader, ctypes.c_void_p).value or 0
+    address = operand_of(ctypes.string_at(start, 64), start)
+    return None if address is None else ctypes.c_ubyte.from_address(address)
 
 
-@lru_cache(maxsize=1)
-def _variables() -> tuple[int, int]:
-    """Return the anonymous memory right after the library's mapping: address and bytes."""
-    for before, after in itertools.pairwise(_mappings()):
-        follows = before.start + before.size == after.start and not after.path
-        if before.path.endswith(_LIBRARY) and follows and after.access.startswith("rw"):
-            # They begin in the last page of the library's mapping.
-            return after.start - _PAGE, min(after.size, _MOST) + _PAGE
-    return 0, 0
+def operand_of(code: bytes, start: int) -> int | None:
+    """Return the address of the first byte that machine code of x86-64 or AArch64 reads."""
+    if found := _COMPARE.search(code):
+        return start + found.end() + int.from_bytes(found[1], "little", signed=True)
+    pages: dict[int, int] = {}  # by register
+    for n, (word,) in enumerate(struct.iter_unpack("<I", code)):
+        base = word >> 5 & 31
+        if word & _ADRP[0] == _ADRP[1]:
+            distance = (word >> 3 & 0x1FFFFC) | (word >> 29 & 3)
+            distance -= (distance & 0x100000) << 1
+            pages[word & 31] = (start + 4 * n & ~0xFFF) + (distance << 12)
+        elif word & _LDRB[0] == _LDRB[1] and base in pages:
+            return int(pages[base] + (word >> 10 & 0xFFF))
+    return None

@@ -1,16 +1,14 @@
 """Record what a dry run found, and show it: the peak, what would fail, the details."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from textwrap import indent
 from typing import Any
 
-from gpumagic.device import is_where
-from gpumagic.device.cards import CONTEXT, Card, card, cards
+from gpumagic.device.cards import CONTEXT, Card
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, many, size
-from gpumagic.errors import GpuError
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.moved import Moved
@@ -84,7 +82,12 @@ class Unknown:
     ended: bool
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.reason}" if self.where else self.reason
+        if self.where is None:
+            return self.reason
+        # A magic's line is not what the user typed, and its reason names it.
+        typed = self.where.line and "get_ipython()" not in self.where.source
+        source = f" · {self.where.source}" if typed and self.where.source else ""
+        return f"{replace(self.where, source='')}: {self.reason}{source}"
 
 
 @dataclass(frozen=True)
@@ -102,57 +105,26 @@ class Mismatch:
 
 @dataclass(frozen=True, repr=False)
 class DryRun(Shown):
-    """Record what a cell or a function would do.
+    """Record what a cell or a function would do; each attribute is described at its line."""
 
-    Attributes
-    ----------
-    device : str
-        Where it would be placed; empty if it would run where it is.
-    assigned : tuple of Assigned
-        Variables that it assigns, and ``return`` for what a function returns.
-    peak : dict of str to Peak
-        By device.
-    moved : tuple of Moved
-        What `%%ongpu` would move there before the code.
-    ledger : Ledger
-        Copies between devices and waits of the host, by line. How long they take is not known.
-    unknown : tuple of Unknown
-        Everything unknown or left out; the last one may be where the dry run ended.
-    mismatches : tuple of Mismatch
-        The operation between devices at which the code would fail.
-    error : str or None
-        Another error at which it would fail.
-    error_at : UserLine or None
-    printed : str
-        What it printed; a ``?`` is a value that depends on data.
-    operators : int
-        How many operators were followed.
-    backward : bool
-        Whether a backward pass ran.
-    seconds : float
-        Duration of the dry run, with the copy of the process.
-    virtual : bool
-        Whether the device is a virtual GPU.
-    cards : tuple of OnCard
-        The cards that it was asked for, which are not here. `device` is the first one's name, and
-        in `peak` it is ``cuda:0``.
-    """
-
-    device: str
+    device: str  # where it would be placed, or the first card's name; empty: where it is
+    # Variables that it assigns, and "return" for what a function returns.
     assigned: tuple[Assigned, ...] = ()
-    peak: dict[str, Peak] = field(default_factory=dict)
-    moved: tuple[Moved, ...] = ()
+    peak: dict[str, Peak] = field(default_factory=dict)  # by device; a card is "cuda:0"
+    moved: tuple[Moved, ...] = ()  # what `%%ongpu` would move there before the code
+    # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
+    # Everything unknown or left out; the last one may be where the dry run ended.
     unknown: tuple[Unknown, ...] = ()
-    mismatches: tuple[Mismatch, ...] = ()
-    error: str | None = None
+    mismatches: tuple[Mismatch, ...] = ()  # the operation between devices at which it would fail
+    error: str | None = None  # another error at which it would fail
     error_at: UserLine | None = None
-    printed: str = ""
-    operators: int = 0
-    backward: bool = False
-    seconds: float = 0.0
-    virtual: bool = False
-    cards: tuple[OnCard, ...] = ()
+    printed: str = ""  # a "?" is a value that depends on data
+    operators: int = 0  # that were followed
+    backward: bool = False  # whether a backward pass ran
+    seconds: float = 0.0  # of the dry run, with the copy of the process
+    virtual: bool = False  # whether the device is a virtual GPU
+    cards: tuple[OnCard, ...] = ()  # that it was asked for, and are not here
 
     @property
     def complete(self) -> bool:
@@ -171,15 +143,10 @@ _FOLD = table.Fold(12)
 
 def text(run: DryRun) -> str:
     """For terminals."""
-    lines = [head(run)]
-    lines += [f"  {words}" for words in on_cards(run)]
-    for peak in shown_peaks(run):
-        lines.append(f"  {memory(peak)}{_at(peak)}")
+    lines = [_head(run), *(f"  {words}" for words in (*_on_cards(run), *map(_memory, _peaks(run))))]
     for mismatch in run.mismatches:
         lines += [f"  would fail at {mismatch.where}", indent(str(mismatch), "    ")]
-    if run.error:
-        lines.append(f"  would fail at {run.error_at}: {run.error}")
-    lines += [f"  {words}" for words in unknowns(run)]
+    lines += [f"  {words}" for words in _ends(run)]
     for title, columns in _tables(run):
         lines += [f"  {title}", *table.lines(columns, "    ", _FOLD)]
     if run.ledger:
@@ -189,18 +156,17 @@ def text(run: DryRun) -> str:
 
 def html(run: DryRun) -> str:
     """For notebooks."""
-    parts = [tag("div", head(run), "gm-caption")]
-    for n, words in enumerate(on_cards(run)):
-        parts.append(tag("div" if n else "b", words, "gm-dim" if n else ""))
-    for peak in shown_peaks(run):
-        fits = tag("b", memory(peak), "gm-bad" if peak.fits is False else "")
-        parts.append(f"<div>{fits}{tag('span', _at(peak), 'gm-dim')}</div>")
+    parts = [tag("div", _head(run), "gm-caption")]
+    parts += [
+        tag("div", words, "gm-dim" if n else "gm-this") for n, words in enumerate(_on_cards(run))
+    ]
+    parts += [
+        tag("div", _memory(p), "gm-bad" if p.fits is False else "gm-this") for p in _peaks(run)
+    ]
     for mismatch in run.mismatches:
         parts.append(tag("div", f"would fail at {mismatch.where}", "gm-problem"))
         parts.append(mismatch.html or tag("pre", mismatch))
-    if run.error:
-        parts.append(tag("div", f"would fail at {run.error_at}: {run.error}", "gm-problem"))
-    parts += [tag("div", words, "gm-note") for words in unknowns(run)]
+    parts += [tag("div", words, "gm-problem" if run.error else "gm-note") for words in _ends(run)]
     for title, columns in _tables(run):
         shown = table.html(columns, title=title, css="gm-section")
         count = len(columns[0].cells)
@@ -210,28 +176,12 @@ def html(run: DryRun) -> str:
     return block("".join(parts))
 
 
-def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    """Return the tables of assigned and of moved variables, each under its title."""
-    card = run.device if run.cards else CARD_STANDS_AS
-    assigned = [(a.name, a.kind, a.device.replace(CARD_STANDS_AS, card)) for a in run.assigned]
-    to = f" → {run.device}"
-    brought = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
-    for title, rows in (("assigns", assigned), ("brings", brought)):
-        if rows:
-            first, middle, last = zip(*rows, strict=True)
-            names = table.Column("", first, css="gm-code")
-            devices = table.Column("", last, fit="cut", css="gm-code gm-dim")
-            yield title, [names, table.Column("", middle), devices]
-
-
-def head(run: DryRun) -> str:
+def _head(run: DryRun) -> str:
     """``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
-    virtual = " (virtual)" if run.virtual else ""
-    elsewhere = " (not here)" if run.cards else virtual
-    where = f" on {run.device}{elsewhere}" if run.device else ""
+    place = " (not here)" if run.cards else " (virtual)" * run.virtual
     printed = run.printed.count("\n")
     parts = [
-        f"dry run{where}: nothing was computed",
+        f"dry run{f' on {run.device}{place}' if run.device else ''}: nothing was computed",
         "" if run.complete else "ended early",
         f"{many(printed, 'line')} printed, not shown" if printed else "",
         duration(run.seconds),
@@ -239,7 +189,7 @@ def head(run: DryRun) -> str:
     return " · ".join(filter(None, parts))
 
 
-def on_cards(run: DryRun) -> Iterator[str]:
+def _on_cards(run: DryRun) -> Iterator[str]:
     """``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, and what was taken off each card."""
     if not run.cards:
         return
@@ -260,7 +210,7 @@ def _on_card(on: OnCard) -> str:
     return f"{on.card.name}: no, {start} ({size(-on.left)} more than there is)"
 
 
-def shown_peaks(run: DryRun) -> list[Peak]:
+def _peaks(run: DryRun) -> list[Peak]:
     """Return the GPUs' peaks, or the CPU's if the code runs there; cards have their own line."""
     if run.cards:
         return []
@@ -268,48 +218,32 @@ def shown_peaks(run: DryRun) -> list[Peak]:
     return gpus if gpus or run.device not in ("", "cpu") else list(run.peak.values())
 
 
-def memory(peak: Peak) -> str:
-    """``cuda:1: at least 14.2 GiB of 15.8 GiB free; peak 14.3 GiB``."""
+def _memory(peak: Peak) -> str:
+    """``cuda:1: at least 14.2 GiB of 15.8 GiB free; peak 14.3 GiB in all, at line 7: …``."""
     free = f"of {size(peak.free)} free" if peak.free is not None else "more"
-    words = f"{peak.device}: at least {size(peak.needed)} {free}"
-    if peak.fits is False:
-        words += ": does not fit"
-    return words if peak.peak == peak.needed else f"{words}; peak {size(peak.peak)} in all"
+    fits = ": does not fit" if peak.fits is False else ""
+    whole = "" if peak.peak == peak.needed else f"; peak {size(peak.peak)} in all"
+    at = f", at {peak.at}" if peak.at is not None else ""
+    return f"{peak.device}: at least {size(peak.needed)} {free}{fits}{whole}{at}"
 
 
-def _at(peak: Peak) -> str:
-    return f", at {peak.at}" if peak.at is not None else ""
-
-
-def unknowns(run: DryRun) -> Iterator[str]:
-    """Return the lines on unknown values; the one that ended the dry run is last."""
+def _ends(run: DryRun) -> Iterator[str]:
+    """Yield the error, and what is unknown; what ended the dry run is last."""
+    if run.error:
+        yield f"would fail at {run.error_at}: {run.error}"
     for unknown in sorted(run.unknown, key=lambda u: u.ended):
-        yield f"ended at {_said(unknown)}" if unknown.ended else _said(unknown)
+        yield f"{'ended at ' * unknown.ended}{unknown}"
 
 
-def _said(unknown: Unknown) -> str:
-    where = unknown.where
-    if where is None:
-        return unknown.reason
-    # A magic's line is not what the user typed, and its reason names it.
-    source = "" if not where.line or "get_ipython()" in where.source else where.source
-    line = str(replace(where, source=""))
-    return f"{line}: {unknown.reason}" + (f" · {source}" if source else "")
-
-
-def cards_meant(on: object) -> tuple[Card, ...]:
-    """The cards that `on` names; none where it names a device."""
-    if isinstance(on, Card):
-        return (on,)
-    if isinstance(on, str):
-        return () if is_where(on) else _known(on)
-    if isinstance(on, Iterable):
-        return tuple(c if isinstance(c, Card) else card(c) for c in on)
-    return ()
-
-
-def _known(on: str) -> tuple[Card, ...]:
-    try:
-        return cards(on)
-    except GpuError as error:
-        raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
+def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
+    """Yield the tables of assigned and of moved variables, each with its title."""
+    card = run.device if run.cards else CARD_STANDS_AS
+    assigned = [(a.name, a.kind, a.device.replace(CARD_STANDS_AS, card)) for a in run.assigned]
+    to = f" → {run.device}"
+    moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
+    for title, rows in (("assigns", assigned), ("moves", moved)):
+        if rows:
+            first, middle, last = zip(*rows, strict=True)
+            names = table.Column("", first, css="gm-code")
+            devices = table.Column("", last, fit="cut", css="gm-code gm-dim")
+            yield title, [names, table.Column("", middle), devices]

@@ -17,8 +17,7 @@ from gpumagic.copies.trial import Trial
 from gpumagic.device import Device, cuda_state
 from gpumagic.device.cards import Card
 from gpumagic.display.units import size
-from gpumagic.dryrun.dry_cell import leave_out_magics
-from gpumagic.dryrun.follow_code import Subject, dry
+from gpumagic.dryrun.follow_code import Subject, dry, leave_out_magics
 from gpumagic.dryrun.result import LIMIT_S, DryRun
 from gpumagic.errors import GpuError
 from gpumagic.fitting.fit_result import Largest, Tried

@@ -212,10 +212,6 @@ class Framework(Protocol):
     def wait(self, *devices: str) -> None:
         """Wait until these devices have finished what they were given; without any, all do."""
 
-    def compile_seconds(self) -> float | None:
-        """Return the seconds it has compiled since this was first called; None if unknown."""
-        return None
-
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes of its arrays on a device now, and their peak if known."""
 

@@ -35,7 +35,6 @@ from gpumagic.usercode.values import MISSING
 _GPU = ("gpu", "cuda", "rocm")
 # Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-_COMPILED = "/jax/core/compile/backend_compile_duration"
 # What is looked into without asking here, and what is no container.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
@@ -56,7 +55,6 @@ class Jax(ArrayFramework):
         self._bump = jax.jit(_bump)
         self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
         self._failed = weakref.WeakValueDictionary[int, Any]()
-        self._compiled: float | None = None
         self.copies = JaxCopies(self)
 
     def started(self) -> bool:
@@ -222,17 +220,6 @@ class Jax(ArrayFramework):
                     errors.append(error)
         if errors:
             raise errors[0]
-
-    def compile_seconds(self) -> float:
-        """Return the seconds that XLA has compiled for, on all threads, since the first call."""
-        if self._compiled is None:
-            self._compiled = 0.0
-            jax.monitoring.register_event_duration_secs_listener(self._note)
-        return self._compiled
-
-    def _note(self, event: str, duration_secs: float, **about: Any) -> None:
-        if event == _COMPILED and self._compiled is not None:
-            self._compiled += duration_secs
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).

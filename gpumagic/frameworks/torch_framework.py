@@ -97,9 +97,7 @@ class Torch(Framework):
 
     def wait(self, *devices: str) -> None:
         """Wait until these devices have finished; without any, every GPU with a context."""
-        if not devices and torch.cuda.is_initialized():
-            devices = tuple(f"cuda:{ordinal}" for ordinal in cuda_state.started())
-        for name in devices:
+        for name in devices or _with_context():
             move.wait_for(torch.device(name))
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
@@ -115,3 +113,12 @@ class Torch(Framework):
         from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
 
         return explain(error, namespace=namespace)
+
+
+def _with_context() -> list[str]:
+    """Return the GPUs with a context: synchronizing another would create one of 0.5 GiB."""
+    if torch.cuda.is_initialized():
+        return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
+    if torch.xpu.is_initialized():
+        return [f"xpu:{ordinal}" for ordinal in range(torch.xpu.device_count())]
+    return ["mps:0"] if torch.backends.mps.is_available() else []

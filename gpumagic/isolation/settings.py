@@ -254,9 +254,10 @@ class Randomness:
         if here:
             torch_here().cuda.init()  # it will be used, and has no generator yet
         now = _states()
+        self._start = dict(now)
         for name in here:
+            self._start[name] = now[here[0]]
             _set(name, now[here[0]])
-        self._start = {**now, **dict.fromkeys(here, now[here[0]])}
 
     def drawn(self) -> set[str]:
         """Return the devices on which torch drew random numbers, or was seeded, since the start."""

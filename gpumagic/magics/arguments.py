@@ -130,7 +130,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
             yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
         if words and flag in magic.alone:
             word = words if isinstance(words, str) else words[0]
-            yield f"{flag} takes no argument beside it; leave out {word}"
+            yield f"{flag} and {word} do not combine; leave out one of them"
     for group in magic.excludes:
         if len(both := [flag for flag in group if flag in given]) > 1:
             yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
@@ -148,7 +148,8 @@ def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
         if several and flag in ONE_DEVICE:
             yield f"{flag} is for one device; leave it out, or type one device"
         if not several and flag in SEVERAL:
-            yield f"{flag} is for several GPUs; type %%ongpu 0,1 --split NAME, or @all for {where}"
+            instead = f", in place of {where}" if where else ""
+            yield f"{flag} is for several GPUs; type %%ongpu 0,1 --split NAME, or @all{instead}"
     if on_several(where) and "--split" not in given:
         how = f"%%ongpu {where} --split NAME, a variable whose items they share"
         yield f"which items for each of {where}? type {how}, or one device"

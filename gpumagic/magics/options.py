@@ -24,7 +24,7 @@ class Magic(NamedTuple):
     completes: tuple[str, ...] = ("devices",)  # or "gpus", "dtypes", "variables"
     needs: Mapping[str, str] = {}  # an option, and the one without which it means nothing
     excludes: tuple[tuple[str, ...], ...] = ()  # options of which a line has one at most
-    alone: tuple[str, ...] = ()  # options beside which no argument may stand
+    alone: tuple[str, ...] = ()  # options with which nothing else is named
 
 
 class Option(NamedTuple):

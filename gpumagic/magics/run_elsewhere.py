@@ -76,8 +76,10 @@ def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     # In a forked process, as for torch, any of them would wait forever.
     only_torch("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
-        from gpumagic.dryrun.dry_cell import dry_run_cell
-    result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
+        from gpumagic.device.cards import cards
+        from gpumagic.dryrun.follow_code import dry_run_cell
+    on: Any = asked.where if asked.on is None else cards(asked.on)
+    result = dry_run_cell(shell, tree, file, on, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
         display(result)
         return None

@@ -149,7 +149,7 @@ def _storages(
     for place in library.keys() - met.keys():  # constants of compiled programs, too
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
-        found.append(FoundStorage(*place, (way,), is_of_other_library=True))
+        found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
     names = Paths(walk)
     for place, numbers in met.items():
         kind = f"{library[place]} array" if place in library else ""

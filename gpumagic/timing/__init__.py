@@ -6,9 +6,8 @@ finished.
 """
 
 from gpumagic.display import table
-from gpumagic.timing.compare import compare, last_comparison
+from gpumagic.timing.compare import Progress, compare, last_comparison
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.timing import Progress
 
 __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
 

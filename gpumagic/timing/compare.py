@@ -7,35 +7,67 @@ comparison is kept, and the monitor shows the progress.
 import contextvars
 import inspect
 import math
+import re
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from gpumagic import faults
-from gpumagic.device import cuda_state
+from gpumagic.device import Device, cuda_state
 from gpumagic.display.table import view
-from gpumagic.errors import GpuError, as_typed
+from gpumagic.errors import GpuError, as_typed, note
 from gpumagic.frameworks.known import Needed
 from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.telemetry.history import board
 from gpumagic.timing.agreement import Agreeing
-from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.measurement import (
-    Measuring,
-    Task,
-    is_out_of_memory,
-    say_where,
-    short,
-)
-from gpumagic.timing.runner import Stopwatch
-from gpumagic.timing.timing import Progress, Reporter, TimedDevices, Timing, targets
+from gpumagic.timing.comparison import Comparison, Timing
+from gpumagic.timing.comparison_view import bars
+from gpumagic.timing.measurement import Measuring, Target, Task, where_of
+from gpumagic.timing.runner import Repeats, Stopwatch
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import program
-from gpumagic.usercode.values import torch_here
+from gpumagic.usercode.values import comes_from, torch_here
 
+_PERIOD_S = 0.1  # between two reports of the progress
+_BEGIN = "inputs and first run"
+_ERRORS = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
+_SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "what the code prints or displays is shown of its first run only"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a comparison."""
+
+    title: str  # the first line of the code
+    where: str  # the device being measured
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the sweep's variable
+    stage: str = _BEGIN  # then "warm up", "timing"
+    done: int = 0  # measurements, each of one device at one value
+    total: int = 1
+    # For each device: where, its median so far, and `"waiting"`, a stage, `"done"`, or an error.
+    bars: tuple[tuple[str, float | None, str], ...] = ()
+
+    def __str__(self) -> str:
+        """``"cuda:0 · n = 256 · timing · 2 of 3"``."""
+        parts = [self.where, *(f"{name} = {value}" for name, value in self.values.items())]
+        count = f"{self.done + 1} of {self.total}" if self.total > 1 else ""
+        return " · ".join(filter(None, (*parts, self.stage, count)))
+
+    @property
+    def share(self) -> float | None:
+        """The finished part of all measurements; None before the first."""
+        return self.done / self.total if self.done else None
+
+    def posted(self) -> dict[str, Any]:
+        """Return JSON for the monitor: a line, and a bar for each device."""
+        return {"line": f"{self.title} · {self}", "bars": bars(self.bars)}
 
 
 def compare(
@@ -58,8 +90,7 @@ def compare(
     On each device, and at each value of a sweep: its inputs are copied there, `setup` runs, the
     code runs once (its results are compared between the devices, and its copies counted), then
     again until it is steady, then in repeats until the 95 % interval of the median is narrower
-    than 1 % of it, or `max_time` is reached. A run that takes longer than a fifth of `max_time`
-    has no warm-up but the first run; it is repeated at least once, however long it takes.
+    than 1 % of it, or `max_time` is reached. A long run is repeated at least once.
 
     Parameters
     ----------
@@ -74,22 +105,19 @@ def compare(
         The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
         Items in one run, for the throughput; or an expression for it, such as
-        ``"len(sentences)"`` or ``"n * n"``, in which the sweep's variable has its value.
+        ``"len(sentences)"``, in which the sweep's variable has its value.
     max_time : float
         Seconds for each device and value, without copying and the first run.
     namespace : dict, optional
         The variables of the code; if None, those of the function, or the caller's.
     against : Comparison or "last", optional
-        An earlier comparison, to say what changed; "last" counts only with the same code and
-        devices.
+        An earlier comparison, to say what changed; ``"last"`` is this process's last one.
     progress : callable, optional
         Called with a `Progress`, ten times a second at most, never while something is timed.
-    filename : str, optional
-        Where `code` is from, for tracebacks.
-    text : str, optional
-        How `code` is shown, if it was generated from other text.
+    filename, text : str, optional
+        Where `code` is from, for tracebacks; and how it is shown, if it was generated.
     stopwatch : Stopwatch, optional
-        Another clock, or other devices, to measure with.
+        Another clock, or other frameworks, to measure with.
 
     Returns
     -------
@@ -101,67 +129,59 @@ def compare(
     GpuError
         No such device, the same device twice, no code, or a wrong sweep.
     Exception
-        The code's own error, with a note of the device and the line. At later values of a sweep the
-        error is noted in the timing instead, and so is a device that is out of memory.
+        The code's own error, with a note of the device and the line. At later values of a sweep,
+        and if memory runs out, it is in the timing instead.
     """
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
-        caller = inspect.currentframe()
-        outer = caller.f_back.f_globals if caller and caller.f_back else {}
-        namespace = own if own is not None else outer
+        namespace = own if own is not None else sys._getframe(1).f_globals
     cuda_state.check()
+    if not (max_time > 0 and math.isfinite(max_time)):
+        raise GpuError(f"max_time={max_time} is not a number above 0; type one, such as max_time=5")
     needed = Needed.by(namespace, setup, code)
     wanted = targets(devices, needed)
-    _check(max_time)
     values = sweeping.check(sweep) if sweep else {}
     made = program(code, namespace, setup=setup, filename=filename, text=text)
     points = sweeping.points(values)
-    each = sweeping.worked_through(items, namespace, points)
-    by_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
-    stopwatch = stopwatch or Stopwatch(others=needed.others)
+    counts = sweeping.worked_through(items, namespace, points)
+    stopwatch = stopwatch or Stopwatch(needed.frameworks)
 
-    def told(now: Progress) -> None:
+    def report(now: Progress) -> None:
         board.post(now.posted())
         if progress is not None:
             progress(now)
 
-    title = made.text.strip().partition("\n")[0].rstrip()
-    total, wheres = len(points) * len(wanted), [target.where for target in wanted]
     task = Task(
-        made,
-        wanted,
-        needed,
-        namespace,
-        max_time,
-        stopwatch,
-        Randomness(),
-        Reporter(told, title, wheres, total, stopwatch.clock),
-        Agreeing(),
-        by_point,
+        program=made,
+        targets=wanted,
+        needed=needed,
+        namespace=namespace,
+        max_time=max_time,
+        stopwatch=stopwatch,
+        randomness=Randomness(),
+        agreeing=Agreeing(),
+        items={sweeping.key(point): n for point, n in zip(points, counts, strict=True)},
     )
-    comparing = Comparing(task, points)
+    comparing = Comparing(task, points, report)
     try:
         contextvars.copy_context().run(comparing.run)  # its settings end with it
     finally:
         board.post(None)
+    nothing = f"there is no GPU to compare with; {as_typed('%gpus --virtual 2')} makes two"
+    alone = [nothing] if devices is None and len(wanted) == 1 else []
     result = Comparison(
         code=made.text.strip("\n"),
         timings=tuple(comparing.timings),
-        agreements=tuple(task.agreeing.worst.values()),
+        agreements=tuple(task.agreeing.found),
         time=time.time(),
         sweep=values,
-        items=each[0] if len(set(each)) == 1 else None,
         setup=setup,
-        notes=(
-            *([_no_gpu()] if devices is None and len(wanted) == 1 else []),
-            *sweeping.unread(values, made, namespace),
-            *comparing.notes,
-        ),
+        notes=(*alone, *sweeping.unread(values, made, namespace), *comparing.notes),
         interrupted=comparing.interrupted,
     )
     earlier = last_comparison() if against == "last" else against
     if isinstance(earlier, Comparison):
-        result = result.against(earlier, alike=against == "last")
+        result = result.against(earlier)
     _last[:] = [result]
     # A view that fails must not lose minutes of measuring.
     with faults.kept("drawing a comparison for the monitor"):
@@ -169,9 +189,40 @@ def compare(
     return result
 
 
-def _no_gpu() -> str:
-    virtual = as_typed("%gpus --virtual 2")
-    return f"there is no GPU to compare with; {virtual} makes two to try it with"
+def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Target, ...]:
+    """Return the named targets in order; the CPU and every GPU if None."""
+    if given is None:
+        return tuple((device,) for device in [needed.find("cpu"), *needed.devices()])
+    single = isinstance(given, (str, int, Device)) or comes_from(type(given), "torch.device")
+    if single or not isinstance(given, Iterable):
+        given = [given]
+    found: dict[str, Target] = {}
+    for target in (target for one in given for target in _named(one, needed)):
+        where = where_of(target)
+        if where in found:
+            raise GpuError(f"{where} is named twice; type it once")
+        found[where] = target
+    if not found:
+        raise GpuError("no device is named; type some, such as cpu 0, or none for all of them")
+    return tuple(found.values())
+
+
+def _named(one: object, needed: Needed) -> list[Target]:
+    if not isinstance(one, str):
+        return [(needed.find(one),)]
+    found: list[Target] = []
+    # A blank next to a comma or a plus separates nothing.
+    for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
+        if part.lower() == "all" and (every := needed.devices()):
+            found += [(device,) for device in every]
+            continue
+        if "+" in part and not all(part.split("+")):
+            raise GpuError(f"a device is missing in {part}; type two or more, such as 0+1")
+        target = tuple(needed.find(name) for name in part.split("+"))
+        if len(set(map(str, target))) < len(target):
+            raise GpuError(f"{part} names a device twice; type different ones, such as 0+1")
+        found.append(target)
+    return found
 
 
 _last: list[Comparison] = []
@@ -182,21 +233,23 @@ def last_comparison() -> Comparison | None:
     return _last[0] if _last else None
 
 
-def _check(max_time: float) -> None:
-    if not (max_time > 0 and math.isfinite(max_time)):
-        raise GpuError(f"max_time={max_time} is not a number above 0; type one, such as max_time=5")
-
-
 class Comparing:
     """All measurements: each value on every device before the next."""
 
-    def __init__(self, task: Task, points: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        points: Sequence[Mapping[str, Any]],
+        report: Callable[[Progress], object],
+    ) -> None:
         self.timings: list[Timing] = []
-        self.notes: dict[str, None] = dict.fromkeys(t.note for t in task.targets if t.note)
+        every = (device for target in task.targets for device in target)
+        self.notes: dict[str, None] = dict.fromkeys(device.note for device in every if device.note)
         self.interrupted = False
-        self._task, self._points = task, points
+        self._task, self._points, self._report = task, points, report
+        self._reported = -math.inf
         self._added: Measuring | None = None
-        self._ended: dict[str, list[Mapping[str, Any]]] = {}
+        self._full: dict[str, Mapping[str, Any]] = {}  # where memory ran out at these values
 
     def run(self) -> None:
         """Measure; Ctrl-C ends it, and finished timings are kept."""
@@ -204,33 +257,31 @@ class Comparing:
             try:
                 for values in self._points:
                     for target in self._task.targets:
-                        if not self._is_beyond(target.where, values):
+                        if not self._is_beyond(where_of(target), values):
                             self._measure(target, values)
-                self._task.reporter.close()
             finally:
                 with deferred():
                     self._task.agreeing.forget()
                     _give_back()
         except KeyboardInterrupt:
             self.interrupted = True
-            self._leave_out()
         if self.interrupted:  # only now: until here the exception's traceback kept its objects
             _give_back()
 
-    def _leave_out(self) -> None:
-        """Add timings without a time for the devices that were not measured."""
-        known = {timing.where for timing in self.timings}
-        at = self.timings[-1].values if self.timings else self._points[0]
-        for target in self._task.targets:
-            if target.where not in known:
-                self.timings.append(Measuring(self._task, target, at).timing(_INTERRUPTED))
+    def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
+        """Whether the device was out of memory at this or a smaller value."""
+        full = self._full.get(where)
+        with suppress(TypeError):
+            return full is not None and all(values[name] >= full[name] for name in full)
+        return False
 
-    def _measure(self, target: TimedDevices, values: Mapping[str, Any]) -> None:
-        task = self._task
-        one = Measuring(task, target, values)
+    def _measure(self, target: Target, values: Mapping[str, Any]) -> None:
+        task, where = self._task, where_of(target)
+        tell = partial(self._tell, where, values)
+        one = Measuring(task, target, values, tell)
         failure: str | None = None
         try:
-            task.reporter.begin(target.where, values)
+            tell(_BEGIN)
             with kept():
                 one.run()
             self._add(one, None)
@@ -238,18 +289,46 @@ class Comparing:
             self._add(one, None if one.timing().seconds else _INTERRUPTED)
             raise
         except Exception as error:
-            if is_out_of_memory(error) and len(task.targets) * len(self._points) > 1:
+            line = _line_of(error, task.program.filename)
+            if _is_out_of_memory(error) and len(task.targets) * len(self._points) > 1:
                 failure = _OUT_OF_MEMORY
-                self._ended.setdefault(target.where, []).append(values)
-            elif any(t.where == target.where and t.seconds for t in self.timings):
-                failure = short(error, task.program.filename)
+                self._full.setdefault(where, values)
+            elif any(t.where == where and t.seconds for t in self.timings):
+                failure = faults.in_words(error) + line
             else:
-                say_where(error, task.program.filename, one.failed, values)
+                at = "".join(f", {name} = {value!r}" for name, value in values.items())
+                note(error, f"timed on {where}{at}{line}")
                 raise
         # Outside the handler: the exception's traceback would keep the memory.
         if failure is not None:
             self._add(one, failure)
             _give_back()
+
+    def _tell(
+        self, where: str, values: Mapping[str, Any], stage: str, repeats: Repeats | None = None
+    ) -> None:
+        """Report the progress, if that is due."""
+        now = self._task.stopwatch.clock()
+        if now - self._reported < _PERIOD_S:
+            return
+        self._reported = now
+        wheres = map(where_of, self._task.targets)
+        bars: dict[str, tuple[float | None, str]] = dict.fromkeys(wheres, (None, "waiting"))
+        for timing in self.timings:
+            if timing.values == values:
+                bars[timing.where] = timing.median, timing.error or "done"
+        bars[where] = repeats.median() if repeats and repeats.laps else None, stage
+        with faults.kept("showing how far a comparison is"):
+            progress = Progress(
+                self._task.program.text.strip().partition("\n")[0].rstrip(),
+                where,
+                dict(values),
+                stage,
+                len(self.timings),
+                len(self._points) * len(bars),
+                tuple((name, *bar) for name, bar in bars.items()),
+            )
+            self._report(progress)
 
     def _add(self, one: Measuring, error: str | None) -> None:
         if self._added is one:  # an interrupt came just after
@@ -258,28 +337,26 @@ class Comparing:
         self.timings.append(timing)
         self._added = one
         self.notes |= dict.fromkeys((*one.notes, *([_PRINTED] if one.quiet.dropped else [])))
-        self._task.reporter.end(timing.median, error or "done")
-
-    def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device was out of memory at this or a smaller value."""
-        for ended in self._ended.get(where, []):
-            with suppress(TypeError):
-                if all(values[name] >= value for name, value in ended.items()):
-                    return True
-        return False
 
 
 def _give_back() -> None:
     """Empty torch's cache, which the copies have filled."""
     cuda_state.collect()
     torch = torch_here()
-    if torch is None:
-        return
-    # A failed GPU raises here too; the cell's own error says more.
-    with suppress(RuntimeError, AssertionError):
-        if torch.cuda.is_initialized():
+    if torch is not None and torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # of a GPU that has failed; the cell's own error says more
             torch.cuda.empty_cache()
-        elif torch.xpu.is_initialized():
-            torch.xpu.empty_cache()
-        elif torch.backends.mps.is_available():
-            torch.mps.empty_cache()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether the GPU's or the host's memory ran out."""
+    known = isinstance(error, MemoryError) or comes_from(type(error), *_ERRORS)
+    # The host's allocator, and JAX, raise a plain RuntimeError.
+    return known or any(words in str(error) for words in _SAYING)
+
+
+def _line_of(error: BaseException, filename: str) -> str:
+    """Return the last line of the user's code in the traceback: ``", line 3"``."""
+    trace = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
+    return f", line {lines[-1]}" if lines else ""

@@ -1,56 +1,149 @@
-"""Keep what `%%gputime` and `compare` measured, and answer questions about it."""
+"""Record what `%%gputime` and `compare` measured, and answer questions about it.
+
+A device may have any of the usual spellings, and need not be on this machine.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
+from gpumagic import device as names
+from gpumagic.device import Device
 from gpumagic.display import table
+from gpumagic.display.units import both
 from gpumagic.errors import GpuError, library_needed
-from gpumagic.timing import lookup as changing
-from gpumagic.timing.lookup import Lookup
-from gpumagic.timing.timing import Agreement, Timing
+from gpumagic.timing.agreement import Agreement
 from gpumagic.usercode import sweep as sweeping
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def _row(timing: Timing, items: float | None) -> dict[str, Any]:
-    first, third = timing.quartiles or (None, None)
-    low, high = timing.interval or (None, None)
-    return {
-        "where": timing.where,
-        **timing.values,
-        "name": timing.name,
-        "virtual": timing.virtual,
-        "median_s": timing.median,
-        "first_quartile_s": first,
-        "third_quartile_s": third,
-        "median_low_s": low,
-        "median_high_s": high,
-        "host_s": timing.host_median,
-        "repeats": len(timing.seconds),
-        "runs_per_repeat": timing.number,
-        "items_per_s": timing.rate(items),
-        "compile_s": timing.compiled,
-        "first_s": timing.first,
-        "peak_bytes": max(timing.peak.values(), default=None),
-        "copied_bytes": timing.copied,
-        "copy_s": timing.copy_seconds,
-        "scaling": timing.scaling,
-        "steady": timing.steady,
-        "error": timing.error,
-    }
+def interval(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the median, for any distribution.
+
+    It lies between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation
+    of Computer and Communication Systems, 2010, theorem 2.1); j is the normal approximation, never
+    above the exact one. For fewer than six values it is the whole range, and covers less.
+    """
+    ordered, count = sorted(seconds), len(seconds)
+    rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
+    return ordered[rank - 1], ordered[-rank]
 
 
-_TITLE = 60
+def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the first and third quartile, interpolated as by `torch.quantile` and Measurement."""
+    if len(seconds) < 2:
+        return seconds[0], seconds[0]
+    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return first, third
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One device, at one value of the sweep; its times are seconds of one run."""
+
+    where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two at the same time
+    # For each repeat: from its first statement until every device was done.
+    seconds: tuple[float, ...] = ()
+    # The same, until Python continued; less than `seconds` if the device was still busy.
+    host: tuple[float, ...] = ()
+    number: int = 1  # runs in each repeat, whose mean is one of `seconds`
+    values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 256}
+    name: str | None = None  # the device's
+    virtual: bool = False  # its times are the CPU's
+    copied: int = 0  # bytes of the inputs, copied once before
+    copy_seconds: float = 0.0  # not part of `seconds`
+    first: float | None = None  # seconds of the first run, which may have compiled
+    # Peak bytes of the allocator above those held before the run, by device; unknown if missing.
+    peak: Mapping[str, int] = field(default_factory=dict)
+    # Copies between devices and waits in one run, as the ledger says it.
+    transfers: str = ""
+    alone: tuple[float, ...] = ()  # for two at the same time: the same runs one after the other
+    # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
+    error: str | None = None
+    items: float | None = None  # items in one run
+
+    @cached_property
+    def median(self) -> float | None:
+        """Seconds of one run; None if nothing was measured."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+    @cached_property
+    def quartiles(self) -> tuple[float, float] | None:
+        """The first and third quartile of the repeats, in seconds."""
+        return quartiles(self.seconds) if self.seconds else None
+
+    @cached_property
+    def spread(self) -> tuple[float, float] | None:
+        """The quartiles or the median's 95 % interval, whichever is wider, in seconds."""
+        # With thousands of repeats the interval is narrower than the difference between two runs
+        # of a program; with a few the quartiles are too narrow.
+        if self.quartiles is None:
+            return None
+        low, high = interval(self.seconds)
+        return min(low, self.quartiles[0]), max(high, self.quartiles[1])
+
+    @property
+    def iqr(self) -> float | None:
+        """The interquartile range relative to the median; None for fewer than four repeats."""
+        if len(self.seconds) < 4 or not (self.quartiles and self.median):
+            return None
+        return (self.quartiles[1] - self.quartiles[0]) / self.median
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the repeats differ much, by the rule of torch.utils.benchmark's Measurement."""
+        return self.iqr is not None and self.iqr >= 0.1
+
+    def differs(self, other: Timing) -> bool:
+        """Whether the spreads of two timings do not overlap."""
+        if self.spread is None or other.spread is None:
+            return False
+        return self.spread[1] < other.spread[0] or other.spread[1] < self.spread[0]
+
+    def ratio(self, other: Timing | None) -> float:
+        """Return how many times longer this takes than another; NaN if one has no time."""
+        median = other.median if other is not None else None
+        return self.median / median if self.median and median else math.nan
+
+    @property
+    def host_median(self) -> float | None:
+        """Seconds until Python continued; None if unknown."""
+        return statistics.median(self.host) if self.host else None
+
+    @property
+    def scaling(self) -> float | None:
+        """For ``0+1``: how much faster both together are than one after the other."""
+        return statistics.median(self.alone) / self.median if self.alone and self.median else None
+
+    @property
+    def rate(self) -> float | None:
+        """Items per second; two devices process twice as many."""
+        worked = (self.items or 0) * (self.where.count("+") + 1)
+        return worked / self.median if worked and self.median else None
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The value `at` which another device becomes the faster one; both take `seconds` there."""
+
+    faster: str
+    slower: str
+    at: float
+    seconds: float
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Lookup, table.Shown):
+class Comparison(table.Shown):
     """The same code, timed on several devices.
 
     Attributes
@@ -64,17 +157,13 @@ class Comparison(Lookup, table.Shown):
         Unix time of the end.
     sweep : dict
         The values asked for, measured or not: ``{"n": (64, 256)}``.
-    items : float or None
-        Items in one run, for the throughput.
     setup : str
     notes : tuple of str
         Notes on how it was measured, a line each.
     interrupted : bool
         Whether Ctrl-C ended it; the finished timings are here.
-    change : tuple of Change
-        Each timing against an earlier comparison; empty without one.
-    differences : tuple of str
-        Other differences from the earlier one: code, set-up, devices; a line each.
+    earlier : Comparison or None
+        The run that this one is compared with.
     """
 
     code: str
@@ -82,115 +171,207 @@ class Comparison(Lookup, table.Shown):
     agreements: tuple[Agreement, ...]
     time: float
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    items: float | None = None
     setup: str = ""
     notes: tuple[str, ...] = ()
     interrupted: bool = False
-    change: tuple[changing.Change, ...] = ()
-    differences: tuple[str, ...] = ()
+    earlier: Comparison | None = None
 
     @property
     def title(self) -> str:
         """The first line of the code, cut if it is long."""
-        lines = [line.strip() for line in self.code.splitlines()]
-        told = [line for line in lines if line and not line.startswith("#")]
-        if not told:
-            return "no code"
-        first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2]
-        return first if [first] == told else f"{first} …"
+        lines = (line.strip() for line in self.code.splitlines())
+        told = (line for line in lines if line and not line.startswith("#"))
+        return table.short(next(told, "no code"), 60)
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Each device, or several at the same time, once, in order."""
+        return tuple(dict.fromkeys(t.where for t in self.timings))
+
+    @cached_property
+    def alone(self) -> tuple[str, ...]:
+        """The devices that ran alone; all devices if none did."""
+        return tuple(where for where in self.devices if "+" not in where) or self.devices
+
+    @cached_property
+    def virtual(self) -> tuple[str, ...]:
+        """The virtual GPUs; the CPU may run together with one."""
+        parts = (part for t in self.timings if t.virtual for part in t.where.split("+"))
+        return tuple(dict.fromkeys(part for part in parts if part != "cpu"))
+
+    @cached_property
+    def comparable(self) -> tuple[str, ...]:
+        """The devices that ran alone and have times, are not virtual, and whose results agree."""
+        timed = {t.where for t in self.timings if t.median and not t.virtual}
+        return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
+
+    @cached_property
+    def points(self) -> list[dict[str, Any]]:
+        """The points that have timings, in the order of measuring."""
+        return list({sweeping.key(t.values): dict(t.values) for t in self.timings}.values())
+
+    @cached_property
+    def _by_point(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], Timing]:
+        return {(t.where, sweeping.key(t.values)): t for t in self.timings}
+
+    def at(self, where: str, values: Mapping[str, Any]) -> Timing | None:
+        """Return the timing of one of `devices` at one point; None if it was not measured."""
+        return self._by_point.get((where, sweeping.key(values)))
+
+    def disagreement(self, where: str) -> Agreement | None:
+        """Return the first disagreement of a device with the first one; None without any."""
+        return next((a for a in self.agreements if a.where == where and a.same is False), None)
+
+    def _named(self, where: object) -> str:
+        """Return the one of `devices` that `where` names."""
+        parts = {part for name in self.devices for part in name.split("+")}
+        known = [Device("cuda", ordinal=int(p[5:])) for p in parts if p.startswith("cuda:")]
+        with suppress(GpuError):
+            asked = [str(names.resolve_one(part.strip(), known)) for part in str(where).split("+")]
+            for name in self.devices:
+                if sorted(asked) == sorted(name.split("+")):
+                    return name
+        raise GpuError(
+            f"{sweeping.label(where)} is not in this comparison; it has {', '.join(self.devices)}"
+        )
+
+    def timing(self, where: object, **values: Any) -> Timing:
+        """Return the timing of one device, in any spelling, at one value of the sweep: ``n=256``.
+
+        Raises `GpuError` if it is not in this comparison.
+        """
+        name = self._named(where)
+        if set(values) != set(self.sweep):
+            wanted = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
+            raise GpuError(
+                f"the sweep is over {', '.join(self.sweep)}; say at which value: {wanted}"
+                if self.sweep
+                else f"there is no sweep over {', '.join(values)}; leave it out"
+            )
+        if (found := self.at(name, values)) is None:
+            asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
+            raise GpuError(f"{name} was not timed at {asked}; see .sweep for its values")
+        return found
+
+    def median(self, where: object, **values: Any) -> float:
+        """Return seconds of one run. Raises `GpuError` like `timing`, and if there is no time."""
+        found = self.timing(where, **values)
+        if found.median is None:
+            raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
+        return found.median
 
     def speedup(self, where: object, reference: object, **values: Any) -> float:
-        """Return how many times faster `where` is than `reference`; less than 1 if it is slower.
-
-        Raises
-        ------
-        GpuError
-            Like `median`, or one of them is a virtual GPU.
-        """
+        """Return how many times faster `where` is than `reference`; `GpuError` if virtual."""
         self._real(where, reference)
         return self.median(reference, **values) / self.median(where, **values)
 
-    def _real(self, *asked: object) -> list[str]:
+    def _real(self, *asked: object) -> set[str]:
         """Return the names of devices, none of them virtual."""
-        names = [self.among(where) for where in asked]
-        if found := [w for w in self.virtual if any(w in name.split("+") for name in names)]:
-            raise GpuError(f"{changing.virtual(found)}; see .median()")
-        return names
+        found = {self._named(where) for where in asked}
+        parts = {part for name in found for part in name.split("+")}
+        if virtual := [where for where in self.virtual if where in parts]:
+            raise GpuError(f"{of_virtual(virtual)}; see .median()")
+        return found
 
     @property
     def best(self) -> str:
         """The fastest device; in a sweep, the one that is fastest at most values.
 
-        Devices with other results than the first do not count, nor do several at the same time,
-        which do more work.
-
-        Raises
-        ------
-        GpuError
-            Nothing was measured.
+        Devices with other results do not count, nor do several at the same time. Raises
+        `GpuError` if nothing was measured.
         """
-        fastest = map(self.fastest, sweeping.points(self.sweep))
-        wins = Counter(timing.where for timing in fastest if timing is not None)
+        right = [where for where in self.alone if not self.disagreement(where)]
+        wins: Counter[str] = Counter()
+        for point in self.points:
+            timed = [t for where in right if (t := self.at(where, point)) and t.seconds]
+            if timed:
+                wins[min(timed, key=lambda t: t.median or 0.0).where] += 1
         if not wins:
             raise GpuError("nothing was measured, so that no device is the fastest")
         return wins.most_common(1)[0][0]
 
-    def fastest(self, values: Mapping[str, Any]) -> Timing | None:
-        """Return the timing with the smallest median at a point, among the candidates of `best`."""
-        timed = [self.at(where, values) for where in self.alone if not self.disagreement(where)]
-        known = [t for t in timed if t is not None and t.median is not None]
-        return min(known, key=lambda t: t.median or 0.0, default=None)
+    @cached_property
+    def crossovers(self) -> tuple[Crossover, ...]:
+        """Where the order of two `comparable` devices changes; the values must be numbers."""
+        found = []
+        for name, values in self.sweep.items():
+            known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
+            if len(known) < len(values):
+                continue
+            known.sort(key=lambda pair: pair[0])
+            for pair in combinations(self.comparable, 2):
+                a, b = ([self.at(where, {name: value}) for _, value in known] for where in pair)
+                for x, seconds, now in flips([x for x, _ in known], a, b):
+                    found.append(Crossover(pair[now], pair[1 - now], x, seconds))
+        return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
         """Return the value from which on the order of two devices no longer changes.
 
-        Parameters
-        ----------
-        a, b : object
-            Two devices, in either order.
-
-        Returns
-        -------
-        float or None
-            Interpolated on a log-log line between two measured values; None if the order does not
-            change by more than the spread.
-
-        Raises
-        ------
-        GpuError
-            One of them is not in this comparison, or a virtual GPU.
+        It is interpolated on a log-log line between two measured values; None if the order does
+        not change by more than the spread. Raises `GpuError` like `speedup`.
         """
-        pair = set(self._real(a, b))
+        pair = self._real(a, b)
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
 
     @property
     def remarks(self) -> list[str]:
-        """How it was measured, and how certain it is; the text shows the first three."""
+        """How it was measured, and how certain it is; the text shows the first of them."""
         found: list[str] = table.view(self).remarks(self)
         return found
 
-    def against(self, earlier: Comparison, *, alike: bool = False) -> Comparison:
-        """Return this comparison with its `change` and `differences` against an earlier one.
-
-        With `alike`, an earlier one with other code or devices is not compared, and
-        `differences` says why.
-        """
-        if alike and (why := changing.unlike(self, earlier)):
-            return replace(self, change=(), differences=why)
-        return replace(
-            self,
-            change=changing.changes(self, earlier),
-            differences=changing.other_text(self, earlier),
-        )
+    def against(self, earlier: Comparison) -> Comparison:
+        """Return this comparison with an earlier one, to show what changed."""
+        return replace(self, earlier=replace(earlier, earlier=None))
 
     def to_pandas(self) -> DataFrame:
-        """Return a row for each timing: its value, seconds and bytes.
-
-        Raises
-        ------
-        GpuError
-            pandas is not installed.
-        """
+        """Return a row for each timing: its value, seconds and bytes; pandas is needed."""
         with library_needed("pandas", "to_pandas()", "pandas"):
             import pandas
-        return pandas.DataFrame([_row(timing, self.items) for timing in self.timings])
+        return pandas.DataFrame([_row(timing) for timing in self.timings])
+
+
+def of_virtual(names: Sequence[str]) -> str:
+    """Return why times of these virtual GPUs are compared with nothing."""
+    are, their = ("is", "its") if len(names) == 1 else ("are", "their")
+    return f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"
+
+
+def flips(
+    xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
+) -> list[tuple[float, float, int]]:
+    """Return where the order changes by more than both spreads: x, seconds, and the faster one.
+
+    Interpolates between two x on a log-log line, or a straight line if some x is not positive.
+    """
+    known = [
+        (x, math.log(one.ratio(other)), one.median)
+        for x, one, other in zip(xs, a, b, strict=True)
+        if one and other and one.differs(other) and one.median and other.median
+    ]
+    found = []
+    for (x0, before, first), (x1, after, second) in pairwise(known):
+        if before * after < 0:
+            part = before / (before - after)
+            x = x0 * (x1 / x0) ** part if min(xs) > 0 else x0 + (x1 - x0) * part
+            found.append((x, first * (second / first) ** part, int(after > 0)))
+    return found
+
+
+def _row(timing: Timing) -> dict[str, Any]:
+    low, high = timing.spread or (None, None)
+    return {
+        "where": timing.where,
+        **timing.values,
+        "median_s": timing.median,
+        "low_s": low,
+        "high_s": high,
+        "host_s": timing.host_median,
+        "repeats": len(timing.seconds),
+        "items_per_s": timing.rate,
+        "first_s": timing.first,
+        "peak_bytes": max(timing.peak.values(), default=None),
+        "copied_bytes": timing.copied,
+        "copy_s": timing.copy_seconds,
+        "error": timing.error,
+    }

@@ -1,10 +1,10 @@
-"""Show a comparison as text, HTML, or an SVG figure.
+"""Show a comparison as text, HTML, or an SVG figure: who is faster, then the numbers.
 
-One device at one point is a line, as of `%timeit`. A column without any value is left out; a value
-that is missing in a column is N/A.
+A device with other results, or a virtual GPU, is never called fast. A column without any value is
+left out.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
 from typing import Any
@@ -12,109 +12,38 @@ from typing import Any
 from gpumagic.display import plot, table
 from gpumagic.display.plot import Curve, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
-from gpumagic.display.units import duration, fine, rate, size, tick, times
-from gpumagic.timing import verdict
-from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.timing import Timing, bars
-from gpumagic.timing.verdict import percent, point, spelled
-
-
-def sweep_figure(comparison: Comparison) -> str:
-    """Return an SVG element with the curves of a sweep of numbers; ``""`` if there is none."""
-    name = comparison.axis or ""
-    values = comparison.sweep[name]
-    if not all(type(value) in (int, float) for value in values):
-        return ""
-    xs = sorted((float(value), value) for value in values)
-    looks = plot.looks(comparison.devices)
-    curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
-    ends = [
-        f"{curve.name} from {fine(curve.heights[0])} to {fine(curve.heights[-1])}"
-        for curve in curves
-        if curve.heights
-    ]
-    if not ends:
-        return ""
-    crossings = [
-        Point(
-            c.at,
-            c.seconds,
-            f"{c.faster} is faster than {c.slower} from {verdict.at(c)}",
-            verdict.at(c),
-        )
-        for c in comparison.crossovers
-    ]
-    heights = [e for t in comparison.timings for e in (*(t.quartiles or ()), t.median) if e]
-    made = Plot({x: spelled(v) for x, v in xs}, heights, curves)
-    return made.svg(name, tick, crossings, f"median time over {name}: {'; '.join(ends)}")
-
-
-def _curve(
-    comparison: Comparison, where: str, look: plot.Look, xs: Sequence[tuple[float, Any]]
-) -> Curve:
-    points: list[Point] = []
-    for x, value in xs:
-        timing = comparison.at(where, {comparison.axis or "": value})
-        if timing is None:
-            continue
-        tip = f"{where} · {point(timing.values)}"
-        if timing.median:
-            low, high = timing.quartiles or (0.0, 0.0)
-            spread = f" · IQR {percent(timing.iqr)}" if timing.iqr is not None else ""
-            tip = f"{tip} · {fine(timing.median)}{spread}"
-            points.append(Point(x, timing.median, tip, low=low, high=high))
-        elif timing.error not in (None, "interrupted"):
-            words = spelled(timing.error)
-            points.append(Point(x, None, f"{tip} · {words}", words))
-    return Curve(where, look, points)
-
+from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, size, tick, times
+from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
+from gpumagic.usercode.sweep import label
 
 # Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.
 _FOLD = Fold(24, 12, "… {} more; to_pandas() has all")
 _HTML_FOLD = Fold(200, 0, "{} more; to_pandas() has all")
 # Remarks below the table of a text; `Comparison.remarks` has all.
 _REMARKS = 3
-# Up to this many rows are shown unfolded.
-_UNFOLDED = 6
 # Show the host's time if it is below this part of the device's.
 _SOONER = 0.9
+# Show the time of the first run if it is above so many medians, and seconds.
+_SLOW, _SLOW_S = 5, 0.01
+_LEGEND = {
+    "host": "host: time until Python continued, with the device still working",
+    "first run": "first run: not timed, may have compiled",
+    "peak": "peak: memory that the code added; its inputs were there before",
+    "change": "change: against the earlier run; same is within the spread of both",
+}
 
 
 def text(comparison: Comparison) -> str:
-    """Return the headline, the table and three remarks, for terminals of 100 columns."""
-    if line := verdict.one_line(comparison):
-        return _lines([line, *_doubts(comparison)[:_REMARKS]], "")
-    bad = [f"! {line}" for line in _bad(comparison)]
-    rows = "\n".join(table.lines(columns_of(comparison), "  ", _FOLD))
-    head = _lines([*bad, *verdict.answer(comparison)], "")
-    parts = (head, rows, _lines(remarks(comparison)[:_REMARKS], "  "))
-    return "\n\n".join(filter(None, parts))
-
-
-def _bad(comparison: Comparison) -> list[str]:
-    return [*verdict.wrong(comparison), *verdict.interrupted(comparison)]
+    """Return the headline, the table and the first doubts, for terminals of 100 columns."""
+    head = [*(f"! {line}" for line in _wrong(comparison)), *_answer(comparison)]
+    rows = "" if _is_line(comparison) else "\n".join(table.lines(_columns(comparison), "  ", _FOLD))
+    doubts = _lines(_doubts(comparison)[:_REMARKS], "  " if rows else "")
+    parts = (_lines(head, ""), rows, doubts)
+    return ("\n\n" if rows else "\n").join(filter(None, parts))
 
 
 def _lines(lines: Iterable[str], margin: str) -> str:
     return "\n".join("\n".join(table.wrapped(line, margin)) for line in lines)
-
-
-def remarks(comparison: Comparison) -> list[str]:
-    """Return everything that is not in the table, the most important first."""
-    legends = legend(columns_of(comparison))
-    about = [*verdict.copies(comparison), *legends, *verdict.models(comparison)]
-    return [*_doubts(comparison), *about]
-
-
-def _doubts(comparison: Comparison) -> list[str]:
-    return [
-        *verdict.failed(comparison),
-        *verdict.differences(comparison),
-        *comparison.notes,
-        *verdict.uncertain(comparison),
-        *verdict.inside(comparison),
-        *verdict.compared_numbers(comparison),
-    ]
 
 
 def html(comparison: Comparison) -> str:
@@ -122,139 +51,247 @@ def html(comparison: Comparison) -> str:
     notes = "".join(tag("div", line, "gm-note") for line in remarks(comparison))
     setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
     how = notes + tag("pre", setup + comparison.code.strip("\n"), "gm-code")
-    if line := verdict.one_line(comparison):
-        return block(folded(line, how), "table", "comparison")
-    columns = columns_of(comparison)
-    head = [tag("div", line, "gm-answer gm-bad") for line in _bad(comparison)]
-    head += [tag("div", line, "gm-answer") for line in verdict.answer(comparison)]
-    numbers = _plot(comparison, columns) if comparison.sweep else _bars(comparison, columns)
+    answer = _answer(comparison)
+    if _is_line(comparison):
+        return block(folded(answer[0], how), "table", "comparison")
+    parts = [tag("div", line, "gm-answer gm-bad") for line in _wrong(comparison)]
+    parts += [tag("div", line, "gm-answer") for line in answer]
+    if comparison.sweep:
+        rows = table.html(_of_sweep(comparison), fold=_HTML_FOLD)
+        parts += [sweep_figure(comparison), folded("medians", rows, unfolded=True)]
+    else:
+        parts.append(_bars(comparison))
     # The first doubt is shown, so that a mistake in the line is not overlooked.
-    more = folded(next(iter(_doubts(comparison)), "how it was measured"), how)
-    return block("".join([*head, numbers, more]), "table", "comparison")
+    parts.append(folded(next(iter(_doubts(comparison)), "how it was measured"), how))
+    return block("".join(parts), "table", "comparison")
 
 
 def panel(comparison: Comparison) -> dict[str, Any]:
     """For the monitor: the title, and a bar for each device; a sweep has none."""
-    timings = [] if comparison.sweep else _rows(comparison)
+    timings = () if comparison.sweep else comparison.timings
     return {"title": comparison.title, "bars": bars([(t.where, t.median, "") for t in timings])}
 
 
-def _bars(comparison: Comparison, columns: list[Column]) -> str:
-    """Return a row for each device, with a bar as long as its time."""
-    timings = _rows(comparison)
-    longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
-    looks = plot.looks([timing.where for timing in timings])
-    bars = [_race(timing, longest, looks[timing.where].color) for timing in timings]
-    lane = Column("", [""] * len(bars), css="gm-lane", html=bars)
-    return table.html([*columns[:1], lane, *columns[1:]])
+def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
+    """Return each device's share of the slowest median; its state if it has no median."""
+    slowest = max((seconds for _, seconds, _ in medians if seconds), default=0.0)
+    return [
+        {
+            "where": where,
+            "share": seconds / slowest if seconds else 0.0,
+            "text": duration(seconds) if seconds is not None else state,
+        }
+        for where, seconds, state in medians
+    ]
 
 
-def _race(timing: Timing, longest: float, color: str) -> str:
-    """Return the bar of the median, with a line from the first quartile to the third."""
-    if not timing.median or not timing.quartiles or not longest:
-        return ""
-    low, high = (100 * edge / longest for edge in timing.quartiles)
-    label = f"{timing.where}: median {fine(timing.median)}"
-    if timing.iqr is not None:
-        first, third = map(fine, timing.quartiles)
-        label += f", half of the repeats from {first} to {third}"
-    return (
-        f'<span class="gm-race" role="img" aria-label="{escape(label)}" title="{escape(label)}">'
-        f'<i style="width:{100 * timing.median / longest:.2f}%;background:{color}"></i>'
-        f'<u style="left:{low:.2f}%;width:{high - low:.2f}%"></u></span>'
-    )
+# -- the headline
+def _is_line(comparison: Comparison) -> bool:
+    """Whether one line says everything: there is one device and one value."""
+    if len(comparison.timings) != 1 or comparison.sweep or comparison.interrupted:
+        return False
+    return not (comparison.timings[0].alone or comparison.timings[0].error)
 
 
-def _plot(comparison: Comparison, columns: list[Column]) -> str:
-    """The plot, then all numbers, folded if they are many."""
-    unfolded = len(comparison.points) <= _UNFOLDED
-    figure = sweep_figure(comparison)
-    return figure + folded("medians", table.html(columns, fold=_HTML_FOLD), unfolded=unfolded)
+def _wrong(comparison: Comparison) -> list[str]:
+    """Return the devices with other results, since a fast wrong answer is no answer."""
+    found = filter(None, map(comparison.disagreement, comparison.devices))
+    said = [
+        f"{f.where} gives other numbers than {f.reference}{_at(f.values)}: {f.reason}"
+        for f in found
+    ]
+    if comparison.interrupted:
+        done = sum(1 for t in comparison.timings if t.seconds)
+        said.append(f"interrupted: {many(done, 'timing')} finished")
+    return said
 
 
-def columns_of(comparison: Comparison) -> list[Column]:
+def _answer(comparison: Comparison) -> list[str]:
+    """Return the answer in a few sentences, the most important first."""
+    real, said = comparison.comparable, []
+    if _is_line(comparison):
+        return [_single(comparison)]
+    if not any(t.median for t in comparison.timings):
+        return ["nothing was measured"]
+    if len(real) > 1 and comparison.sweep:
+        said = [_pair(comparison, real[0], other) for other in real[1:]]
+    elif len(real) > 1:
+        said = [_order(comparison)]
+    if comparison.virtual:
+        said.append(of_virtual(comparison.virtual))
+    for where, scale in {t.where: t.scaling for t in comparison.timings if t.scaling}.items():
+        by, names = times(scale).removesuffix(" ×"), where.replace("+", " + ")
+        said.append(f"{names} at the same time: {by} times as fast as one after the other")
+    return said
+
+
+def _single(comparison: Comparison) -> str:
+    """``"cpu takes 1.23 ms (IQR 1.0 %, throughput 168 k/s)"``."""
+    (timing,) = comparison.timings
+    name = f"{timing.where}{' (virtual)' * timing.virtual}"
+    columns = [(column.head, column.cells[0]) for column in _of_devices(comparison)[2:]]
+    about = [cell if cell.endswith(("run", "runs")) else f"{head} {cell}" for head, cell in columns]
+    return f"{name} takes {fine(timing.median)} ({', '.join(about)})"
+
+
+def _order(comparison: Comparison) -> str:
+    """Compare the fastest device with the slowest."""
+    fastest, by, slowest = _winner(comparison, {})
+    if not by:
+        return f"{both(comparison.comparable)} do not differ by more than the spread"
+    return f"{fastest} is {by} faster than {slowest}"
+
+
+def _pair(comparison: Comparison, first: str, other: str) -> str:
+    """Say from which value on one of two devices is faster, or by how much at the last value."""
+    ((axis, values),) = comparison.sweep.items()
+    flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
+    if flips:
+        return _crossing(axis, flips[-1]).tip
+    pairs = [[comparison.at(where, {axis: v}) for where in (first, other)] for v in values]
+    apart = [(a, b) for a, b in pairs if a and b and a.differs(b)]
+    if not apart:
+        return f"{first} and {other} do not differ by more than the spread"
+    fast, slow = sorted(apart[-1], key=lambda t: t.median or 0.0)
+    return f"{fast.where} is {times(slow.ratio(fast))} faster than {slow.where}{_at(fast.values)}"
+
+
+def _estimate(value: float) -> str:
+    """Format an estimated value of a sweep: ``"190"``, ``"2,000"``, ``"0.0013"``."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
+
+
+def _spelled(value: object) -> str:
+    """Format a value of a sweep: ``"16,384"``, ``"0.001"``, ``"float16"``."""
+    return f"{value:,}" if type(value) is int else label(value, 24)
+
+
+def _at(values: Mapping[str, Any], before: str = " at ") -> str:
+    """``" at n = 256"``, or nothing without a sweep."""
+    return "".join(f"{before}{name} = {_spelled(value)}" for name, value in values.items())
+
+
+def _percent(part: float) -> str:
+    """Format a share: ``"2.1 %"``, ``"34 %"``."""
+    return f"{100 * part:.{1 if part < 0.0995 else 0}f} %"
+
+
+# -- the remarks
+def remarks(comparison: Comparison) -> list[str]:
+    """Return everything that is not in the table, the most important first."""
+    heads = {column.head for column in _columns(comparison)}
+    legend = [words for head, words in _LEGEND.items() if head in heads]
+    models = {
+        f"{t.where}: {t.name}": None
+        for t in comparison.timings
+        if t.name and t.where.startswith("cuda") and not t.virtual
+    }
+    return [*_doubts(comparison), *_copies(comparison), *legend, *models]
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    """Return what failed, what differs, and what makes the numbers uncertain."""
+    return [
+        *_failed(comparison),
+        *_differences(comparison),
+        *comparison.notes,
+        *_noisy(comparison),
+        *_inside(comparison),
+        *_uncompared(comparison),
+    ]
+
+
+def _failed(comparison: Comparison) -> Iterator[str]:
+    for timing in comparison.timings:
+        if timing.error not in (None, "interrupted"):
+            yield f"{timing.where}: {timing.error}{_at(timing.values)}"
+
+
+def _noisy(comparison: Comparison) -> Iterator[str]:
+    noisy = [t for t in comparison.timings if t.noisy]
+    if noisy:
+        wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
+        why = "other work on the machine, or a changing clock"
+        yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
+
+
+def _inside(comparison: Comparison) -> Iterator[str]:
+    last = {t.where: t.transfers for t in comparison.timings}  # a sweep's largest value
+    yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
+
+
+def _uncompared(comparison: Comparison) -> Iterator[str]:
+    """Yield why results were not compared, and in a sweep how well the others agree."""
+    reasons = dict.fromkeys(a.reason for a in comparison.agreements if a.same is None)
+    yield from (f"numbers not compared: {reason}" for reason in reasons)
+    known = [(where, _numbers(comparison, where)) for where in comparison.devices]
+    same = [f"{where} {words}" for where, words in known if words.startswith("same")]
+    if same and comparison.sweep:
+        yield f"numbers: {', '.join(same)}"
+
+
+def _differences(comparison: Comparison) -> Iterator[str]:
+    """Yield what else differs from the earlier run."""
+    for name in ("code", "setup") if comparison.earlier is not None else ():
+        if getattr(comparison, name).strip() != getattr(comparison.earlier, name).strip():
+            yield f"differs from the earlier run: the {name}"
+
+
+def _copies(comparison: Comparison) -> Iterator[str]:
+    """Yield the bytes of each device's inputs; in a sweep, the largest."""
+    most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
+    found = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
+    if found:
+        yield f"not timed: copying the inputs ({', '.join(found)})"
+
+
+def _numbers(comparison: Comparison, where: str) -> str:
+    """Return the agreement with the first device: ``"same to 3e-07"``, ``"DIFFERS"``."""
+    found = [a for a in comparison.agreements if a.where == where]
+    if any(a.same is False for a in found):
+        return "DIFFERS"
+    if any(a.same is None for a in found):
+        return "not compared"
+    if not found:
+        return "reference" if any(a.reference == where for a in comparison.agreements) else ""
+    largest = max(a.largest or 0.0 for a in found)
+    return f"same to {largest:.0e}" if largest else "same"
+
+
+# -- the table
+def _columns(comparison: Comparison) -> list[Column]:
     """Return the columns: rows are the points of a sweep, else the devices."""
     return _of_sweep(comparison) if comparison.sweep else _of_devices(comparison)
 
 
-def legend(columns: Sequence[Column]) -> list[str]:
-    """Explain the columns of a table."""
-    heads = {column.head for column in columns}
-    said = {
-        "host": "host: time until Python continued, with the device still working",
-        "compiled": "compiled: in the first run, not timed",
-        "peak": "peak: memory that the code added; its inputs were there before",
-        "change": "change: against the earlier run; same is within the spread of both",
-    }
-    return [words for head, words in said.items() if head in heads]
-
-
-def _rows(comparison: Comparison) -> list[Timing]:
-    """Return the timings; one of several devices is followed by the same devices in turn."""
-    rows = []
-    for timing in comparison.timings:
-        rows.append(timing)
-        if timing.alone:
-            where, many = timing.where.replace("+", ", then "), timing.where.count("+") + 1
-            items = many * (timing.items or comparison.items or 0) or None
-            rows.append(Timing(where, timing.alone, virtual=timing.virtual, items=items))
-    return rows
-
-
-def _of_devices(comparison: Comparison) -> list[Column]:
-    timings = _rows(comparison)
-    peaks = [max(t.peak.values(), default=None) for t in timings]
-    numbers = [verdict.numbers(comparison, t.where) for t in timings]
-    wrong = ["gm-bad gm-this" * words.startswith("DIFFERS") for words in numbers]
-    number = partial(Column, number=True, css="gm-dim")
-    columns = [
-        Column("device", [f"{t.where}{' (virtual)' * t.virtual}" for t in timings], css="gm-code"),
-        number("median", [t.error or fine(t.median) for t in timings], css="gm-this", fit="cut"),
-        number("IQR", [_iqr(t) for t in timings]),
-        number("speed-up", [_speedup(comparison, t) for t in timings], css="gm-this"),
-        number("change", [_change(comparison, t) for t in timings], css="gm-this"),
-        number("host", [_host(t) for t in timings]),
-        number("throughput", [_throughput(comparison, t) for t in timings]),
-        number("compiled", _if_some([t.compiled for t in timings])),
-        number("first run", _if_some([t.first for t in timings])),
-        number("peak", _if_any(peaks, size)),
-        Column("numbers", numbers, css=wrong),
-    ]
-    # A speed-up needs two devices.
-    return [c for c in columns if sum(map(bool, c.cells)) >= (2 if c.head == "speed-up" else 1)]
-
-
-def _if_some(seconds: Sequence[float | None]) -> list[str]:
-    """Return durations; nothing if all are unknown or 0."""
-    return _if_any(seconds, duration) if any(seconds) else []
-
-
-def _if_any(values: Sequence[Any], words: Callable[[Any], str]) -> list[str]:
-    return [words(value) for value in values] if any(v is not None for v in values) else []
-
-
 def _iqr(timing: Timing) -> str:
     """Return the interquartile range in percent of the median; for a few repeats, their number."""
-    if timing.median is None:
-        return ""
-    if timing.iqr is None:
-        count = len(timing.seconds)
-        return f"{count} run{'s' * (count > 1)}"
-    return percent(timing.iqr)
+    few = many(len(timing.seconds), "run") if timing.seconds else ""
+    return few if timing.iqr is None else _percent(timing.iqr)
 
 
 def _speedup(comparison: Comparison, timing: Timing) -> str:
     """Return the speed-up over the first device, if both are comparable."""
-    first = comparison.at(comparison.alone[0], timing.values)
     known = comparison.comparable
-    if first is None or len(known) < 2 or not {first.where, timing.where} <= {*known}:
+    first = comparison.at(comparison.alone[0], timing.values)
+    if len(known) < 2 or first is None or not {first.where, timing.where} <= {*known}:
         return ""
-    return times((first.median or 0.0) / (timing.median or 1.0))
+    return times(first.ratio(timing))
 
 
 def _change(comparison: Comparison, timing: Timing | None) -> str:
     """Return the change from the earlier run: ``"1.32 × faster"``, ``"same"`` or ``"new"``."""
-    return next((str(c) for c in comparison.change if timing and c.of(timing)), "")
+    earlier = comparison.earlier
+    if earlier is None or timing is None or not timing.median:
+        return ""
+    before = earlier.at(timing.where, timing.values)
+    if before is None or not before.median:
+        return "new"
+    if not timing.differs(before):
+        return "same"
+    ratio = before.ratio(timing)
+    return f"{times(max(ratio, 1 / ratio))} {'faster' if ratio > 1 else 'slower'}"
 
 
 def _host(timing: Timing) -> str:
@@ -264,36 +301,14 @@ def _host(timing: Timing) -> str:
     return fine(timing.host_median) if timing.host_median < _SOONER * timing.median else ""
 
 
-def _throughput(comparison: Comparison, timing: Timing | None) -> str:
-    """Return items per second."""
-    found = None if timing is None else timing.rate(comparison.items)
-    return "" if found is None else rate(found)
+def _rate(timing: Timing | None) -> str:
+    return rate(timing.rate) if timing is not None and timing.rate else ""
 
 
-def _of_sweep(comparison: Comparison) -> list[Column]:
-    """Return the sweep's values, each device's median, and the fastest device."""
-    points = comparison.points
-    won = [_winner(comparison, point) for point in points]
-    columns = [
-        Column(name, [spelled(values[name]) for values in points], number=True)
-        for name in comparison.sweep
-    ]
-    for where in comparison.devices:
-        timings = [comparison.at(where, point) for point in points]
-        virtual = any(t is not None and t.virtual for t in timings)
-        name = f"{where} (virtual)" if virtual else where
-        bold = ["gm-win" * (name == fastest) for fastest, _ in won]
-        columns.append(Column(name, [_cell(t) for t in timings], number=True, css=bold))
-        rates = [_throughput(comparison, t) for t in timings]
-        if any(rates):
-            columns.append(Column("", rates, number=True))
-        changes = [_change(comparison, t) for t in timings]
-        if any(changes):
-            columns.append(Column("change", changes, number=True))
-    if any(fastest for fastest, _ in won):
-        columns.append(Column("fastest", [fastest for fastest, _ in won]))
-        columns.append(Column("", [by for _, by in won], number=True))
-    return columns
+def _first(timing: Timing) -> str:
+    """Return the time of the first run if it is much longer than the others."""
+    slow = timing.first and timing.median and timing.first > max(_SLOW * timing.median, _SLOW_S)
+    return duration(timing.first) if slow else ""
 
 
 def _cell(timing: Timing | None) -> str:
@@ -301,16 +316,124 @@ def _cell(timing: Timing | None) -> str:
     if timing is None:
         return "–"
     if timing.error:
-        return f"✕ {spelled(timing.error)}"
-    return f"{'~' * timing.unsteady}{fine(timing.median)}"
+        return f"✕ {_spelled(timing.error)}"
+    return f"{'~' * timing.noisy}{fine(timing.median)}"
 
 
-def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str]:
-    """Return ``("cuda:0", "11.3 ×")``, against the slowest comparable device; empty for one."""
+def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return ``("cuda:0", "11.3 ×", "cpu")``, of the comparable devices; empty for only one."""
     found = [t for w in comparison.comparable if (t := comparison.at(w, point)) and t.median]
     if len(found) < 2:
-        return "", ""
+        return "", "", ""
     fastest, slowest = (pick(found, key=lambda t: t.median or 0.0) for pick in (min, max))
     if not fastest.differs(slowest):
-        return "within the spread", ""
-    return fastest.where, times((slowest.median or 0.0) / (fastest.median or 1.0))
+        return "within the spread", "", ""
+    return fastest.where, times(slowest.ratio(fastest)), slowest.where
+
+
+_DIM: dict[str, Any] = {"number": True, "css": "gm-dim"}
+_BRIGHT: dict[str, Any] = {"number": True, "css": "gm-this"}
+_CELLS: tuple[tuple[str, Callable[[Comparison, Timing], str], dict[str, Any]], ...] = (
+    ("device", lambda c, t: f"{t.where}{' (virtual)' * t.virtual}", {"css": "gm-code"}),
+    ("median", lambda c, t: t.error or fine(t.median), _BRIGHT | {"fit": "cut"}),
+    ("IQR", lambda c, t: _iqr(t), _DIM),
+    ("speed-up", _speedup, _BRIGHT),
+    ("change", _change, _BRIGHT),
+    ("host", lambda c, t: _host(t), _DIM),
+    ("throughput", lambda c, t: _rate(t), _DIM),
+    ("first run", lambda c, t: _first(t), _DIM),
+    ("peak", lambda c, t: size(max(t.peak.values(), default=None)), _DIM),
+    ("numbers", lambda c, t: _numbers(c, t.where), {}),
+)
+
+
+def _of_devices(comparison: Comparison) -> list[Column]:
+    columns = [
+        Column(head, [cell(comparison, t) for t in comparison.timings], **look)
+        for head, cell, look in _CELLS
+    ]
+    return [column for column in columns if {*column.cells} - {"", NOT_KNOWN}]
+
+
+def _of_sweep(comparison: Comparison) -> list[Column]:
+    """Return the sweep's values, each device's median, and the fastest device."""
+    points, number = comparison.points, partial(Column, number=True)
+    columns = [number(name, [_spelled(p[name]) for p in points]) for name in comparison.sweep]
+    for where in comparison.devices:
+        timings = [comparison.at(where, point) for point in points]
+        name = f"{where} (virtual)" if {*where.split("+")} & {*comparison.virtual} else where
+        for head, cell in ((name, _cell), ("", _rate), ("change", partial(_change, comparison))):
+            columns.append(number(head, list(map(cell, timings))))
+    won = [_winner(comparison, point) for point in points]
+    columns += [Column("fastest", [w[0] for w in won]), number("", [w[1] for w in won])]
+    return [column for column in columns if any(column.cells)]
+
+
+# -- bars and curves
+def _bars(comparison: Comparison) -> str:
+    """Return a row for each device, with a bar as long as its time."""
+    timings, columns = comparison.timings, _of_devices(comparison)
+    longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
+    looks = plot.looks([timing.where for timing in timings])
+    races = [_race(timing, longest, looks[timing.where].color) for timing in timings]
+    lane = Column("", [""] * len(races), css="gm-lane", html=races)
+    return table.html([*columns[:1], lane, *columns[1:]])
+
+
+def _race(timing: Timing, longest: float, color: str) -> str:
+    """Return the bar of the median, with a line from the first quartile to the third."""
+    if not timing.median or not timing.quartiles or not longest:
+        return ""
+    low, high = (100 * edge / longest for edge in timing.quartiles)
+    first, third = map(fine, timing.quartiles)
+    words = f"{timing.where}: median {fine(timing.median)}, half of the repeats"
+    tip = escape(f"{words} from {first} to {third}")
+    return (
+        f'<span class="gm-race" role="img" aria-label="{tip}" title="{tip}">'
+        f'<i style="width:{100 * timing.median / longest:.2f}%;background:{color}"></i>'
+        f'<u style="left:{low:.2f}%;width:{high - low:.2f}%"></u></span>'
+    )
+
+
+def sweep_figure(comparison: Comparison) -> str:
+    """Return an SVG element with the curves of a sweep."""
+    ((name, values),) = comparison.sweep.items()
+    if not all(type(value) in (int, float) for value in values):
+        return ""
+    xs = sorted((float(value), value) for value in values)
+    looks = plot.looks(comparison.devices)
+    curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
+    drawn = [curve for curve in curves if curve.heights]
+    if not drawn:
+        return ""  # nothing was measured
+    ends = [f"{c.name} from {fine(c.heights[0])} to {fine(c.heights[-1])}" for c in drawn]
+    crossings = [_crossing(name, crossover) for crossover in comparison.crossovers]
+    made = Plot({x: _spelled(v) for x, v in xs}, curves)
+    return made.svg(name, tick, crossings, f"median time over {name}: {'; '.join(ends)}")
+
+
+def _crossing(name: str, found: Crossover) -> Point:
+    words = f"{name} ≈ {_estimate(found.at)}"
+    tip = f"{found.faster} is faster than {found.slower} from {words}"
+    return Point(found.at, found.seconds, tip, words)
+
+
+def _curve(
+    comparison: Comparison, where: str, look: plot.Look, xs: Sequence[tuple[float, Any]]
+) -> Curve:
+    points: list[Point] = []
+    (name,) = comparison.sweep
+    for x, value in xs:
+        timing = comparison.at(where, {name: value})
+        if timing is None:
+            continue
+        tip = f"{where}{_at(timing.values, ' · ')}"
+        if timing.median:
+            low, high = timing.quartiles or (0.0, 0.0)
+            spread = f" · IQR {_percent(timing.iqr)}" if timing.iqr is not None else ""
+            tip = f"{tip} · {fine(timing.median)}{spread}"
+            points.append(Point(x, timing.median, tip, low=low, high=high))
+        elif timing.error not in (None, "interrupted"):
+            words = _spelled(timing.error)
+            points.append(Point(x, None, f"{tip} · {words}", words))
+    return Curve(where, look, points)

@@ -1,8 +1,7 @@
 """Run a program on one device or several at the same time; time blocks of runs until it is steady.
 
-A device works on after the call that gave it the work has returned. So every device that torch has
-started in this process is synchronized before and after a block, with all its streams, and so is
-each other framework that the code needs.
+A device works on after the call that gave it the work has returned. So before and after a block
+every device that a framework has started in this process is synchronized, with all its streams.
 
 A program runs on copies of the variables that it reads. Guarantees: after `close` nothing made here
 is left, on the devices or in the variables.
@@ -15,7 +14,6 @@ import math
 import statistics
 import threading
 import time
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,39 +21,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.copies.trial import Trial
-from gpumagic.device import cuda_state
 from gpumagic.frameworks.framework import Framework
 from gpumagic.isolation.settings import thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
-from gpumagic.timing.timing import Stage, interval
-from gpumagic.usercode.values import torch_here
+from gpumagic.timing.comparison import interval
 
-if TYPE_CHECKING:
-    import torch
-
-
-class TorchDevices:
-    """The GPUs of this process, as torch has them; virtual ones too."""
-
-    def started(self) -> Sequence[torch.device]:
-        """Return the GPUs with a context; synchronizing another would create one of 0.5 GiB."""
-        torch = torch_here()
-        if torch is None:
-            return []
-        if torch.cuda.is_initialized():
-            return [torch.device("cuda", index) for index in cuda_state.started()]
-        if torch.xpu.is_initialized():
-            return [torch.device("xpu", index) for index in range(torch.xpu.device_count())]
-        return [torch.device("mps", 0)] if torch.backends.mps.is_available() else []
-
-    def wait(self, device: torch.device) -> None:
-        """Wait until the device has finished all its streams."""
-        from gpumagic.moving.move import wait_for  # it imports torch, which may not be installed
-
-        wait_for(device)
+_Loop = Callable[[Iterable[None]], object]
+_Times = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -66,66 +41,44 @@ class Lap:
     host: float  # until Python continued
 
 
+@dataclass
 class Stopwatch:
-    """Time blocks of runs by a monotonic clock."""
+    """Time blocks of runs by a monotonic clock, and wait for all devices of these frameworks."""
 
-    def __init__(
-        self,
-        devices: TorchDevices | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        others: Sequence[Framework] = (),  # other frameworks than torch to wait for
-    ) -> None:
-        self.devices = devices or TorchDevices()
-        self.clock = clock
-        self.others = others
+    frameworks: Sequence[Framework] = ()
+    clock: Callable[[], float] = time.perf_counter
 
-    def wait(self) -> Sequence[torch.device]:
-        """Synchronize every initialized device and return torch's."""
-        started = self.devices.started()
-        self.wait_for(started)
-        return started
-
-    def wait_for(self, devices: Iterable[torch.device]) -> None:
-        """Synchronize these devices of torch and the other frameworks."""
-        for device in devices:
-            self.devices.wait(device)
-        for framework in self.others:
+    def wait(self) -> None:
+        """Synchronize every initialized device."""
+        for framework in self.frameworks:
             framework.wait()
 
     @contextmanager
-    def undisturbed(self) -> Iterator[Sequence[torch.device]]:
+    def undisturbed(self) -> Iterator[None]:
         """Synchronize first; collect no garbage within, as `timeit` does."""
         collects = gc.isenabled()
         gc.disable()
         try:
-            yield self.wait()
+            self.wait()
+            yield
         finally:
             if collects:
                 gc.enable()
 
-    def lap(self, run: Callable[[Iterable[None]], object], number: int) -> Lap:
-        """Time `number` runs."""
-        clock, devices = self.clock, self.devices
+    def times(self, run: _Loop, number: int) -> _Times:
+        """Run, and return when it began, when Python continued, and when all was done."""
         runs = repeat(None, number)
-        with self.undisturbed() as started:
-            began = clock()
-            run(runs)
-            went_on = ended = clock()
-            if started or self.others:
-                self.wait_for(started)
-                ended = clock()
-            # The code may have initialized more devices.
-            late = [device for device in devices.started() if device not in started]
-            if late:
-                for device in late:
-                    devices.wait(device)
-                ended = clock()
+        began = self.clock()
+        run(runs)
+        went_on = self.clock()
+        self.wait()  # also for devices that the code has initialized
+        return began, went_on, self.clock()
+
+    def lap(self, run: _Loop, number: int) -> Lap:
+        """Time `number` runs."""
+        with self.undisturbed():
+            began, went_on, ended = self.times(run, number)
         return Lap(ended - began, went_on - began)
-
-
-_Job = Callable[[], Any]
-# Begin, when Python continued, and when all was done.
-_Times = tuple[float, float, float]
 
 
 class Runner:
@@ -134,7 +87,6 @@ class Runner:
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         self.trials = trials
         self._stopwatch = stopwatch
-        self.failed: str | None = None  # the device whose exception was raised
         # One device runs in this thread, where it can be interrupted anywhere.
         alone = len(trials) == 1
         self._workers = [] if alone else [Worker(trial.where) for trial in trials]
@@ -159,11 +111,15 @@ class Runner:
             (trial,) = self.trials
             return self._stopwatch.lap(trial.loop, number)
         barrier = threading.Barrier(len(self.trials))
-        jobs = {n: partial(self._run, n, number, barrier) for n in range(len(self.trials))}
+
+        def job(trial: Trial) -> _Times:
+            barrier.wait()
+            return self._stopwatch.times(trial.loop, number)
+
+        jobs = {n: partial(job, trial) for n, trial in enumerate(self.trials)}
         with self._stopwatch.undisturbed():
             began, went_on, done = zip(*self._all(jobs, barrier), strict=True)
-        first = min(began)
-        return Lap(max(done) - first, max(went_on) - first)
+        return Lap(max(done) - min(began), max(went_on) - min(began))
 
     def alone(self, number: int) -> Lap:
         """Time the same blocks one device after the other, in the same threads."""
@@ -180,19 +136,9 @@ class Runner:
             for worker in self._workers:
                 worker.close()
 
-    def _run(self, n: int, number: int, barrier: threading.Barrier) -> _Times:
-        trial, devices, clock = self.trials[n], self._stopwatch.devices, self._stopwatch.clock
-        elsewhere = [other.device for other in self.trials if other is not trial]
-        runs = repeat(None, number)
-        barrier.wait()
-        began = clock()
-        trial.loop(runs)
-        went_on = clock()
-        # Its own device, and others that the code used.
-        self._stopwatch.wait_for(d for d in devices.started() if d not in elsewhere)
-        return began, went_on, clock()
-
-    def _all(self, jobs: Mapping[int, _Job], barrier: threading.Barrier | None = None) -> list[Any]:
+    def _all(
+        self, jobs: Mapping[int, Callable[[], Any]], barrier: threading.Barrier | None = None
+    ) -> list[Any]:
         """Wait for the jobs of all threads; an interrupt interrupts them, then waits again."""
         if not self._workers:
             return [job() for job in jobs.values()]
@@ -200,9 +146,6 @@ class Runner:
         try:
             for n, job in jobs.items():
                 given[n] = self._workers[n].submit(job)
-            wait_for_all(given.values(), "FIRST_EXCEPTION")
-            if barrier is not None:
-                barrier.abort()  # for threads that wait for a failed one
             wait_for_all(given.values())
         except BaseException:
             if barrier is not None:
@@ -212,18 +155,11 @@ class Runner:
                     self._workers[n].interrupt()
             wait_for_all(given.values())
             raise
-        failed = [(n, error) for n, future in given.items() if (error := future.exception())]
-        # Errors of threads that only waited come last.
-        failed.sort(key=lambda item: isinstance(item[1], threading.BrokenBarrierError))
-        for n, error in failed:
-            self.failed = self.trials[n].where
-            raise error
         return [future.result() for future in given.values()]
 
 
-NARROW = 0.01
-"""The median is known when its 95 % interval is narrower than this part of it."""
-
+# The median is known when its 95 % interval is narrower than this part of it.
+_NARROW = 0.01
 # A block is long enough that its overhead is about a thousandth. Not longer: other programs
 # disturb some short blocks and not others, and the median is that of the undisturbed ones. Long
 # blocks would all be disturbed.
@@ -252,15 +188,14 @@ class Repeats:
         max_time: float,
         *,
         clock: Callable[[], float],
-        told: Callable[[Stage], object] = lambda stage: None,
+        told: Callable[[str], object] = lambda stage: None,
         least: float = _LEAST_TIMED_S,
     ) -> None:
         self.laps: list[Lap] = []  # filled while it runs, so that an interrupt keeps them
-        self.number, self.runs = 1, 0  # runs in each, and in total with warm-up
-        self.steady = False  # whether the median's interval is narrow enough
-        self._timed, self._told, self._clock = lap, told, clock
+        self.number = 1  # runs in each
+        self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(least, max_time / 2)
-        self._ordered: list[float] = []
+        self._timed_s = 0.0
         # The interval is next computed at this many repeats, not at each of thousands.
         self._look_at = _LEAST
 
@@ -271,7 +206,7 @@ class Repeats:
 
     def median(self) -> float:
         """The median of `seconds` so far."""
-        return statistics.median(self._ordered)
+        return statistics.median(self.seconds)
 
     def run(self) -> None:
         """Warm up and repeat."""
@@ -286,9 +221,9 @@ class Repeats:
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # If a run before was quick, this one was different: something was compiled.
+            # If a run before was long, it was different: something was compiled.
             self.laps.clear()
-            self._ordered.clear()
+            self._timed_s = 0.0
             began = self._clock() - lap.total
             self._warm_up(lap.total, began, share)
         else:
@@ -296,10 +231,6 @@ class Repeats:
         self._told("timing")
         while not self._enough(self._clock() - began):
             self._keep(self._lap(self.number))
-
-    def _lap(self, number: int) -> Lap:
-        self.runs += number
-        return self._timed(number)
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
         """Run until it is steady, and choose the runs in a block; `each` is the time of one."""
@@ -325,19 +256,17 @@ class Repeats:
 
     def _keep(self, lap: Lap) -> None:
         self.laps.append(lap)
-        insort(self._ordered, lap.total / self.number)
+        self._timed_s += lap.total
         self._told("timing")
 
     def _enough(self, spent: float) -> bool:
         count = len(self.laps)
         if not count:
             return False
-        timed = sum(self._ordered) * self.number
-        if timed >= self._least and count >= self._look_at:
+        if self._timed_s >= self._least and count >= self._look_at:
             self._look_at = max(count + 1, int(1.05 * count))
-            low, high = interval(self._ordered)
-            if high - low <= NARROW * self.median():
-                self.steady = True
+            low, high = interval(self.seconds)
+            if high - low <= _NARROW * self.median():
                 return True
         return count >= _MOST or spent + self.laps[-1].total > self._max_time
 

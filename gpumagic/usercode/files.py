@@ -211,19 +211,24 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
-    body, outer = "", frame.f_back
+    body, line, outer = "", "", frame.f_back
     while outer is not None:
         name = outer.f_code.co_filename
         if outer.f_code.co_name in _TIMING and not is_users(name):
-            body = outer.f_locals.get("cell") or ""
+            body, line = (outer.f_locals.get(name) or "" for name in ("cell", "expr"))
         elif is_users(name) and not name.startswith(_TIMED):
             break
         outer = outer.f_back
     if outer is None:
         return code, at
-    if not body:  # `%time` of one line
-        return outer.f_code, outer.f_lasti
     name, ipython = outer.f_code.co_filename, shell()
+    if not body and not (line and ipython):
+        return outer.f_code, outer.f_lasti
+    if not body:  # `%time` of one line, whose file is the cell's beginning
+        above = outer.f_lineno - 1
+        count = getattr(ipython.compile, "_filename_map", {}).get(name, 0)
+        name = ipython.compile.cache("\n" * above + line, count)
+        return code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + above), at
     typed = ipython.history_manager.input_hist_raw[-1] if ipython is not None else ""
     before = max(typed.rstrip().count("\n") - body.rstrip().count("\n"), 1)
     known = linecache.getlines(name)
@@ -237,8 +242,13 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
 def line_at(code: CodeType, at: int) -> UserLine:
     """Return the line of the instruction at `at` of the user's code."""
     line, file = line_of(code, at), code.co_filename
-    function = "" if code.co_name.startswith("<") else code.co_name
-    return UserLine(line, source_of(file, line), function, file)
+    return UserLine(line, source_of(file, line), function_of(code), file)
+
+
+def function_of(code: CodeType) -> str:
+    """Return the name of a function, also for a comprehension in it; empty at the top."""
+    names = getattr(code, "co_qualname", code.co_name).split(".")  # from Python 3.11 on
+    return next((name for name in reversed(names) if not name.startswith("<")), "")
 
 
 def line_of(code: CodeType, at: int) -> int:

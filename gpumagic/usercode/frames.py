@@ -165,11 +165,14 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     """Return the user's frames, the deepest first."""
     found: list[FailedFrame] = []
     library: FrameType | None = None
+    timed = False
     for tb in reversed(_chain(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
-            found.append(FailedFrame(tb, library=library))
-            library = None
+            # The line of `%%time` itself calls nothing: its code stands in the same cell.
+            if not (timed and filename == found[-1].filename):
+                found.append(FailedFrame(tb, library=library))
+            timed, library = found[-1].filename != filename, None
         elif not is_torchs(filename) and not is_ours(filename):
             library = library or tb.tb_frame
     return found

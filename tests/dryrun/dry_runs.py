@@ -9,7 +9,7 @@ import pytest
 import gpumagic
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
-from gpumagic.dryrun.dry_cell import dry_run_cell
+from gpumagic.dryrun.follow_code import dry_run_cell
 
 
 def measured(function, *args):

@@ -45,7 +45,7 @@ def test_the_text():
         "loss.backward()",
         "  assigns",
         "    Y  float32[2]  cuda:1",
-        "  brings",
+        "  moves",
         "    X  2.0 KiB  cpu → cuda:1",
         "  copies and waits",
         "    line  source                what                               count    bytes  time",

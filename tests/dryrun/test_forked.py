@@ -249,11 +249,28 @@ def test_backward_runs_in_the_copy_after_it_ran_on_a_gpu(gpus):
     assert w.grad.tolist() == [2, 2, 2]
 
 
-def test_only_what_fork_has_set_is_cleared_for_a_backward_pass(gpus):
-    """What torch sets as it runs is beside it, and to clear that has ended the copy."""
+def test_what_fork_has_set_is_known_and_set_in_the_copy_alone(gpus):
     torch.ones(3, device="cuda:1", requires_grad=True).sum().backward()
-    flags = forked.engine_flags()
-    assert run_forked(lambda: len(forked.set_by_fork(flags)), 20) == 1
+    assert run_forked(lambda: forked.refusal().value, 20) == 1
+    assert forked.refusal().value == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "start", "address"),
+    [
+        # torch 2.13.0+cpu, x86-64
+        ("55 53 48 83 ec 08 80 3d 2b eb d8 0e 00 75 49 0f b6 05 da ea d8 0e", 0x1000, 0xED8FB38),
+        # torch 2.13.0, AArch64
+        (
+            "fd 7b be a9 61 58 02 b0 fd 03 00 91 f3 53 01 a9 f3 03 00 aa 20 40 69 39 00 02 00 37",
+            0x6686AA0,
+            0xB193A50,
+        ),
+        ("fd 7b be a9 fd 03 00 91", 0x1000, None),
+    ],
+)
+def test_the_address_of_a_variable_is_in_the_code_that_reads_it(code, start, address):
+    assert forked.operand_of(bytes.fromhex(code), start) == address
 
 
 def test_a_real_gpus_driver_is_not_called():
@@ -316,18 +333,3 @@ def test_a_fault_of_ours_in_the_copy_is_kept_here(monkeypatch):
     assert fault.doing == "following the code of a dry run"
     assert "test_forked.py" in fault.error
     faults.forget()
-
-
-def test_memory_that_was_given_back_meanwhile_ends_no_process(monkeypatch):
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    page = mmap.PAGESIZE
-    start = libc.mmap(None, 2 * page, access, kind, -1, 0)
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    assert libc.munmap(start + page, page) == 0
-    monkeypatch.setattr(forked, "_variables", lambda: (start, 2 * page))
-    assert forked.engine_flags() == bytes(page)
-    libc.munmap(start, page)
-    assert forked.engine_flags() == b""

@@ -137,8 +137,8 @@ def test_what_lies_there_already_has_no_room_for_its_copies():
 def test_a_prediction_that_is_too_low_is_corrected_by_runs(monkeypatch):
     real = fit_search.dry
 
-    def half(subject, waiting=None):
-        run = real(subject, waiting)
+    def half(subject):
+        run = real(subject)
         for device, peak in run.peak.items():
             run.peak[device] = type(peak)(device, peak.peak, peak.needed // 2, peak.free, peak.at)
         return run
@@ -179,11 +179,11 @@ def test_ctrl_c_before_the_first_result_says_nothing_of_what_fits():
 def test_what_fails_within_keeps_what_is_known(monkeypatch):
     real = fit_search.dry
 
-    def fails(subject, waiting=None):
+    def fails(subject):
         if len(asked) == 2:
             raise failure
         asked.append(subject)
-        return real(subject, waiting)
+        return real(subject)
 
     def ones(n):
         return torch.ones(n, MIB // 4)
@@ -205,8 +205,8 @@ def test_what_fails_within_keeps_what_is_known(monkeypatch):
 def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
     real = fit_search.dry
 
-    def slow(subject, waiting=None):
-        run = real(subject, waiting)
+    def slow(subject):
+        run = real(subject)
         if "[40, " in run.assigned[0].kind:
             return replace(run, unknown=(Unknown(None, "the time limit of 20 s", True),))
         return run

@@ -13,7 +13,7 @@ from gpumagic.timing import Progress
 def under_way(**changes):
     """A measurement that is on its way."""
     bars = (("cpu", 4e-3, "done"), ("cuda:0", 1e-3, "timing"), ("cuda:1", None, "waiting"))
-    known = {"repeat": 12, "done": 1, "total": 3, "elapsed": 3.0, "remaining": 4.2, "bars": bars}
+    known = {"done": 1, "total": 3, "bars": bars}
     given = {"title": "a @ a", "where": "cuda:0", "stage": "timing"} | known | changes
     return Progress(**given)
 
@@ -130,7 +130,7 @@ def test_against_the_last_or_a_name(shell):
     shell.run("%%gputime cpu --max-time 0.01 -o first\n1")
     for named in ("last", "first"):
         shell.run(f"%%gputime cpu --max-time 0.01 --against '{named}' -o second\n1")
-        assert shell.ns["second"].change
+        assert shell.ns["second"].earlier.code == "1"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_placement_and_the_counting_of_copies_end_for_what_is_timed(gpus, shel
 # -- how far it is
 def test_what_is_posted_is_bars_out_of_the_slowest():
     told = under_way().posted()
-    assert told["line"] == "a @ a · cuda:0 · repeat 12 · 2 of 3 devices · about 4 s left"
+    assert told["line"] == "a @ a · cuda:0 · timing · 2 of 3"
     assert told["bars"] == [
         {"where": "cpu", "share": 1.0, "text": "4.0 ms"},
         {"where": "cuda:0", "share": 0.25, "text": "1.0 ms"},
@@ -189,13 +189,10 @@ def test_what_is_posted_is_bars_out_of_the_slowest():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"values": {"n": 256}, "total": 36}, "cuda:0 · n = 256 · repeat 12 · 2 of 36"),
-        ({"stage": "copy"}, "cuda:0 · inputs and first run · 2 of 3 devices"),
-        ({"stage": "warm up", "remaining": None}, "cuda:0 · warm up · 2 of 3 devices"),
-        ({"total": 1, "remaining": 300}, "cuda:0 · repeat 12 · about 5 min left"),
-        ({"repeat": 0}, "cuda:0 · first run"),
-        ({"remaining": 0.1}, "about 1 s left"),
+        ({"values": {"n": 256}, "total": 36}, "cuda:0 · n = 256 · timing · 2 of 36"),
+        ({"stage": "warm up"}, "cuda:0 · warm up · 2 of 3"),
+        ({"total": 1}, "cuda:0 · timing"),
     ],
 )
 def test_the_line(changes, says):
-    assert says in str(under_way(**changes))
+    assert str(under_way(**changes)) == says

@@ -59,7 +59,7 @@ def test_a_long_one_has_a_line_whose_place_the_result_takes(kernel):
     assert [kind for kind, _ in found].count("display_data") == 1
     lines = [plain(content) for _, content in found[:-1]]
     assert all(re.match(r"(cpu|cuda:\d) · ", line) for line in lines), lines
-    assert "of 3 devices" in lines[0]
+    assert " of 3" in lines[0]
     assert found[-1][1]["transient"]["display_id"] == name
     assert "text/html" in found[-1][1]["data"]
     assert "cuda:1" in plain(found[-1][1])

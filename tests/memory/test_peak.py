@@ -127,8 +127,11 @@ def test_a_ring_that_is_too_short_is_said(net):
     [
         ("%%ongpu cpu --memory", "--memory is about the memory of a CUDA GPU, and cpu is none"),
         ("%%ongpu 1 --memory --save /no/such/folder/x", "there is no folder /no/such/folder"),
-        ("%%ongpu 1 --save x", "--save is for --memory; type --memory --save x"),
-        ("%%ongpu 1 --dry-run --memory", "runs nothing, so --memory has no effect"),
+        ("%%ongpu 1 --save x", "--save needs --memory; type --memory --save"),
+        (
+            "%%ongpu 1 --dry-run --memory",
+            "--dry-run and --memory do not combine; leave out one of them",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(ip, line, said):

@@ -40,18 +40,15 @@ class Late:
         if device is not None:
             self.busy[device] = max(self.busy.get(device, 0.0), self.now) + seconds
 
-    def started(self):
-        self._called()
-        return list(self.busy)
-
-    def wait(self, device):
-        self._called()
-        self.waits.append(device)
-        self.now = max(self.now, self.busy.get(device, 0.0))
+    def wait(self):
+        for device, until in self.busy.items():
+            self._called()
+            self.waits.append(device)
+            self.now = max(self.now, until)
 
     @property
     def stopwatch(self):
-        return Stopwatch(self, self.clock)
+        return Stopwatch([self], self.clock)
 
 
 late = Late()

@@ -12,6 +12,7 @@ from late import GPU0, GPU1
 from gpumagic import virtual
 from gpumagic.copies.trial import Trial
 from gpumagic.errors import GpuError
+from gpumagic.frameworks.known import torch_itself
 from gpumagic.isolation.worker import Worker
 from gpumagic.timing import compare, runner
 from gpumagic.timing.runner import Runner, Stopwatch
@@ -56,7 +57,7 @@ def test_both_run_at_the_same_time_each_on_its_own(gpus, monkeypatch):
 def test_they_wait_for_each_other_so_they_do_run_together(gpus):
     # One after the other, neither would come back: so `alone` is not to be measured here.
     space = {"Here": Here}
-    made, watch = program("Here.meet()", space), Stopwatch()
+    made, watch = program("Here.meet()", space), Stopwatch([torch_itself()])
     trials = [Trial(made, d, space, {}, clock=watch.clock) for d in (GPU0, GPU1)]
     both = Runner(trials, watch)
     try:
@@ -76,7 +77,7 @@ def test_an_exception_is_the_users_and_says_on_which_device(gpus):
     with pytest.raises(ValueError, match="no") as caught:
         compare(code, ["0+1"], namespace={"torch": torch}, max_time=0.2)
     told = "".join(traceback.format_exception(caught.value))
-    assert "timed on cuda:1, line 2" in told
+    assert "timed on cuda:0+cuda:1, line 2" in told
 
 
 def test_ctrl_c_ends_the_threads_and_keeps_what_is_finished(gpus, monkeypatch):
@@ -125,7 +126,7 @@ def test_each_is_set_up_with_the_same_random_numbers(gpus, draws):
     space = {"torch": torch, "random": random}
     setup, code = f"k = {draws}", f"y = k + {draws}"
     made = compare(code, ["0", "0+1"], setup=setup, namespace=space, max_time=0.02)
-    assert [agreement.same for agreement in made.agreements] == [True]
+    assert [agreement.same for agreement in made.agreements] == [True, True]
 
 
 def test_threads_have_the_modes_of_the_one_that_asked(gpus):

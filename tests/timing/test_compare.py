@@ -90,7 +90,8 @@ def test_each_device_gives_its_numbers(gpus):
         ("cuda:0", "cpu", True),
         ("cuda:1", "cpu", True),
     ]
-    assert (made.code, made.items, made.interrupted) == ("b = a @ a\nb.sum()", 8, False)
+    assert (made.code, made.interrupted) == ("b = a @ a\nb.sum()", False)
+    assert [t.items for t in made.timings] == [8] * 3
 
 
 def test_what_the_kernel_holds_besides_is_not_in_the_peak(gpus):
@@ -182,7 +183,7 @@ def test_an_exception_at_a_later_value_is_a_mark_and_at_the_first_the_users(gpus
     options = {"namespace": {}, "max_time": 0.02, "sweep": {"n": [1, 0, 2]}}
     made = compare("1 / n", ["cpu"], **options)
     assert [t.error for t in made.timings] == [
-        None, "ZeroDivisionError at line 1: division by zero", None,
+        None, "ZeroDivisionError: division by zero, line 1", None,
     ]  # fmt: skip
     with pytest.raises(ZeroDivisionError) as caught:
         compare("x = 2\n1 / (n - 1)", ["cpu"], **options)

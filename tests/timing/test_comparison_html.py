@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from comparisons import SIZES, comparison, cubes, timing, two
 
-from gpumagic.timing.timing import Agreement, Timing
+from gpumagic.timing.comparison import Agreement, Timing
 
 VOID = {"br", "hr", "img", "input", "meta", "link"}
 
@@ -113,7 +113,7 @@ def test_all_that_a_user_or_a_file_may_write_is_escaped():
         notes=(evil,),
         sweep={"n": (1, 2, evil)},
         agreements=(Agreement(evil, "cpu", False, 1.0, evil, evil),),
-        differences=(evil,),
+        earlier=two(code=evil),
     )
     for each in (found, replace(found, sweep={}, timings=tuple(timings[:2]))):
         page = Page(each._repr_html_())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.display import table
-from gpumagic.timing.timing import Agreement, Timing
+from gpumagic.timing.comparison import Agreement, Timing
 
 
 def first(found):
@@ -30,11 +30,11 @@ def virtual(*wheres):
         (two(), "cuda:0 is 8.00 × faster than cpu"),
         (
             comparison(timing("cpu", 8e-3), timing("cuda:0", 1e-3), timing("cuda:1", 1.001e-3)),
-            "cuda:0 and cuda:1 are 8.00 × faster than cpu",
+            "cuda:0 is 8.00 × faster than cpu",
         ),
         (
             comparison(timing("cpu", 8e-3), timing("cuda:0", 1e-3), timing("cuda:1", 2e-3)),
-            "cuda:0 is 8.00 × faster than cpu and 2.00 × faster than cuda:1",
+            "cuda:0 is 8.00 × faster than cpu",
         ),
         (
             comparison(timing("cpu", 1e-3), timing("cuda:0", 8e-3)),
@@ -46,11 +46,11 @@ def virtual(*wheres):
         ),
         (
             comparison(timing("cpu", 1.234e-3)),
-            "cpu takes 1.23 ms (IQR 1.0 %, 21 repeats of 1 run)",
+            "cpu takes 1.23 ms (IQR 1.0 %)",
         ),
         (
             comparison(*virtual("cuda:0")),
-            "cuda:0 (virtual) takes 8.00 ms (IQR 1.0 %, 21 repeats of 1 run)",
+            "cuda:0 (virtual) takes 8.00 ms (IQR 1.0 %)",
         ),
         (comparison(Timing("cpu", error="interrupted")), "nothing was measured"),
         (
@@ -65,16 +65,16 @@ def virtual(*wheres):
             two(agreements=(Agreement("cuda:0", "cpu", False, 0.4, "y", "more"),)),
             "! cuda:0 gives other numbers than cpu: more",
         ),
-        (cubes(), "cuda:0 is faster than cpu from n ≈ 200, by up to 137 ×"),
-        (cubes((512, 1024)), "cuda:0 is faster than cpu at every n: 17.1 to 137 ×"),
-        (cubes((64, 128)), "cpu is faster than cuda:0 at every n: 3.75 to 30.0 ×"),
+        (cubes(), "cuda:0 is faster than cpu from n ≈ 200"),
+        (cubes((512, 1024)), "cuda:0 is 137 × faster than cpu at n = 1,024"),
+        (cubes((64, 128)), "cpu is 3.75 × faster than cuda:0 at n = 128"),
     ],
 )
 def test_the_first_line_is_the_answer(found, answer):
     assert first(found) == answer
 
 
-def test_an_order_that_flips_twice_is_said_so():
+def test_of_an_order_that_flips_twice_the_last_place_is_said():
     sizes = (1, 10, 100)
     timings = [
         timing(where, seconds, values={"n": n})
@@ -82,14 +82,14 @@ def test_an_order_that_flips_twice_is_said_so():
         for where, seconds in (("cpu", cpu), ("cuda:0", 2e-3))
     ]
     found = comparison(*timings, sweep={"n": sizes})
-    assert first(found) == "cpu and cuda:0 change places at n ≈ 3.2 and 32"
+    assert first(found) == "cpu is faster than cuda:0 from n ≈ 32"
 
 
 @pytest.mark.parametrize(
     ("seconds", "answer"),
     [
-        ((2e-3, 8e-3), "cpu and cuda:0 are each faster at some kind"),
-        ((4.01e-3, 8e-3), "cpu is up to 2.00 × faster than cuda:0"),
+        ((2e-3, 8e-3), "cpu is 2.00 × faster than cuda:0 at kind = sum"),
+        ((4.01e-3, 8e-3), "cpu is 2.00 × faster than cuda:0 at kind = sum"),
         ((4.01e-3, 4.01e-3), "cpu and cuda:0 do not differ by more than the spread"),
     ],
 )
@@ -103,27 +103,27 @@ def test_a_sweep_over_words(seconds, answer):
 
 
 def test_the_table_of_one_point():
-    gpu = timing("cuda:0", 1e-3, peak={"cuda:0": 3 * 2**20}, name="H200")
+    gpu = timing("cuda:0", 1e-3, peak={"cuda:0": 3 * 2**20}, name="H200", items=100)
     gpu = replace(gpu, host=(1e-4,) * 21, copied=2**20, copy_seconds=3e-3, transfers="1 transfer")
     same = Agreement("cuda:0", "cpu", True, 3e-7, "_")
-    pair = timing("cuda:0+cuda:1", 1.1e-3, alone=(2e-3,) * 9)
-    found = comparison(timing("cpu", 8e-3), gpu, pair, agreements=(same,), items=100)
+    pair = timing("cuda:0+cuda:1", 1.1e-3, alone=(2e-3,) * 9, items=100, first=0.05)
+    found = comparison(timing("cpu", 8e-3, items=100), gpu, pair, agreements=(same,))
     text = repr(found)
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "device median IQR speed-up host throughput peak numbers" in lines
+    assert "device median IQR speed-up host throughput first run peak numbers" in lines
     assert "cpu 8.00 ms 1.0 % 1.00 × 12.5 k/s N/A reference" in lines
     assert "cuda:0 1.00 ms 1.0 % 8.00 × 100 µs 100 k/s 3.0 MiB same to 3e-07" in lines
     # Two at the same time do twice the work.
-    assert "cuda:0+cuda:1 1.10 ms 1.0 % 182 k/s N/A" in lines
-    assert "cuda:0, then cuda:1 2.00 ms 0.0 % 100 k/s N/A" in lines
+    assert "cuda:0+cuda:1 1.10 ms 1.0 % 182 k/s 50 ms N/A" in lines
     assert lines[1] == (
         "cuda:0 + cuda:1 at the same time: 1.82 times as fast as one after the other"
     )
-    assert lines[-3:] == found.remarks[:3]
+    assert lines[-1] == found.remarks[0]
     assert found.remarks == [
         "inside each run, on cuda:0: 1 transfer",
         "not timed: copying the inputs (1.0 MiB to cuda:0 in 3.0 ms)",
         "host: time until Python continued, with the device still working",
+        "first run: not timed, may have compiled",
         "peak: memory that the code added; its inputs were there before",
         "cuda:0: H200",
     ]
@@ -137,7 +137,7 @@ def test_what_is_known_of_no_device_has_no_column():
 def test_the_time_of_a_wrong_answer_and_of_a_virtual_gpu_is_no_speed_up():
     wrong = repr(two(agreements=(Agreement("cuda:0", "cpu", False, 0.4, "y"),)))
     assert "×" not in wrong
-    assert "DIFFERS: 0.4 in y" in wrong
+    assert "DIFFERS" in wrong
     text = repr(comparison(timing("cpu", 8e-3), *virtual("cuda:0")))
     assert "faster" not in text
     assert "speed-up" not in text
@@ -168,8 +168,8 @@ def test_half_a_sweep_is_shown_and_said_to_be_half():
     found = cubes((64, 128, 256), sweep={"n": SIZES}, interrupted=True)
     text = repr(found)
     assert text.splitlines()[:2] == [
-        "! interrupted: 6 of 10 timings have a median",
-        "cuda:0 is faster than cpu from n ≈ 200, by up to 2.13 ×",
+        "! interrupted: 6 timings finished",
+        "cuda:0 is faster than cpu from n ≈ 200",
     ]
     assert "512" not in text
 
@@ -183,16 +183,14 @@ def test_a_long_sweep_is_cut_in_the_middle():
 
 
 def test_what_is_not_certain_is_said():
-    wide = comparison(timing("cpu", 1e-3, 0.5), timing("cuda:0", 1e-5, 0.09, steady=False))
+    wide = comparison(timing("cpu", 1e-3, 0.5), timing("cuda:0", 1e-5, 0.09))
     text = " ".join(repr(wide).split())
     assert "cpu: noisy (IQR 50 % of the median): other work on the machine" in text
-    assert "cuda:0: time limit reached before the median settled" in text
     assert text.index(" 1.00 ms ") < text.index("cpu: noisy")  # the table does not move
-    near = repr(comparison(timing("cpu", 1e-3, 0.02, steady=False)))
-    assert "!" not in near + repr(wide)
-    once = " ".join(repr(comparison(Timing("cpu", (30.0,)), Timing("cuda:0", (2.0,)))).split())
-    assert "cpu and cuda:0: only one run, so no spread" in once
-    assert "1 run" in once
+    assert "cuda:0: noisy" not in text
+    assert "!" not in text
+    once = comparison(Timing("cpu", (30.0,)), Timing("cuda:0", (2.0,)))
+    assert "cpu 30.0 s 1 run" in " ".join(repr(once).split())
 
 
 def test_numbers_that_were_not_compared_are_said_with_the_reason():
@@ -203,12 +201,13 @@ def test_numbers_that_were_not_compared_are_said_with_the_reason():
 
 def test_the_change_against_an_earlier_run_is_a_column():
     earlier = comparison(timing("cpu", 4e-3), code="A @ A")
-    lines = rows(two().against(earlier))
+    changed = two().against(earlier)
+    lines = rows(changed)
     assert "device median IQR speed-up change numbers" in lines
     assert "cpu 8.00 ms 1.0 % 1.00 × 2.00 × slower reference" in lines
     assert "cuda:0 1.00 ms 1.0 % 8.00 × new same to 3e-07" in lines
-    assert "differs from the earlier run: another code" in lines
-    assert "change: against the earlier run; same is within the spread of both" in lines
+    assert "differs from the earlier run: the code" in lines
+    assert "change: against the earlier run; same is within the spread of both" in changed.remarks
 
 
 def test_the_change_of_a_sweep_is_a_column_of_each_device():
@@ -226,11 +225,11 @@ def test_the_change_of_a_sweep_is_a_column_of_each_device():
 def test_one_device_with_no_options_is_one_line():
     assert repr(comparison(timing("cpu", 1e-3))).count("\n") == 0
     noted = comparison(timing("cpu", 1e-3, 0.5), notes=("nothing to compare with",))
-    assert repr(noted).splitlines()[0] == "cpu takes 1.00 ms (IQR 50 %, 21 repeats of 1 run)"
+    assert repr(noted).splitlines()[0] == "cpu takes 1.00 ms (IQR 50 %)"
     assert noted.remarks[0] == repr(noted).splitlines()[1] == "nothing to compare with"
     assert repr(noted).splitlines()[2].startswith("cpu: noisy")
-    assert "device" in repr(comparison(timing("cpu", 1e-3), items=8))
-    assert "device" in repr(comparison(timing("cpu", 1e-3), setup="x = 1"))
+    counted = comparison(timing("cpu", 1e-3, items=8), setup="x = 1")
+    assert repr(counted) == "cpu takes 1.00 ms (IQR 1.0 %, throughput 8.00 k/s)"
 
 
 def test_a_gpu_is_named_by_its_model():
@@ -252,6 +251,7 @@ NARROW = st.characters(max_codepoint=0x2FF)
             peak=st.just({}) | st.just({"cuda:0": 2**40 - 1}),
             virtual=st.booleans(),
             error=st.none() | st.text(NARROW, max_size=90),
+            items=st.none() | st.just(1e6),
             name=st.none() | st.text(NARROW, max_size=200),
         ),
         max_size=5,
@@ -260,5 +260,5 @@ NARROW = st.characters(max_codepoint=0x2FF)
     st.text(NARROW),
 )
 def test_any_comparison_fits_in_a_hundred_columns(timings, code):
-    text = repr(comparison(*timings, code=code, items=1e6))
+    text = repr(comparison(*timings, code=code))
     assert all(table.width(line) <= 100 for line in text.split("\n"))

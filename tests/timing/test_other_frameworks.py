@@ -34,15 +34,12 @@ class Slow(Framework):
     """Finishes late, compiles at the first call, and copies when it is asked to."""
 
     clock: Late
-    tells: bool = True  # when it compiles
     name: str = "Slow"
     here: str = "cpu"
-    compiled: float = 0.0
     held: tuple = (100, None)
     copies: list = field(default_factory=list)
 
     def call(self, host=0.001, device=0.25, compiles=0.0):
-        self.compiled += compiles
         self.clock.work(host + compiles, self, device)
 
     def silent(self):
@@ -78,10 +75,7 @@ class Slow(Framework):
         return False
 
     def wait(self, *devices):
-        self.clock.wait(self)
-
-    def compile_seconds(self):
-        return self.compiled if self.tells else None
+        self.clock.wait()
 
     def allocated(self, device):
         return self.held
@@ -101,7 +95,7 @@ def slow(monkeypatch):
 
 def timed(slow, code, where=("cpu",), **options):
     """`code` finds the framework in `slow`, which stays the same in all copies."""
-    stopwatch = Stopwatch(Late(), slow.clock.clock, [slow])
+    stopwatch = Stopwatch([slow], slow.clock.clock)
     space = {"late": lates, "Array": Array} | options.pop("space", {})
     # On a clock that stands still nothing would ever be steady.
     code = f"slow.clock.work(0.01)\n{code}".replace("slow.", "late.seen[0].")
@@ -122,35 +116,20 @@ def test_what_was_queued_before_is_not_counted(slow):
 FIRST = "slow.call(compiles=0.0 if late.seen[1:] else 2.0)\nlate.seen.append(1)"
 
 
-def test_compiling_is_told_apart(slow):
+def test_a_first_run_that_compiles_is_told_apart(slow):
     made = timed(slow, FIRST)
     (timing,) = made.timings
-    assert timing.compiled == pytest.approx(2.0)
+    assert timing.first == pytest.approx(2.261)
     assert timing.median == pytest.approx(0.261)
-    assert "compiled in 2.00 s" in repr(made)
-    assert made.to_pandas().compile_s[0] == pytest.approx(2.0)
-
-
-def test_of_one_that_does_not_tell_it_is_the_first_run(slow):
-    slow.tells = False
-    made = timed(slow, FIRST)
-    assert made.timings[0].compiled is None
-    assert made.timings[0].first == pytest.approx(2.261)
-    assert "the first run in 2.26 s" in repr(made)
+    assert "first run 2.26 s" in repr(made)
+    assert made.to_pandas().first_s[0] == pytest.approx(2.261)
 
 
 def test_it_is_a_column_where_devices_are_compared(slow, gpus):
-    shown = repr(timed(slow, FIRST, ["cpu", "0"]))
-    assert "compiled" in shown
-    assert "compiled: in the first run, not timed" in shown
-
-
-def test_what_compiles_in_each_run_is_said(slow):
-    made = timed(slow, "slow.call(compiles=1.0)")
-    assert made.timings[0].median == pytest.approx(1.261)
-    assert "each run compiles again" in " ".join(made.notes)
-    lates.seen[1:] = []
-    assert "compiles again" not in repr(timed(slow, FIRST))
+    made = timed(slow, FIRST, ["cpu", "0"])
+    assert " first run " in repr(made)
+    assert "first run: not timed, may have compiled" in made.remarks
+    assert "first run" not in repr(timed(slow, "slow.call()"))
 
 
 def test_inputs_are_copies_on_the_device_and_the_users_stay(slow, gpus):

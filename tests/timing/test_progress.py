@@ -1,88 +1,74 @@
-"""How far it is: told seldom, and whatever is done with it, no matter."""
+"""How far a comparison is: told seldom, and whatever is done with it, no matter."""
 
+from itertools import pairwise
+
+import late as lates
 import pytest
+from late import GPU0, GPU1
 
 from gpumagic import faults
-from gpumagic.timing.timing import Reporter
+from gpumagic.timing import compare
 
 
-class Told:
-    """Collects what a reporter tells, on a clock of its own."""
+def told(code, devices=("cpu", 0), progress=None, **options):
+    """What a comparison reports, on a clock of its own."""
+    late, every = lates.begin(GPU0, GPU1), []
 
-    def __init__(self, total=4, raising=None):
-        self.now, self.all, self.raising = 0.0, [], raising
-        self.reporter = Reporter(self, "a @ a", ["cpu", "cuda:0"], total, lambda: self.now)
+    def note(now):
+        every.append((late.now, now))
+        if progress:
+            progress(now)
 
-    def __call__(self, progress):
-        self.all.append(progress)
-        if self.raising:
-            raise self.raising
-
-
-def test_ten_times_a_second_at_most():
-    told = Told()
-    told.reporter.begin("cpu", {})
-    for n in range(1000):
-        told.now = n / 1000
-        told.reporter.at("timing", n, 1.0)
-    assert 9 <= len(told.all) <= 11
+    space = {"late": lates, "GPU0": GPU0}
+    watch = late.stopwatch
+    made = compare(code, devices, namespace=space, stopwatch=watch, progress=note, **options)
+    return made, every
 
 
-def test_the_bar_of_the_device_is_its_median_so_far():
-    told = Told()
-    told.reporter.begin("cpu", {})
-    told.now = 1.0
-    told.reporter.at("timing", 2, 2.0)
-    assert told.all[-1].bars == (("cpu", 2.0, "timing"), ("cuda:0", None, "waiting"))
-    assert (told.all[-1].repeat, told.all[-1].stage) == (2, "timing")
+def test_ten_times_a_second_at_most(gpus):
+    made, every = told("late.work(0.01)", max_time=2)
+    times = [at for at, _ in every]
+    assert 5 < len(times) < sum(len(t.seconds) for t in made.timings) / 4
+    assert all(after - before >= 0.0999 for before, after in pairwise(times))
 
 
-def test_what_is_left_is_estimated_from_what_is_done():
-    told = Told()
-    told.reporter.begin("cpu", {})
-    assert told.all[-1].remaining is None
-    told.now = 2.0
-    told.reporter.end(0.5)
-    told.reporter.begin("cuda:0", {})
-    told.now = 2.5
-    told.reporter.at("warm up")
-    last = told.all[-1]
-    assert (last.done, last.total, last.elapsed) == (1, 4, 2.5)
-    assert last.remaining == pytest.approx(3 * 2.0 - 0.5)
-    assert last.share == pytest.approx(2.5 / 8.0)
-    assert told.all[0].share is None
-    assert last.bars == (("cpu", 0.5, "done"), ("cuda:0", None, "warm up"))
-    told.now = 9.0  # longer than the one before: those that follow are still to come
-    told.reporter.at("timing", 1)
-    assert told.all[-1].remaining == pytest.approx(2 * 2.0)
+def test_the_bar_of_the_device_is_its_median_so_far(gpus):
+    made, every = told("late.work(0.2)")
+    shown = [now for _, now in every]
+    assert shown[0].bars == (("cpu", None, "inputs and first run"), ("cuda:0", None, "waiting"))
+    assert shown[-1].bars == (
+        ("cpu", made.timings[0].median, "done"),
+        ("cuda:0", pytest.approx(0.2), "timing"),
+    )
+    assert (shown[0].share, shown[-1].share) == (None, 0.5)
+    assert str(shown[-1]) == "cuda:0 · timing · 2 of 2"
 
 
-def test_a_new_value_begins_with_empty_bars():
-    told = Told()
-    told.reporter.begin("cpu", {"n": 1})
-    told.reporter.end(0.5)
-    told.now = 1.0
-    told.reporter.begin("cpu", {"n": 2})
-    assert told.all[-1].bars == (("cpu", None, "copy"), ("cuda:0", None, "waiting"))
-    assert told.all[-1].values == {"n": 2}
+def test_a_new_value_begins_with_empty_bars(gpus):
+    _, every = told("late.work(0.2 * n)", sweep={"n": [1, 2]})
+    first = next(now for _, now in every if now.values == {"n": 2})
+    assert first.bars == (("cpu", None, "warm up"), ("cuda:0", None, "waiting"))
+    assert (first.done, first.total) == (2, 4)
 
 
-def test_the_end_is_always_told():
-    told = Told()
-    told.reporter.begin("cpu", {})
-    told.reporter.end(None, "out of memory")
-    told.reporter.close()
-    assert (told.all[-1].stage, told.all[-1].remaining) == ("done", 0.0)
-    assert told.all[-1].bars[0] == ("cpu", None, "out of memory")
+def test_a_device_that_failed_says_why(gpus):
+    code = "late.work(0.2)\nif str(torch.ones(1).device) == 'cuda:0' and n > 1: raise MemoryError"
+    _, every = told(f"import torch\n{code}", [0, "cpu"], sweep={"n": [1, 2]})
+    assert every[-1][1].bars[0] == ("cuda:0", None, "out of memory")
 
 
-def test_what_listening_raises_is_kept_and_ctrl_c_is_not():
+def test_what_listening_raises_is_kept_and_ctrl_c_is_not(gpus):
+    def fail(now):
+        raise ValueError("mine")
+
+    def press(now):
+        raise KeyboardInterrupt
+
     faults.forget()
-    told = Told(raising=ValueError("mine"))
-    told.reporter.begin("cpu", {})
-    assert len(told.all) == 1
-    assert [fault.error for fault in faults.all_kept()] == ["ValueError: mine"]
+    made, every = told("late.work(0.2)", ["cpu"], fail)
+    assert made.timings[0].seconds
+    assert [(fault.error, fault.count) for fault in faults.all_kept()] == [
+        ("ValueError: mine", len(every))
+    ]
     faults.forget()
-    told = Told(raising=KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        told.reporter.begin("cpu", {})
+    assert told("late.work(0.2)", ["cpu"], press)[0].interrupted

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumagic.timing.comparison import interval
 from gpumagic.timing.runner import Lap, Repeats
-from gpumagic.timing.timing import interval
 
 
 class Bench:
@@ -36,7 +36,6 @@ def test_short_runs_come_in_blocks_in_which_our_own_cost_vanishes():
     repeats.run()
     assert repeats.number * 5e-6 >= 600 * 3e-5
     assert repeats.median() == pytest.approx(5e-6, rel=2e-3)
-    assert repeats.steady
     assert bench.now < 2.0  # it is known long before the limit
 
 
@@ -46,7 +45,6 @@ def test_what_takes_longer_than_the_limit_is_run_once():
     repeats.run()
     assert bench.blocks == [(1, 30.0)]
     assert repeats.seconds == (30.0,)
-    assert not repeats.steady
 
 
 def test_a_run_of_seconds_needs_no_other_warm_up():
@@ -80,11 +78,10 @@ def test_a_slow_moment_at_the_start_does_not_make_the_blocks_short():
     assert repeats.number >= 500
 
 
-def test_what_is_never_steady_ends_at_the_limit_and_says_so():
+def test_what_is_never_steady_ends_at_the_limit():
     bench = Bench(lambda n: 0.01 if n * 7919 % 97 < 50 else 0.03)
     repeats = bench.repeats(2.0)
     repeats.run()
-    assert not repeats.steady
     assert 1.9 <= bench.now <= 2.1
 
 
@@ -107,7 +104,6 @@ def test_enough_time_for_what_needs_it():
     repeats = bench.repeats(least=1.0)
     repeats.run()
     assert sum(repeats.seconds) * repeats.number >= 1.0
-    assert repeats.runs == bench.ran
 
 
 @given(
@@ -123,6 +119,6 @@ def test_the_limit_holds_as_far_as_one_run_allows(times, max_time):
     # What is predicted from the block before may take longer; a run that was compiled first, and
     # those that size a block, come on top.
     assert bench.now <= max_time + 2 * longest + 6 * max(times)
-    if repeats.steady:
-        low, high = interval(repeats.seconds)
-        assert high - low <= 0.01 * repeats.median() * 1.0001
+    low, high = interval(repeats.seconds)
+    near = high - low <= 0.01 * repeats.median() * 1.0001
+    assert near or bench.now + max(times) * repeats.number > max_time / 2

@@ -6,7 +6,8 @@ import pytest
 import torch
 from late import GPU0, GPU1, Late
 
-from gpumagic.timing.runner import Stopwatch, TorchDevices
+from gpumagic.frameworks.known import torch_itself
+from gpumagic.timing.runner import Stopwatch
 
 
 def test_a_kernel_that_was_not_waited_for_is_not_done():
@@ -40,9 +41,8 @@ def test_intels_gpus_are_waited_for(monkeypatch):
     monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
     monkeypatch.setattr(torch.xpu, "synchronize", waits.append)
-    both = [torch.device("xpu", 0), torch.device("xpu", 1)]
-    assert Stopwatch().wait() == both
-    assert waits == both
+    Stopwatch([torch_itself()]).wait()
+    assert waits == [torch.device("xpu", 0), torch.device("xpu", 1)]
 
 
 def test_what_was_queued_before_is_not_counted():
@@ -85,19 +85,22 @@ def test_an_interrupt_anywhere_leaves_the_collector_on_and_gives_no_lap():
         assert gc.isenabled()
 
 
-def test_torchs_own_devices(gpus):
-    devices = TorchDevices()
-    assert list(devices.started()) == [GPU0, GPU1]
-    torch.ones(3, device=GPU1) + 1
-    devices.wait(GPU1)
+def test_torchs_own_devices(gpus, monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    Stopwatch([torch_itself()]).wait()
+    assert waits == [GPU0, GPU1]
 
 
 def test_a_gpu_without_a_context_is_left_alone(gpus, monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda n: n == 1, raising=False)
-    assert list(TorchDevices().started()) == [GPU1]
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    Stopwatch([torch_itself()]).wait()
+    assert waits == [GPU1]
 
 
 def test_timing_on_the_cpu_does_not_start_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("CUDA is started"))
-    Stopwatch().lap(lambda runs: list(runs), 3)
+    Stopwatch([torch_itself()]).lap(lambda runs: list(runs), 3)
     assert not torch.cuda.is_initialized()

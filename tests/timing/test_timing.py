@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.benchmark import Measurement, TaskSpec
 
-from gpumagic.timing.timing import Timing
+from gpumagic.timing.comparison import Timing
 
 TIMES = st.lists(st.floats(1e-6, 10), min_size=4, max_size=60).map(tuple)
 
@@ -18,21 +18,21 @@ def test_statistics_are_those_of_torchs_measurement(seconds, number):
     theirs = Measurement(number_per_run=number, raw_times=times, task_spec=TaskSpec("x", "pass"))
     assert made.median == pytest.approx(theirs.median, rel=1e-12)
     assert made.iqr == pytest.approx(theirs.iqr / theirs.median, rel=1e-6, abs=1e-12)
-    assert made.unsteady is theirs.has_warnings
+    assert made.noisy is theirs.has_warnings
 
 
 def test_where_nothing_was_measured_nothing_is_known():
     failed = Timing("cuda:0", error="out of memory")
-    assert failed.median is failed.iqr is failed.interval is failed.quartiles is None
+    assert failed.median is failed.iqr is failed.spread is failed.quartiles is None
     assert failed.host_median is failed.scaling is None
-    assert not failed.unsteady
+    assert not failed.noisy
 
 
 def test_a_clock_that_does_not_move_is_no_crash():
     still = Timing("cpu", (0.0,) * 9)
     assert still.median == 0
     assert still.iqr is None
-    assert not still.unsteady
+    assert not still.noisy
     assert not still.differs(still)
 
 

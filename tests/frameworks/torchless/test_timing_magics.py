@@ -13,7 +13,7 @@ def test_a_cell_on_each_device(notebook):
     rows = [line.split() for line in shown.splitlines() if line.endswith(("reference", "same"))]
     assert [row[0] for row in rows] == ["cpu", "cuda:0", "cuda:1"]
     made = notebook.names["made"]
-    assert all(timing.compiled > 0 for timing in made.timings)
+    assert all(timing.first > timing.median for timing in made.timings)
     assert all(timing.copied == 256 for timing in made.timings)
     assert [timing.virtual for timing in made.timings] == [False, True, True]
     assert "y" not in notebook.names
@@ -39,8 +39,8 @@ def test_what_a_run_gives_away_the_next_one_is_to_have_again(notebook):
     assert not notebook.names["x"].is_deleted()
     with pytest.raises(Exception, match=r"deleted|donated") as raised:
         notebook.run("%gputime cpu --max-time 0.02 -- g(p)")
-    told = getattr(raised.value, "__notes__", ["as in x = f(x)"])  # Python 3.10 prints them
-    assert told[-1].endswith("as in x = f(x)")
+    told = getattr(raised.value, "__notes__", ["timed on cpu"])  # Python 3.10 prints them
+    assert "timed on cpu" in told[-1]
     assert not notebook.names["x"].is_deleted()
 
 

@@ -1,6 +1,5 @@
 """JAX's functions and arrays in a comparison: copied as they are, waited for, compiled apart."""
 
-import jax
 import pytest
 
 from gpumagic.copies.trial import CopiedVariables
@@ -72,7 +71,7 @@ def test_each_device_has_the_inputs_and_the_same_numbers(framework, names):
     assert len({str(device) for device in SEEN}) == 3
     assert [a.same for a in made.agreements] == [True] * 2
     assert framework.where(names["p"]["w"]) == "cuda:0"
-    assert all(timing.compiled is not None for timing in made.timings)
+    assert all(timing.first > timing.median for timing in made.timings)
 
 
 def test_what_code_gives_away_is_not_the_users(framework, names):
@@ -102,12 +101,3 @@ def test_a_silent_copy_in_a_run_is_told(framework, names):
 def test_settings_are_put_back(framework, names):
     compare("jax.config.update('jax_enable_x64', True)", ["cpu"], namespace=names, max_time=0.02)
     assert not names["jax"].config.jax_enable_x64
-
-
-def test_compiling_is_what_xla_compiles(framework):
-    note, before = jax.monitoring.record_event_duration_secs, framework.compile_seconds()
-    note("/jax/core/compile/backend_compile_duration", 4.0, fun_name="f")
-    note("/jax/core/compile/jaxpr_trace_duration", 1.0)
-    note("/jax/core/compile/backend_compile_duration", 2.0)
-    note("/jax/checkpoint/write", 5.0)
-    assert framework.compile_seconds() - before == 6.0

@@ -1,0 +1,387 @@
+"""Count what operators allocate and copy in a dry run: its inner mode.
+
+Copies between devices are recorded as the ledger records them, so the table and the advice are
+those of a real run, without times. Composite operators are split into those that CUDA runs. Where
+torch's fake result has another size in memory than the real one (sparse tensors, the order of
+channels, sums in place), the real size is used. Guarantees: an operator whose result depends on
+data ends the dry run.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+import torch._meta_registrations
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gpumagic.dryrun.fakes import Stopped, host_value
+from gpumagic.dryrun.held_memory import HeldMemory
+from gpumagic.faults import first_line
+from gpumagic.ledger.attribute import count_for
+from gpumagic.ledger.entry import Count, Ledger, locate, merged
+from gpumagic.usercode.files import in_cell
+from gpumagic.virtual.networks import added
+from gpumagic.virtual.scratch import IN_PARTS, rule_of, temporary_bytes
+
+C: Any = torch._C
+aten: Any = torch.ops.aten
+_Function = Callable[..., Any]
+_DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
+_NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+_DEVICE: Any = torch.ops.prim.device.default
+_BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
+_COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
+_READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+_READABLE = {
+    "_local_scalar_dense": "the value of a tensor",
+    "index": "an index of booleans",
+    "_unique2": "unique",
+    "_to_copy": "to()",
+}
+
+
+class Crossings:
+    """Count copies and waits as a watch does, from what the fakes' operators would do."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Any, ...], Count] = {}
+        self.silent = False  # while variables are moved, which is reported by itself
+
+    def note(
+        self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
+    ) -> None:
+        """Count a copy, or a wait of the host, that the running line would make, and `how`."""
+        nothing = source == destination or "meta" in (source, destination)
+        if self.silent or nothing or (copy and not nbytes):
+            return
+        inner = _caller(sys._getframe(1))
+        user, found = locate(inner)
+        how = found if how is None else how
+        at = (None, 0) if user is None else in_cell(user)
+        key = (copy, operator, source, destination, how, at)
+        if key not in self._counts:
+            kind = "copy" if copy else "wait"
+            self._counts[key] = count_for(kind, operator, source, destination, how, user, inner)
+        count = self._counts[key]
+        count.count += 1
+        count.calls += 1
+        count.nbytes += nbytes
+
+    def ledger(self, virtual: bool) -> Ledger:
+        """What was counted."""
+        entries = (replace(count.entry(), seconds=None) for count in self._counts.values())
+        return Ledger(merged(entries), virtual, predicted=True)
+
+
+class Operators(TorchDispatchMode):
+    """Count operators, and what they allocate and copy."""
+
+    def __init__(self, held: HeldMemory, crossings: Crossings) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+        self.backward = False  # whether a backward pass has run
+        self._held, self._crossings = held, crossings
+        self._simple: set[Any] = set()  # operators that are no composites
+        self._at_node: tuple[str, int] | None = None
+        self._began = 0  # storages that had been made when the node began
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # autograd asks for it more often than for anything else
+        self.count += 1
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
+        with C.DisableTorchFunction():
+            parts = self._parts(func, name, args)
+            if parts is not None:
+                with self:
+                    return parts(*args, **(kwargs or {}))
+            return self._one(func, name, args, kwargs or {})
+
+    def _one(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that is no composite, and count it."""
+        self._before(func, name, args)
+        replaced = self._replaced(func, name, args)
+        out = self._run(func, name, args, kwargs)
+        if name == "_to_copy" and isinstance(out, Tensor):
+            self._note(args[0], out)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, FakeTensor):
+                self._held.add(tensor, replaced)
+        if (rule := rule_of(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
+            device = args[0].device
+            self._held.pass_through(str(device), temporary_bytes(rule, device, args, out))
+        return out
+
+    def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return (_own(func, name, args) or func)(*args, **kwargs)
+        except _DEPENDS:
+            value = host_value(_caller(sys._getframe(1)))
+            if value is not None and name == "_local_scalar_dense":
+                return value if args[0].is_floating_point() else int(value)
+            raise Stopped(f"{_READABLE.get(name, name)} depends on data") from None
+        except _NO_STAND_IN as error:
+            raise Stopped(_no_stand_in(name, (args, kwargs), error)) from None
+        except RuntimeError as error:
+            if "found two different devices" in str(error):
+                raise RuntimeError(_mismatch(str(error))) from None
+            if type(error) is not RuntimeError and "same device" in str(error):
+                raise RuntimeError(str(error)) from None  # a kind of torch's own
+            raise
+
+    def _before(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
+        if getattr(func, "namespace", None) in _COLLECTIVES:
+            raise Stopped(f"{name.strip('_')} in a process group: a dry run sends nothing")
+        if name == "copy_":
+            self._note(args[1], args[0])
+        elif name in _READS and args[0].device.type != "cpu":
+            for index in tree_leaves(args[1]):
+                if isinstance(index, Tensor) and index.device.type == "cpu":
+                    self._crossings.note(True, name, "cpu", str(args[0].device), index.nbytes)
+
+    def _note(self, source: Tensor, target: Tensor) -> None:
+        if source.device != target.device:
+            nbytes = source.nbytes
+            self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
+
+    def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
+        """Return a function that runs a composite operator's parts; None for other operators."""
+        if func in self._simple:
+            return None
+        if name in IN_PARTS:  # to call a kernel that is not there would end the process
+            explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
+            return None if explicit is None else partial(func._op_dk, explicit)
+        of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+        if not of_aten or not _has_kernel(func.name(), _COMPOSITE):
+            self._simple.add(func)
+            return None
+        return _of_composite(func, name, args)
+
+    def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
+        """Return the tensor that a run with data would write into, and whether that is certain.
+
+        Under any mode torch's C++ copies into a new tensor where it otherwise writes in place.
+        """
+        number = _node()
+        if number != self._at_node:
+            self._at_node, self._began = number, self._held.made
+            self.backward |= number is not None
+        first: Any = next(iter(args), None)
+        if number is None or not isinstance(first, Tensor):
+            return None
+        overload, of_node = f"{name}.{func._overloadname}", self._held.age(first) > self._began
+        for nodes, names, certain in _IN_PLACE if of_node else ():
+            if {name, overload} & names and nodes.match(number[0]):
+                return first, certain
+        # The engine adds up the gradients of one tensor: the first is from another node. It writes
+        # into no view, nor into what is expanded.
+        sums = overload == "add.Tensor" and not (of_node or torch.is_grad_enabled())
+        return (first, False) if sums and _is_whole(first) else None
+
+
+def _node() -> tuple[str, int] | None:
+    """Return the name and number of the graph's running node, which itself keeps what it saved."""
+    node = C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())
+
+
+def _is_whole(tensor: Any) -> bool:
+    return not tensor._is_view() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+# In these nodes of the graph torch writes into what the node has just made, and, if certain, keeps
+# until its end: zeros, a mask, a sum.
+_WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
+_SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
+_IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
+    (re.compile(r".*Backward\d"), frozenset((*_WRITES, "put", "masked_fill")), False),
+    (re.compile(r"(Max|Min|Median|Nanmedian)Backward\d"), frozenset(("logical_and",)), True),
+    (re.compile(r"BinaryCrossEntropyWithLogitsBackward\d"), frozenset(_SUMS), True),
+)
+_has_kernel = C._dispatch_has_kernel_for_dispatch_key
+_COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
+_CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
+# torch knows the shapes of those in parts, and not what they need on the way.
+_EXPLICIT = (
+    C.DispatchKey.CompositeExplicitAutograd,
+    C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+)
+# Virtual GPUs have kernels of their own for them.
+_NETWORKS = frozenset(
+    ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
+)
+
+
+def _of_composite(func: Any, name: str, args: Any) -> _Function | None:
+    on_cuda = _has_kernel(func.name(), "CUDA")
+    if on_cuda and name in _NETWORKS and args[0].device.type == "cuda":
+        return partial(func.redispatch, _CUDA)
+    whole = on_cuda or _has_kernel(func.name(), "CPU")
+    return None if whole else partial(func._op_dk, _COMPOSITE)
+
+
+def _no_stand_in(name: str, given: Any, error: Exception) -> str:
+    tensors = (t for t in tree_leaves(given) if isinstance(t, Tensor))
+    odd = next((t for t in tensors if t.layout is not torch.strided), None)
+    if odd is not None:
+        return f"{_READABLE.get(name, name)} of a tensor of {odd.layout} has no dry run"
+    return f"{_READABLE.get(name, name)} has no dry run ({first_line(error)})"
+
+
+def _mismatch(text: str) -> str:
+    # torch before 2.13 words it for its own developers.
+    one, other = text.rsplit("devices ", 1)[1].split(", ")[:2]
+    return (
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{one} and {other.rstrip('!')}!"
+    )
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that would call the operator in a real run, without the modes' own."""
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame
+
+
+# -- results of another size
+def _own(func: Any, name: str, args: Any) -> _Function | None:
+    """Return what runs in place of `func`; None if torch's own fake is right."""
+    if (make := _RESULTS.get(name)) is not None:
+        return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
+    if name in ("convolution", "convolution_backward") and _on_host(args[0]):
+        return lambda *args, **kwargs: _as_of_the_host(func, args, kwargs)
+    # Fused optimizers write into what they are given and return nothing.
+    fused = name.startswith("_fused_") and not func._schema.returns
+    return (lambda *args, **kwargs: None) if fused else None
+
+
+def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    names = (a.name for a in func._schema.arguments)
+    return given | dict(zip(names, args, strict=False)) | kwargs
+
+
+def _layer(
+    query: Tensor,
+    key: Tensor,
+    num_head: int,
+    need_weights: bool,
+    average_attn_weights: bool,
+    **_: Any,
+) -> Any:
+    batch, length, _width = query.shape
+    heads = () if average_attn_weights else (num_head,)
+    shape = (batch, *heads, length, key.shape[1])
+    return torch.empty_like(query), query.new_empty(shape if need_weights else 0)
+
+
+def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
+    """Count a reduced loss with the memory of all the losses, which it keeps."""
+    losses = torch.empty(
+        torch.broadcast_shapes(self.shape, target.shape),
+        dtype=torch.result_type(self, target),
+        device=self.device,
+    )
+    return losses.as_strided((), ()) if reduction else losses
+
+
+def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """Return the result, and the CPU's buffer."""
+    return torch.empty_like(self), torch.empty_like(self) if _on_host(self) else self.new_empty(0)
+
+
+def _on_host(tensor: Tensor) -> bool:
+    """Whether the CPU's kernels run, as they do on virtual GPUs."""
+    return bool(torch._meta_registrations.device_hint(tensor) == "cpu")
+
+
+def _as_of_the_host(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the CPU kernel's result, whose order of channels may differ from CUDA's."""
+    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
+    device = given[0].fake_device
+    for tensor in given:
+        tensor.fake_device = torch.device("cpu")
+    made = []
+    try:
+        out = func(*args, **kwargs)
+        made = [x for x in tree_leaves(out) if isinstance(x, FakeTensor)]
+    finally:
+        for tensor in (*given, *made):
+            tensor.fake_device = device
+    return out
+
+
+_RESULTS: dict[str, _Function] = {
+    "_transformer_encoder_layer_fwd": lambda src, **_: torch.empty_like(src),
+    "_native_multi_head_attention": _layer,
+    **dict.fromkeys(("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"), lambda **_: False),
+    **dict.fromkeys(
+        ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"), _loss
+    ),
+    "log_sigmoid_forward": _log_sigmoid,
+    "record_stream": lambda **_: None,
+    **dict.fromkeys(
+        ("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
+        lambda self, **_: torch.empty_like(self),
+    ),
+}
+
+
+# -- attention
+def attend_as_cuda() -> torch.library.Library:
+    """Have attention hold what it would on CUDA, for as long as the result lives.
+
+    torch's C++ would ask the driver, which a forked child must not do, or take the CPU's way.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("AutogradCUDA", "CUDA"):  # inference mode goes past the first
+        library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)
+    return library
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none.
+
+    Those for half precision hold as much as the one that is taken here.
+    """
+    given, mask = (query, key, value), added(attn_mask, query.dtype)
+    alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
+    groups = enable_gqa and query.shape[-3] != key.shape[-3]
+    known = query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    if groups or not (alike and known and torch.backends.cuda.mem_efficient_sdp_enabled()):
+        return aten._scaled_dot_product_attention_math(
+            *given, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    if mask is not None:
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    return aten._scaled_dot_product_efficient_attention(
+        *given, mask, learns, dropout_p, is_causal, scale=scale
+    )[0]
