@@ -57,7 +57,8 @@ class NumericDiff(Shown):
     sides: tuple[str, ...]  # the devices or dtypes
     code: str
     found: tuple[Divergence, ...]  # in the order in which they ran
-    operations: int  # that were compared
+    recorded: int  # operations of the longer run
+    operations: int  # that were compared: the others are of one side alone
     largest: Gap  # the largest one within the tolerance
     notes: tuple[str, ...]
     seconds: float
@@ -92,7 +93,8 @@ def html(diff: NumericDiff) -> str:
 def _lines(diff: NumericDiff) -> list[str]:
     """Return the headline, the numbers, and the notes."""
     said, found, largest = " and ".join(diff.sides), diff.first, diff.largest
-    ran = f"{many(diff.operations, 'operation')} compared in {duration(diff.seconds)}, on copies"
+    count = f"{diff.operations:,} of {many(diff.recorded, 'operation')}"
+    ran = f"{count} compared in {duration(diff.seconds)}, on copies"
     if found is None:
         words = f"largest difference {largest.relative:.0e}, tolerance {largest.rtol:.2g}"
         return [f"{said} agree: {words if largest.largest else 'equal'}", *diff.notes, ran]

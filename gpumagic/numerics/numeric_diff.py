@@ -84,9 +84,11 @@ def diff(
         finally:
             cuda_state.collect()
     sides, dtypes = tuple(pair), [d for d in pair.values() if isinstance(d, torch.dtype)]
-    result = divergences([run.operations for run in runs], sides, dtypes)
+    recorded = [run.operations for run in runs]
+    found, count, largest = divergences(recorded, sides, dtypes)
     shown, seconds = made.text.strip("\n"), time.monotonic() - began
-    return NumericDiff(sides, shown, *result, tuple(notes), seconds)
+    longer = max(map(len, recorded))
+    return NumericDiff(sides, shown, found, longer, count, largest, tuple(notes), seconds)
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
