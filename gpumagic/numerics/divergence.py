@@ -105,12 +105,13 @@ def _difference(one: Tensor, other: Tensor, rtol: float) -> Gap:
         return Gap(math.inf, rtol, math.inf, values=shapes, exact=exact)
     # A dtype on one device alone excuses no difference.
     own, atol = min(_allowed(one.dtype), _allowed(other.dtype))
+    strict = exact or (one.dtype != other.dtype and rtol <= own)
     rtol = max(rtol, own)
     largest, scale = array_differences(one, other)
     largest = math.inf if math.isnan(largest) else largest
     # That is the first one's; the other's is at least the difference to it.
     scale = scale if math.isinf(largest) else max(scale, largest - scale)
-    excess = math.inf if exact and largest else largest / (atol + rtol * scale or 1.0)
+    excess = math.inf if strict and largest else largest / (atol + rtol * scale or 1.0)
     if excess <= 1:
         return Gap(excess, rtol, largest, scale, exact=exact)
     same = (one == other) | (one.isnan() & other.isnan())
