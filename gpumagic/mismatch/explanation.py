@@ -39,7 +39,6 @@ class Fix:
     filename: str  # of the file or cell, as in the traceback
     label: str = ""  # the same as people know it: "In [3]", "train.py"
     nbytes: int | None = None  # that it moves; None where that is not known
-    other_nbytes: int | None = None  # that the other way would move, where there is one
 
     def apply(self, source: str) -> str:
         """The source of `filename` with the fix in it."""
@@ -147,9 +146,7 @@ def _where(fix: Fix) -> str:
 def _cost(fix: Fix) -> str:
     if fix.nbytes is None:
         return ""
-    moves = f"moves {size(fix.nbytes)}" if fix.nbytes else "moves nothing"
-    other = f"; the other way, {size(fix.other_nbytes)}" if fix.other_nbytes else ""
-    return f" ({moves}{other})"
+    return f" (moves {size(fix.nbytes)})" if fix.nbytes else " (moves nothing)"
 
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
@@ -170,7 +167,7 @@ class Edit:
     before: list[str] = field(default_factory=list)
     replaced: list[tuple[ast.AST, str]] = field(default_factory=list)
 
-    def fix(self, nbytes: int | None, other_nbytes: int | None = None) -> Fix:
+    def fix(self, nbytes: int | None) -> Fix:
         """The changes as a fix."""
         lines = self.frame.source.splitlines()
         start, end = self.stmt.lineno, self.stmt.end_lineno or self.stmt.lineno
@@ -183,7 +180,7 @@ class Edit:
         if self.replaced:
             code += _edited(lines[start - 1 : end], start, self.replaced)
         file, name = self.frame.filename, label(self.frame.filename)
-        return Fix("\n".join(code), where, start, end, file, name, nbytes, other_nbytes)
+        return Fix("\n".join(code), where, start, end, file, name, nbytes)
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

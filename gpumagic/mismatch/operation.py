@@ -13,9 +13,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
-from gpumagic.usercode.frames import FailedFrame, function_of, parents, statement
+from gpumagic.mismatch.operand import (
+    NAMED,
+    Part,
+    Reader,
+    device_of,
+    is_torch,
+    tensors_of,
+    words,
+)
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    function_of,
+    parents,
+    root,
+    statement,
+    stored,
+)
 from gpumagic.usercode.values import of_function
+from gpumagic.usercode.variables import names_read
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,8 @@ _KINDS = {
 }
 _WORKER = re.compile(
     r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
-    r"|CUDA error: initialization error|Storage device not recognized: cuda)",
+    r"|CUDA error: initialization error|Storage device not recognized: cuda)"
+    r"|only dense CPU tensors can be pinned",
     re.DOTALL,
 )
 
@@ -89,6 +106,7 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
 
 OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*OPERATIONS, ast.Assign)
+_BINDS = (ast.Assign, ast.AugAssign, ast.Expr, ast.For)
 # Functions that accept tensors of several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
@@ -244,6 +262,37 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
         else:
             queue += ast.iter_child_nodes(node)
     return list(found.values())
+
+
+# -- the code before
+def puts_home(tree: ast.AST, frame: FailedFrame) -> bool:
+    """Whether an expression puts a value on the CPU in so many words: `.cpu()`, `device="cpu"`."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        method = getattr(call.func, "attr", "")
+        said = [*call.args[: method == "to"]]
+        said += [keyword.value for keyword in call.keywords if keyword.arg == "device"]
+        # `device=x.device` follows another tensor.
+        named = [frame.scope.value(node) for node in said if not isinstance(node, ast.Attribute)]
+        if method == "cpu" or any(str(device_of(value)) == "cpu" for value in named):
+            return True
+    return False
+
+
+def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame) -> bool:
+    """Whether the code above a node's statement put on the CPU what expressions name."""
+    scope, stmt = function_of(node), statement(node)
+    names = {name for tree in named for name in names_read(tree)}
+    steps: list[Any] = [n for n in ast.walk(scope or node) if isinstance(n, _BINDS)]
+    steps = [n for n in steps if stmt and n.lineno < stmt.lineno and function_of(n) is scope]
+    for step in sorted(steps, key=lambda n: -n.lineno):
+        value = step.iter if isinstance(step, ast.For) else step.value
+        # `preds.append(…)`, `net.to("cpu")`
+        filled = {root(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
+        if names & (stored(getattr(step, "target", step)) | filled):
+            if puts_home(value, frame):
+                return True
+            names |= {*names_read(value)}
+    return False
 
 
 # -- the rest of the code
