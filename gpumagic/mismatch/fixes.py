@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
 from gpumagic.mismatch.operand import (
     FACTORIES,
-    TRANSFERS,
     Part,
     Reader,
-    arguments,
     device_of,
     full,
 )
@@ -32,6 +30,7 @@ from gpumagic.mismatch.operation import (
     meets,
     named_in,
     operation,
+    puts_home,
     sent_home,
     wants_one_device,
 )
@@ -69,7 +68,7 @@ def choose(found: Operation, message: Message) -> Choice | None:
         read = _read_on_host(found.node, leaves)
         return Choice("cpu", read, to_host=True) if read else None
     target = _table_on(found) if indexed else None
-    target = target or _written_on(found) or _left_home(found) or _heaviest(leaves)
+    target = target or _written_on(found) or _left_home(found) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index may be on the CPU, wherever its table is
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
@@ -108,25 +107,29 @@ def _written_on(found: Operation) -> str | None:
 
 def _left_home(found: Operation) -> str | None:
     """Return the CPU, if the code brought results there in so many words: the others follow."""
-    home = [part.node for part in found.parts if part.device == "cpu"]
-    model = any(map(_is_model, found.parts))
-    sent = home and not model and sent_home(home, found.node, found.reader.frame)
-    return "cpu" if sent else None
+    frame, home = found.reader.frame, [part for part in found.parts if part.device == "cpu"]
+    if any(_of_model(part, found.reader) for part in found.parts):
+        return None
+    named = [part.node for part in home]
+    said = any(puts_home(node, frame) for node in named) or sent_home(named, found.node, frame)
+    return "cpu" if said else None
 
 
-def _is_model(part: Part) -> bool:
-    return part.kind == "module" or type(part.value) is nn.Parameter
+def _of_model(part: Part, reader: Reader) -> bool:
+    """Whether it is a network, or what one returned."""
+    return part.kind == "module" or any(made.kind == "module" for made in named_in(part, reader))
 
 
-def _heaviest(leaves: tuple[Part, ...]) -> str:
-    """Return the device of a module or parameter, or with most bytes; a GPU before the CPU."""
+def _heaviest(found: Operation) -> str:
+    """Return the device of a network, or with most bytes; a GPU before the CPU."""
 
     def weight(device: str) -> tuple[bool, bool, int]:
-        here = [part for part in leaves if device in part.devices]
+        here = [part for part in found.parts if device in part.devices]
         sizes = {part.key: part.nbytes for part in here}
-        return device != "cpu", any(map(_is_model, here)), total(sizes.values()) or 0
+        model = any(_of_model(part, found.reader) for part in here)
+        return device != "cpu", model, total(sizes.values()) or 0
 
-    return max((device for part in leaves for device in part.devices), key=weight)
+    return max((device for part in found.parts for device in part.devices), key=weight)
 
 
 # -- where a fix goes, and how it names the device
@@ -407,8 +410,6 @@ def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[
         return near
     if part.factory:
         return near + with_device(part.node, site.frame, device)
-    if not to_host and (text := _without_transfer(part.node, site, device)):
-        return [(part.node, text)]
     value, owner = part.value, site.frame.scope.value(part.node)
     tracked = to_host and (value.requires_grad if value is not None else "detach(" not in part.text)
     detached = ".detach()" if tracked else ""
@@ -417,19 +418,6 @@ def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[
     else:
         text = moving(bracketed(part.node, part.text) + detached, device)
     return [*near, (part.node, text)]
-
-
-def _without_transfer(node: ast.expr, site: Site, device: str) -> str:
-    """Return an expression without the transfer that took it away: `a`, of `a.cpu() + b`."""
-    scope, reader = site.frame.scope, Reader(site.frame)
-    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in TRANSFERS:
-        return ""
-    if any(device_of(scope.value(argument)) is None for argument in arguments(node)):
-        return ""  # it changes the dtype too
-    owner: ast.expr = node.func.value  # type: ignore[attr-defined]
-    text, before = bracketed(owner, site.frame.text(owner)), reader.part(owner)
-    others = {part.device for part in site.at.parts if part.node is not node}
-    return text if before is not None and {before.device} == others else moving(text, device)
 
 
 def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
