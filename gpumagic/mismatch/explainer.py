@@ -129,9 +129,13 @@ def _module_call(
     now = map(within.scope.name, within.parameters)
     devices = {full(value.device) for value in now if issubclass(type(value), Tensor)}
     data = {part.device for part in call.parts if part.kind != "module"}
-    new = {part.kind for part in clash.parts if part.device == "cpu"} if clash else set()
-    one = all(_on_one(part, "cpu" if new == {"module"} else "") for part in call.parts)
-    return call if one and data and data <= devices else None
+    besides = "cpu" if clash and _layer_at_home(clash) else ""
+    whole = all(_on_one(part, besides) for part in call.parts)
+    return call if whole and data and data <= devices else None
+
+
+def _layer_at_home(clash: Operation) -> bool:
+    return {part.kind for part in clash.parts if part.device == "cpu"} == {"module"}
 
 
 def _on_one(part: Part, besides: str) -> bool:
@@ -193,12 +197,12 @@ def _registered(
 ) -> Fix | None:
     """Return the edit that lets `.to()` of a module, which has been called, move what is odd."""
     frames = [places[0][0], *outer]
-    done = [operation(f.failed, Reader(f)) for f in frames if f.failed is not None]
-    modules = [part for each in done if each for part in each.parts if part.kind == "module"]
-    if choice.target == "cpu" or not any(choice.target in part.devices for part in modules):
+    calls = [operation(f.failed, Reader(f)) for f in frames if f.failed is not None]
+    parts = [part for call in calls if call for part in call.parts if part.kind == "module"]
+    if choice.target == "cpu" or choice.target not in {d for p in parts for d in p.devices}:
         return None
-    tried = [(frame, [*odd, *extra]) for frame, odd in places if extra] + places
-    return next((fix for frame, odd in tried if (fix := register(odd, frame))), None)
+    tried = [*((frame, [*odd, *extra]) for frame, odd in places), *places]
+    return next(filter(None, (register(odd, frame) for frame, odd in tried)), None)
 
 
 # -- the rows

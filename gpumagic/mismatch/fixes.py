@@ -29,6 +29,7 @@ from gpumagic.mismatch.operation import (
     also_needed,
     meets,
     named_in,
+    nodes_around,
     operation,
     puts_home,
     sent_home,
@@ -67,12 +68,16 @@ def choose(found: Operation, message: Message) -> Choice | None:
     if message.kind in ("numpy", "host"):
         read = _read_on_host(found.node, leaves)
         return Choice("cpu", read, to_host=True) if read else None
-    target = _table_on(found) if indexed else None
-    target = target or _written_on(found) or _left_home(found) or _heaviest(found)
+    target = _target(found, indexed=indexed)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index may be on the CPU, wherever its table is
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
     return Choice(target, tuple(odd)) if odd else None
+
+
+def _target(found: Operation, *, indexed: bool) -> str:
+    table = _table_on(found) if indexed else None
+    return table or _written_on(found) or _left_home(found) or _heaviest(found)
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -230,17 +235,17 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 def _make_there(site: Site, target: str) -> Fix | None:
     """Return the fix in the calls that made the odd operands; None if another is better."""
-    frame, reader = site.frame, Reader(site.frame)
+    frame, reader, fixed = site.frame, Reader(site.frame), site.at.fixed
     named = [[p for p in named_in(odd, reader) if p.kind == "tensor"] for odd in site.odd]
     if any(len(parts) != 1 for parts in named):
         return None
     parts = {part.key: part for (part,) in named}
-    moved, fixed = dict.fromkeys(parts, target), site.at.fixed
+    moved = dict.fromkeys(parts, target)
     made = [_maker(part, moved, site.at, written=part is fixed) for part in parts.values()]
-    stmts = [stmt for stmt in made if stmt is not None]
+    stmts = sorted(filter(None, made), key=lambda stmt: stmt.lineno)
     if len(stmts) < len(made):
         return None
-    device = _written_device(site, target, min(stmts, key=lambda stmt: stmt.lineno))
+    device = _written_device(site, target, stmts[0])
     edit = around(frame, [edit for s in stmts for edit in with_device(s.value, frame, device)])
     return edit.fix(0) if edit else None
 
@@ -274,10 +279,8 @@ def _maker(part: Part, moved: dict[str, str], at: Operation, *, written: bool) -
 
 def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
     """Return the one statement in a node's function that makes a value, not of itself."""
-    scope = function_of(node)
-    stmts = [s for s in ast.walk(scope or node) if isinstance(s, ast.Assign)]
-    stmts = [s for s in stmts if _assigns(s, text) and function_of(s) is scope]
-    made = [s for s in stmts if not uses(s.value, text)]
+    stmts = [stmt for stmt in nodes_around(node, ast.Assign) if _assigns(stmt, text)]
+    made = [stmt for stmt in stmts if not uses(stmt.value, text)]
     return made[0] if len(made) == 1 else None
 
 
@@ -314,22 +317,28 @@ def _move(site: Site, choice: Choice) -> Fix | None:
 
     One line moves all operands that can be bound again; modules move once.
     """
-    frame, stmt, to_host = site.frame, statement(site.at.node), choice.to_host
-    if stmt is None or any(_stays(part, frame, stmt) for part in site.odd):
-        return None
-    if all(part.kind == "module" for part in site.odd):
-        stmt = before_loops(frame, stmt, [part.text for part in site.odd])
-    ways = _ways(site, stmt, once=to_host or _used_once(site))
-    if ways is None:
+    frame, stmt, to_host = site.frame, _before(site), choice.to_host
+    ways = _ways(site, stmt, once=to_host or _used_once(site)) if stmt is not None else None
+    if stmt is None or ways is None:
         return None
     above, standing = ways
     device = '"cpu"' if to_host else _written_device(site, choice.target, stmt)
-    # No edits: it is used further down only, where its own turn comes.
-    edits = {part.key: _moved(part, site, device, to_host=to_host) for part in standing}
-    moved = [*above, *(part for part in standing if edits[part.key])]
+    edits = [(part, _moved(part, site, device, to_host=to_host)) for part in standing]
+    # Without edits it is used further down only, where its own turn comes.
+    moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: 0 if part.factory else part.nbytes for part in moved}
-    edit = Edit(frame, stmt, _lines(above, device), [e for each in edits.values() for e in each])
+    edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
     return edit.fix(total(nbytes.values())) if moved else None
+
+
+def _before(site: Site) -> ast.stmt | None:
+    """Return the statement that a move must come before; None if none would be right."""
+    stmt = statement(site.at.node)
+    if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
+        return None
+    if any(part.kind != "module" for part in site.odd):
+        return stmt
+    return before_loops(site.frame, stmt, [part.text for part in site.odd])
 
 
 def _ways(site: Site, stmt: ast.stmt, *, once: bool) -> tuple[list[Part], list[Part]] | None:

@@ -7,11 +7,12 @@ to blame is never taken from them.
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gpumagic.mismatch.operand import (
     NAMED,
@@ -176,7 +177,7 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     more than one operand that cannot be known; if it must be `certain`, one.
     """
     reader = Reader(frame)
-    within = {_storage(tensor) for _, tensor in tensors_of(dict(frame.library))}
+    within = _storages(dict(frame.library))
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
@@ -187,11 +188,14 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     return found[0] if len(found) == 1 else None
 
 
-def _storage(tensor: Tensor) -> Any:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # sparse, or a subclass without one
-        return None
+def _storages(value: Any) -> set[Any]:
+    """Return what tells the memory of its tensors apart, if they have any."""
+    found = set()
+    for _, tensor in tensors_of(value):
+        # A sparse tensor has none, or a subclass.
+        with suppress(RuntimeError, NotImplementedError):
+            found.add(tensor.untyped_storage()._cdata)
+    return found
 
 
 def _evidence(
@@ -208,8 +212,7 @@ def _evidence(
         certain = all(part.kind != "unknown" for part in leaves)
         return _on_a_gpu(located, message.devices - {"cpu"}) if certain else ()
     if not direct and not done.calls_module:
-        seen = [{_storage(t) for _, t in tensors_of(p.value)} - {None} for p in located]
-        located = [part for part, storages in zip(located, seen, strict=True) if storages & within]
+        located = [part for part in located if _storages(part.value) & within]
     known = _devices(located)
     if len(known) > 1 and agree(message.devices, known):
         return tuple(located)
@@ -234,15 +237,16 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
     """Return the operands with the one that has gone, which is where the text says one must be."""
-    unknown = [part for part in leaves if not part.devices and part.value is None]
-    if any(part.factory for part in unknown):  # as with `nn.MSELoss()`, which has no tensors yet
-        unknown = [part for part in unknown if part.kind != "module"]
+    gone = [part for part in leaves if not part.devices and part.value is None]
+    if any(part.factory for part in gone):  # as with `nn.MSELoss()`, which has no tensors yet
+        gone = [part for part in gone if part.kind != "module"]
     rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
-    if not located or len(unknown) != 1 or len(rest) != 1:
+    if not located or len(gone) != 1 or len(rest) != 1:
         return ()
-    (gone,) = unknown
-    there = replace(gone, kind=gone.kind if gone.kind == "module" else "made", devices=rest)
-    return tuple(there if p is gone else p for p in leaves if p is gone or p in located)
+    kind = "module" if gone[0].kind == "module" else "made"
+    found = [*located, replace(gone[0], kind=kind, devices=rest)]
+    order = [part.node for part in leaves]
+    return tuple(sorted(found, key=lambda part: order.index(part.node)))
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
@@ -280,11 +284,9 @@ def puts_home(tree: ast.AST, frame: FailedFrame) -> bool:
 
 def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame) -> bool:
     """Whether the code above a node's statement put on the CPU what expressions name."""
-    scope, stmt = function_of(node), statement(node)
-    names = {name for tree in named for name in names_read(tree)}
-    steps: list[Any] = [n for n in ast.walk(scope or node) if isinstance(n, _BINDS)]
-    steps = [n for n in steps if stmt and n.lineno < stmt.lineno and function_of(n) is scope]
-    for step in sorted(steps, key=lambda n: -n.lineno):
+    names, first = {name for tree in named for name in names_read(tree)}, _first_line(node)
+    steps = [step for step in nodes_around(node, _BINDS) if step.lineno < first]
+    for step in sorted(steps, key=lambda step: -step.lineno):
         value = step.iter if isinstance(step, ast.For) else step.value
         # `preds.append(…)`, `net.to("cpu")`
         filled = {root(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
@@ -293,6 +295,18 @@ def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame) -> bo
                 return True
             names |= {*names_read(value)}
     return False
+
+
+def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
+    """Return the nodes of some kinds in a node's function, without the functions in it."""
+    scope = function_of(node)
+    found = ast.walk(scope) if scope is not None else ()
+    return [each for each in found if isinstance(each, kinds) and function_of(each) is scope]
+
+
+def _first_line(node: ast.AST) -> int:
+    stmt = statement(node)
+    return stmt.lineno if stmt is not None else 0
 
 
 # -- the rest of the code
@@ -334,17 +348,20 @@ def _clashes(
             names = [n for to in step.targets for n in ast.walk(to) if isinstance(n, NAMED)]
             moved |= dict.fromkeys(map(ast.unparse, names), part.device if part else None)
         elif step not in ran and wants_one_device(step, reader):
-            done = operation(step, reader)
-            leaves = [part for part in done.parts if not part.scalar] if done else []
+            leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
                 yield reader, [part for part in leaves if part.device in sources]
 
 
+def _leaves(step: ast.AST, reader: Reader) -> list[Part]:
+    """Return the operands of an operation that must be on one device."""
+    done = operation(step, reader)
+    return [part for part in done.parts if not part.scalar] if done else []
+
+
 def _steps(node: ast.AST) -> list[Any]:
     """Return the operations and assignments from a node's statement on, inner ones first."""
-    scope, stmt = function_of(node), statement(node)
-    found: list[Any] = [n for n in ast.walk(scope) if isinstance(n, _STEPS)] if scope else []
-    found = [n for n in found if stmt and n.lineno >= stmt.lineno and function_of(n) is scope]
+    found = [step for step in nodes_around(node, _STEPS) if step.lineno >= _first_line(node)]
     return sorted(found, key=lambda n: (n.end_lineno, n.end_col_offset, -n.lineno, -n.col_offset))
 
 

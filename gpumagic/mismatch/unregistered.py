@@ -42,14 +42,14 @@ class Unregistered:
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
         """Return the one statement of `__init__` that makes it, and that as it should be."""
-        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
+        nodes = [*ast.walk(frame.tree)] if frame.tree is not None else []
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls.__name__]
         text = f"self.{self.name}"
         stmts = [s for c in classes for s in ast.walk(c) if isinstance(s, ast.Assign)]
         made = [s for s in stmts if ast.unparse(s.targets[0]) == text and not uses(s.value, text)]
-        if len(made) != 1 or getattr(function_of(made[0]), "name", "") != "__init__":
-            return None
-        if isinstance(made[0].value, ast.Constant):  # `None`, until other code makes it
+        where = [getattr(function_of(stmt), "name", "") for stmt in made]
+        # `None`, until other code makes it
+        if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
             return None
         value = ast.get_source_segment(frame.source, made[0].value)
         return made[0], self.registered.format("self", self.name, value)
