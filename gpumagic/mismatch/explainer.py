@@ -44,7 +44,6 @@ from gpumagic.mismatch.operation import (
     also_needed,
     conflict,
     named_in,
-    operation,
     puts_home,
     read,
     result_clashes,
@@ -178,7 +177,11 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     # What a comprehension names is named by the function around it too.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
-    fix = _registered(places, extra, outer, choice)
+    fix = None
+    if choice.target != "cpu":
+        tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
+        fixes = (register(moved, each, choice.target) for each, moved in tried)
+        fix = next(filter(None, fixes), None)
     # An index is moved where it is used: the function's other uses of it stay as they are.
     fix = fix or write_fix(site, site if kind == "index" else above, choice)
     # What moves in a function does not move in the code that called it.
@@ -187,22 +190,6 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
         fix = None
     why = _reason(clash.parts, places, kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
-
-
-def _registered(
-    places: list[tuple[FailedFrame, list[Part]]],
-    extra: list[Part],
-    outer: list[FailedFrame],
-    choice: Choice,
-) -> Fix | None:
-    """Return the edit that lets `.to()` of a module, which has been called, move what is odd."""
-    frames = [places[0][0], *outer]
-    calls = [operation(f.failed, Reader(f)) for f in frames if f.failed is not None]
-    parts = [part for call in calls if call for part in call.parts if part.kind == "module"]
-    if choice.target == "cpu" or choice.target not in {d for p in parts for d in p.devices}:
-        return None
-    tried = [*((frame, [*odd, *extra]) for frame, odd in places), *places]
-    return next(filter(None, (register(odd, frame) for frame, odd in tried)), None)
 
 
 # -- the rows
