@@ -17,12 +17,19 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from gpumagic import faults
-from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
+from gpumagic.mismatch.explanation import (
+    Edit,
+    Explanation,
+    Fix,
+    Operand,
+    before_loops,
+    can_precede,
+    expression,
+    total,
+)
 from gpumagic.mismatch.fixes import (
     Choice,
     Site,
-    before_loops,
-    can_precede,
     choose,
     climb,
     with_device,
@@ -44,7 +51,6 @@ from gpumagic.mismatch.operation import (
     also_needed,
     conflict,
     named_in,
-    puts_home,
     read,
     result_clashes,
     sent_home,
@@ -166,7 +172,7 @@ def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
 def _stays_home(frame: FailedFrame) -> bool:
     """Whether a placed cell would bring an operand to the CPU too, because its code says so."""
     node = frame.failed
-    return node is not None and (puts_home(node, frame) or sent_home([node], node, frame))
+    return node is not None and sent_home([node], node, frame, made=True)
 
 
 def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:

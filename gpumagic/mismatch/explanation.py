@@ -10,7 +10,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.frames import FailedFrame, loops_around, root, statement, stored
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,9 @@ def bracketed(node: ast.AST, text: str) -> str:
     return text if isinstance(node, _ATOMS) and not text.startswith(("-", "~")) else f"({text})"
 
 
+NEAR = 12  # lines that one edit may be about
+
+
 @dataclass
 class Edit:
     """Changes around one statement."""
@@ -181,6 +184,30 @@ class Edit:
             code += _edited(lines[start - 1 : end], start, self.replaced)
         file, name = self.frame.filename, label(self.frame.filename)
         return Fix("\n".join(code), where, start, end, file, name, nbytes)
+
+
+def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
+    """Return the edit of some statements; None if they are far apart."""
+    stmts = [stmt for node, _ in edits if (stmt := statement(node)) is not None]
+    stmts.sort(key=lambda stmt: stmt.lineno)
+    near = stmts and stmts[-1].lineno - stmts[0].lineno <= NEAR
+    return Edit(frame, stmts[0], replaced=edits) if near else None
+
+
+def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether a line put before `stmt` runs each time just before its code."""
+    line = frame.source.splitlines()[stmt.lineno - 1]
+    if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
+        return False  # `if ready: y = net(x)`, `a; b`
+    return not isinstance(stmt, (ast.While, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
+    """Return the outermost loop around a statement, if a line before it may use `texts`."""
+    loops = loops_around(stmt)
+    names = {root(text) for text in texts}
+    once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
+    return loops[-1] if once else stmt
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

@@ -14,7 +14,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
+from gpumagic.mismatch.explanation import (
+    NEAR,
+    Edit,
+    Fix,
+    around,
+    before_loops,
+    bracketed,
+    can_precede,
+    total,
+)
 from gpumagic.mismatch.operand import (
     FACTORIES,
     Part,
@@ -31,7 +40,6 @@ from gpumagic.mismatch.operation import (
     named_in,
     nodes_around,
     operation,
-    puts_home,
     sent_home,
     wants_one_device,
 )
@@ -43,13 +51,11 @@ from gpumagic.usercode.frames import (
     parents,
     root,
     statement,
-    stored,
     uses,
 )
 from gpumagic.usercode.values import contents, own
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
-_NEAR = 12  # lines
 
 
 # -- what moves
@@ -116,8 +122,7 @@ def _left_home(found: Operation) -> str | None:
     if any(_of_model(part, found.reader) for part in found.parts):
         return None
     named = [part.node for part in home]
-    said = any(puts_home(node, frame) for node in named) or sent_home(named, found.node, frame)
-    return "cpu" if said else None
+    return "cpu" if sent_home(named, found.node, frame, made=False) else None
 
 
 def _of_model(part: Part, reader: Reader) -> bool:
@@ -209,14 +214,6 @@ def _bound_later(line: ast.stmt, frame: FailedFrame) -> set[str]:
     return {n.id for n in bound} - known
 
 
-def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether a line put before `stmt` runs each time just before its code."""
-    line = frame.source.splitlines()[stmt.lineno - 1]
-    if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
-        return False  # `if ready: y = net(x)`, `a; b`
-    return not isinstance(stmt, (ast.While, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-
-
 # -- the edits
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     """Return the edit, in the outermost frame that has the operands; None if none is right."""
@@ -248,14 +245,6 @@ def _make_there(site: Site, target: str) -> Fix | None:
     device = _written_device(site, target, stmts[0])
     edit = around(frame, [edit for s in stmts for edit in with_device(s.value, frame, device)])
     return edit.fix(0) if edit else None
-
-
-def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
-    """Return the edit of some statements; None if they are far apart."""
-    stmts = [stmt for node, _ in edits if (stmt := statement(node)) is not None]
-    stmts.sort(key=lambda stmt: stmt.lineno)
-    near = stmts and stmts[-1].lineno - stmts[0].lineno <= _NEAR
-    return Edit(frame, stmts[0], replaced=edits) if near else None
 
 
 def _maker(part: Part, moved: dict[str, str], at: Operation, *, written: bool) -> ast.Assign | None:
@@ -302,14 +291,6 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
         return [(node, moving(text, device))]
     inside = text[:-1].rstrip().rstrip(",")
     return [(node, f"{inside}{'' if inside.endswith('(') else ', '}device={device})")]
-
-
-def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
-    """Return the outermost loop around a statement, if a line before it may use `texts`."""
-    loops = loops_around(stmt)
-    names = {root(text) for text in texts}
-    once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
-    return loops[-1] if once else stmt
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
@@ -449,7 +430,7 @@ def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]
     """Return the uses, in the next few lines, of a tensor that cannot be bound again, moved."""
     stmt: Any = statement(site.at.node)
     itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
-    lines, found = range(stmt.lineno, stmt.end_lineno + _NEAR + 1), list[ast.expr]()
+    lines, found = range(stmt.lineno, stmt.end_lineno + NEAR + 1), list[ast.expr]()
     for use in uses(function_of(stmt) or stmt, part.key):
         parent = next(p for p in parents(use) if not isinstance(p, ast.keyword))
         clashes = isinstance(parent, OPERATIONS) and wants_one_device(parent, Reader(site.frame))

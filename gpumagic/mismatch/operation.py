@@ -18,6 +18,7 @@ from gpumagic.mismatch.operand import (
     NAMED,
     Part,
     Reader,
+    arguments,
     device_of,
     is_torch,
     tensors_of,
@@ -269,31 +270,37 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
 
 
 # -- the code before
-def puts_home(tree: ast.AST, frame: FailedFrame) -> bool:
-    """Whether an expression puts a value on the CPU in so many words: `.cpu()`, `device="cpu"`."""
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        method = getattr(call.func, "attr", "")
-        said = [*call.args[: method == "to"]]
-        said += [keyword.value for keyword in call.keywords if keyword.arg == "device"]
-        # `device=x.device` follows another tensor.
-        named = [frame.scope.value(node) for node in said if not isinstance(node, ast.Attribute)]
-        if method == "cpu" or any(str(device_of(value)) == "cpu" for value in named):
-            return True
-    return False
+def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame, *, made: bool) -> bool:
+    """Whether expressions, or the code above that made their values, say that they are on the CPU.
 
-
-def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame) -> bool:
-    """Whether the code above a node's statement put on the CPU what expressions name."""
-    names, first = {name for tree in named for name in names_read(tree)}, _first_line(node)
+    As in `.cpu()`; also in `device="cpu"`, if what is only `made` there counts.
+    """
+    trees = list(named)
+    if any(_says_cpu(tree, frame, made) for tree in trees):
+        return True
+    names, first = {name for tree in trees for name in names_read(tree)}, _first_line(node)
     steps = [step for step in nodes_around(node, _BINDS) if step.lineno < first]
     for step in sorted(steps, key=lambda step: -step.lineno):
         value = step.iter if isinstance(step, ast.For) else step.value
         # `preds.append(…)`, `net.to("cpu")`
         filled = {root(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
         if names & (stored(getattr(step, "target", step)) | filled):
-            if puts_home(value, frame):
+            if _says_cpu(value, frame, made):
                 return True
             names |= {*names_read(value)}
+    return False
+
+
+def _says_cpu(tree: ast.AST, frame: FailedFrame, made: bool) -> bool:
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        method = getattr(call.func, "attr", "")
+        given = arguments(call) if method == "to" else []
+        if made:
+            given += [keyword.value for keyword in call.keywords if keyword.arg == "device"]
+        # `device=x.device` follows another tensor.
+        said = [frame.scope.value(each) for each in given if not isinstance(each, ast.Attribute)]
+        if method == "cpu" or any(str(device_of(value)) == "cpu" for value in said):
+            return True
     return False
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Fix
-from gpumagic.mismatch.fixes import around
+from gpumagic.mismatch.explanation import Fix, around
 from gpumagic.mismatch.operand import Part, full
 from gpumagic.usercode.frames import FailedFrame, function_of, uses
 from gpumagic.usercode.values import MISSING, contents, own

@@ -73,6 +73,7 @@ HOME = [
     ),
     ("model.to('cpu')\nout = model(X)", "model.to(dev)"),
     ("ones = torch.ones(64, device='cpu')\nsame(ones, y)", "same(ones.to(dev), y)"),
+    ("ones = torch.ones(64, device='cpu')\nz = ones * y", "z = ones.to(dev) * y"),
 ]
 
 
