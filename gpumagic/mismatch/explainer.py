@@ -131,12 +131,15 @@ def _module_call(
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
-    now = map(within.scope.name, within.parameters)
-    devices = {full(value.device) for value in now if issubclass(type(value), Tensor)}
     data = {part.device for part in call.parts if part.kind != "module"}
     besides = "cpu" if clash and _layer_at_home(clash) else ""
     whole = all(_on_one(part, besides) for part in call.parts)
-    return call if whole and data and data <= devices else None
+    return call if whole and data and data <= _given_devices(within) else None
+
+
+def _given_devices(frame: FailedFrame) -> set[str]:
+    now = map(frame.scope.name, frame.parameters)
+    return {full(value.device) for value in now if issubclass(type(value), Tensor)}
 
 
 def _layer_at_home(clash: Operation) -> bool:

@@ -258,7 +258,7 @@ def _maker(part: Part, moved: dict[str, str], at: Operation, *, written: bool) -
     if made is None or call is None or not call.factory:
         return None
     deeper = len(loops_around(node)) > len(loops_around(made))
-    adds = written or (deeper and _assigns(statement(node), part.text))
+    adds = written or (deeper and assigns(statement(node), part.text))
     starts = ((call.node, replace(call, devices=part.devices)), (node, part))
     clashes = any(
         meets(frame, start, [odd], {**moved, odd.key: target}, target) for start, odd in starts
@@ -268,12 +268,13 @@ def _maker(part: Part, moved: dict[str, str], at: Operation, *, written: bool) -
 
 def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
     """Return the one statement in a node's function that makes a value, not of itself."""
-    stmts = [stmt for stmt in nodes_around(node, ast.Assign) if _assigns(stmt, text)]
+    stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
     return made[0] if len(made) == 1 else None
 
 
-def _assigns(stmt: ast.stmt | None, text: str) -> bool:
+def assigns(stmt: ast.AST | None, text: str) -> bool:
+    """Whether it is a statement that binds a name, attribute or item."""
     return isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]) == text
 
 
@@ -299,8 +300,10 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     One line moves all operands that can be bound again; modules move once.
     """
     frame, stmt, to_host = site.frame, _before(site), choice.to_host
-    ways = _ways(site, stmt, once=to_host or _used_once(site)) if stmt is not None else None
-    if stmt is None or ways is None:
+    if stmt is None:
+        return None
+    ways = _ways(site, stmt, once=to_host or _used_once(site))
+    if ways is None:
         return None
     above, standing = ways
     device = '"cpu"' if to_host else _written_device(site, choice.target, stmt)

@@ -238,9 +238,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
     """Return the operands with the one that has gone, which is where the text says one must be."""
-    gone = [part for part in leaves if not part.devices and part.value is None]
-    if any(part.factory for part in gone):  # as with `nn.MSELoss()`, which has no tensors yet
-        gone = [part for part in gone if part.kind != "module"]
+    gone = _gone(leaves)
     rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
     if not located or len(gone) != 1 or len(rest) != 1:
         return ()
@@ -248,6 +246,13 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
     found = [*located, replace(gone[0], kind=kind, devices=rest)]
     order = [part.node for part in leaves]
     return tuple(sorted(found, key=lambda part: order.index(part.node)))
+
+
+def _gone(leaves: list[Part]) -> list[Part]:
+    gone = [part for part in leaves if not part.devices and part.value is None]
+    if any(part.factory for part in gone):  # as with `nn.MSELoss()`, which has no tensors yet
+        gone = [part for part in gone if part.kind != "module"]
+    return gone
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
@@ -352,12 +357,16 @@ def _clashes(
     for step in _steps(node):
         if isinstance(step, ast.Assign):
             part = reader.part(step.value)
-            names = [n for to in step.targets for n in ast.walk(to) if isinstance(n, NAMED)]
-            moved |= dict.fromkeys(map(ast.unparse, names), part.device if part else None)
+            moved |= dict.fromkeys(_targets(step), part.device if part else None)
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
                 yield reader, [part for part in leaves if part.device in sources]
+
+
+def _targets(stmt: ast.Assign) -> list[str]:
+    nodes = [node for to in stmt.targets for node in ast.walk(to)]
+    return [ast.unparse(node) for node in nodes if isinstance(node, NAMED)]
 
 
 def _leaves(step: ast.AST, reader: Reader) -> list[Part]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix, around
+from gpumagic.mismatch.fixes import assigns
 from gpumagic.mismatch.operand import Part, full
 from gpumagic.usercode.frames import FailedFrame, function_of, uses
 from gpumagic.usercode.values import MISSING, contents, own
@@ -46,12 +47,11 @@ class Unregistered:
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
         """Return the one statement of `__init__` that makes it, and that as it should be."""
-        nodes = [*ast.walk(frame.tree)] if frame.tree is not None else []
-        cls = type(self.module).__name__
+        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
+        cls, text = type(self.module).__name__, f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == cls]
-        text = f"self.{self.name}"
-        stmts = [s for c in classes for s in ast.walk(c) if isinstance(s, ast.Assign)]
-        made = [s for s in stmts if ast.unparse(s.targets[0]) == text and not uses(s.value, text)]
+        inner: list[Any] = [node for each in classes for node in ast.walk(each)]
+        made = [node for node in inner if assigns(node, text) and not uses(node.value, text)]
         where = [getattr(function_of(stmt), "name", "") for stmt in made]
         # `None`, until other code makes it
         if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
