@@ -133,7 +133,7 @@ def _module_call(
         return None
     data = {part.device for part in call.parts if part.kind != "module"}
     besides = "cpu" if clash and _layer_at_home(clash) else ""
-    whole = all(_on_one(part, besides) for part in call.parts)
+    whole = all(_moves_whole(part, besides) for part in call.parts)
     return call if whole and data and data <= _given_devices(within) else None
 
 
@@ -146,13 +146,10 @@ def _layer_at_home(clash: Operation) -> bool:
     return {part.kind for part in clash.parts if part.device == "cpu"} == {"module"}
 
 
-def _on_one(part: Part, besides: str) -> bool:
+def _moves_whole(part: Part, besides: str) -> bool:
     """Whether `.to()` moves all of an operand, which is on one device, `besides` apart."""
-    return len({*part.devices} - {besides}) < 2 and _moves_whole(part)
-
-
-def _moves_whole(part: Part) -> bool:
-    """Whether `.to()` of a module moves all of its tensors."""
+    if len({*part.devices} - {besides}) > 1:
+        return False
     if part.kind != "module" or part.value is None:
         return True
     moving = [*nn.Module.parameters(part.value), *nn.Module.buffers(part.value)]
@@ -186,11 +183,9 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     # What a comprehension names is named by the function around it too.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
-    fix = None
-    if choice.target != "cpu":
-        tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
-        fixes = (register(moved, each, choice.target) for each, moved in tried)
-        fix = next(filter(None, fixes), None)
+    tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
+    fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
+    fix = next(filter(None, fixes), None)
     # An index is moved where it is used: the function's other uses of it stay as they are.
     fix = fix or write_fix(site, site if kind == "index" else above, choice)
     # What moves in a function does not move in the code that called it.

@@ -83,7 +83,7 @@ def choose(found: Operation, message: Message) -> Choice | None:
 
 def _target(found: Operation, *, indexed: bool) -> str:
     table = _table_on(found) if indexed else None
-    return table or _written_on(found) or _left_home(found) or _heaviest(found)
+    return table or _written_on(found) or _left_home(found) or _heaviest(found.parts)
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -118,28 +118,23 @@ def _written_on(found: Operation) -> str | None:
 
 def _left_home(found: Operation) -> str | None:
     """Return the CPU, if the code brought results there in so many words: the others follow."""
-    frame, home = found.reader.frame, [part for part in found.parts if part.device == "cpu"]
-    if any(_of_model(part, found.reader) for part in found.parts):
+    if any(part.kind == "module" for part in found.parts):
         return None
-    named = [part.node for part in home]
+    named = [part.node for part in found.parts if part.device == "cpu"]
+    frame = found.reader.frame
     return "cpu" if sent_home(named, found.node, frame, made=False) else None
 
 
-def _of_model(part: Part, reader: Reader) -> bool:
-    """Whether it is a network, or what one returned."""
-    return part.kind == "module" or any(made.kind == "module" for made in named_in(part, reader))
-
-
-def _heaviest(found: Operation) -> str:
-    """Return the device of a network, or with most bytes; a GPU before the CPU."""
+def _heaviest(leaves: tuple[Part, ...]) -> str:
+    """Return the device of a module, or with most bytes; a GPU before the CPU."""
 
     def weight(device: str) -> tuple[bool, bool, int]:
-        here = [part for part in found.parts if device in part.devices]
+        here = [part for part in leaves if device in part.devices]
         sizes = {part.key: part.nbytes for part in here}
-        model = any(_of_model(part, found.reader) for part in here)
+        model = any(part.kind == "module" for part in here)
         return device != "cpu", model, total(sizes.values()) or 0
 
-    return max((device for part in found.parts for device in part.devices), key=weight)
+    return max((device for part in leaves for device in part.devices), key=weight)
 
 
 # -- where a fix goes, and how it names the device

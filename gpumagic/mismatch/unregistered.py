@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix, around
 from gpumagic.mismatch.fixes import assigns
-from gpumagic.mismatch.operand import Part, full
+from gpumagic.mismatch.operand import Part
 from gpumagic.usercode.frames import FailedFrame, function_of, uses
 from gpumagic.usercode.values import MISSING, contents, own
 
@@ -23,7 +23,7 @@ class Unregistered:
     """An attribute of a module, as code of its class names it."""
 
     owner: str
-    module: nn.Module
+    cls: type
     name: str
     kind: type
     registered: str
@@ -40,15 +40,10 @@ class Unregistered:
             f"{code} in __init__, then make the module again"
         )
 
-    def may_move(self, target: str) -> bool:
-        """Whether `.to()` of the module may have moved its tensors to a device."""
-        tensors = [*nn.Module.parameters(self.module), *nn.Module.buffers(self.module)]
-        return not tensors or target in {full(tensor.device) for tensor in tensors}
-
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
         """Return the one statement of `__init__` that makes it, and that as it should be."""
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
-        cls, text = type(self.module).__name__, f"self.{self.name}"
+        cls, text = self.cls.__name__, f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
         made = [node for node in inner if assigns(node, text) and not uses(node.value, text)]
@@ -71,7 +66,7 @@ def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
         for name, held in attributes.items():
             better = None if name.startswith("_") else _registered(held, odd)
             if better:
-                return Unregistered(owner, module, name, type(held), better)
+                return Unregistered(owner, type(module), name, type(held), better)
     return None
 
 
@@ -91,13 +86,10 @@ def _registered(held: Any, odd: set[int]) -> str | None:
     return None
 
 
-def register(parts: list[Part], frame: FailedFrame, target: str) -> Fix | None:
-    """Return the edit that registers all of these operands; None if no one edit does.
-
-    Nor for a module that has other tensors, and all of them elsewhere than on `target`.
-    """
+def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
+    """Return the edit that registers all of these operands; None if no one edit does."""
     found = [unregistered(part, frame) for part in parts]
-    edits = [each.edit(frame) if each and each.may_move(target) else None for each in found]
+    edits = [each.edit(frame) if each else None for each in found]
     done = [edit for edit in edits if edit is not None]
     edit = around(frame, done) if done and len(done) == len(edits) else None
     return edit.fix(0) if edit else None
