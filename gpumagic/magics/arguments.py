@@ -130,7 +130,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
             yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
         if words and flag in magic.alone:
             word = words if isinstance(words, str) else words[0]
-            yield f"with {flag}, nothing else is named; leave out {word}"
+            yield f"{flag} and {word} do not combine; leave out one of them"
     for group in magic.excludes:
         if len(both := [flag for flag in group if flag in given]) > 1:
             yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
