@@ -2,4 +2,4 @@
 
 from gpumagic.display import table
 
-table.register("gpumagic.numerics.diff_result.NumericDiff", "gpumagic.numerics.diff_result")
+table.register("gpumagic.numerics.numeric_diff.NumericDiff", "gpumagic.numerics.numeric_diff")

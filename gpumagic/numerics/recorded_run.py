@@ -26,6 +26,7 @@ from gpumagic.usercode.files import user_frame
 _MOST = 2**29
 # Fused kernels, which the CPU does not have.
 _FUSED = ("attention", "rnn", "lstm", "gru")
+_CHOSEN = {"aten.argmax": torch.amax, "aten.argmin": torch.amin}
 
 
 @dataclass(eq=False)
@@ -37,13 +38,10 @@ class RecordedOperation:
     shapes: tuple[torch.Size, ...] = ()  # of its inputs
     at: tuple[CodeType, int] | None = None  # the user's instruction; for a backward, the forward's
     backward: bool = False
-    numbers: list[Any] = field(default_factory=list)  # that it is called with
     results: list[Tensor] = field(default_factory=list)  # copies on the host
-    rows: Tensor | None = None  # from which argmax and argmin choose
-    random: bool = False
     empty: bool = False  # it allocates memory that it does not write
     gap: Any = None  # to the same operation of the other run
-    block: Any = None  # the different operations of both runs, if there is no same one
+    instead: Any = None  # the different operations of both runs, if there is no same one
 
 
 class Recorder(TorchDispatchMode):
@@ -71,7 +69,7 @@ class Recorder(TorchDispatchMode):
             written = [
                 given.get(p.name) for p in parameters if p.alias_info and p.alias_info.is_write
             ]
-            self._record(func, given, _tensors(written), _tensors(result), draws)
+            self._record(str(func).removesuffix(".default"), given, _tensors(written), result)
         return result
 
     def add_variables(self, variables: Iterable[tuple[str, Any]]) -> None:
@@ -83,28 +81,17 @@ class Recorder(TorchDispatchMode):
             if tensors:
                 self._keep(RecordedOperation(name, self._writers(tensors)), tensors)
 
-    def _record(
-        self,
-        func: Any,
-        given: dict[str, Any],
-        writes: list[Tensor],
-        makes: list[Tensor],
-        draws: bool,
-    ) -> None:
+    def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
         at, backward = self._line()
-        name, reads = str(func).removesuffix(".default"), _tensors(given)
+        reads = _tensors(given)
         # A view of an input has no numbers of its own.
         old = {_storage(each) for each in reads if name != "aten.lift_fresh"}
-        makes = [each for each in makes if _storage(each) not in old]
+        makes = [each for each in _tensors(result) if _storage(each) not in old]
         if not makes and not writes:
             return
         shapes = tuple(each.shape for each in reads)
         made = RecordedOperation(name, self._writers(reads), shapes, at, backward)
-        made.numbers = [x for x in tree_leaves(given) if isinstance(x, (int, float, complex))]
-        made.random = draws or any(given[key] for key in given if key.startswith("dropout"))
         made.empty = name.startswith(("aten.empty", "aten.new_empty"))
-        if name in ("aten.argmax", "aten.argmin"):
-            made.rows = _rows(reads[0].to("cpu", copy=True), given.get("dim"))
         for each in (*makes, *writes):
             storage = each.untyped_storage()
             is_whole = each.numel() * each.element_size() == storage.nbytes()
@@ -113,6 +100,9 @@ class Recorder(TorchDispatchMode):
         if made.empty:
             for each in makes:
                 each.fill_(self._unwritten)
+        if name in _CHOSEN:  # a tie is one if the chosen numbers agree
+            dim = given.get("dim")
+            makes.append(_CHOSEN[name](reads[0], () if dim is None else dim))
         self._keep(made, [] if made.empty else [*writes, *makes])
 
     def _keep(self, made: RecordedOperation, results: list[Tensor]) -> None:
@@ -154,11 +144,6 @@ def _tensors(value: Any) -> list[Tensor]:
     """Return the tensors with numbers in one storage."""
     found = (each for each in tree_leaves(value) if isinstance(each, Tensor))
     return [t for t in found if t.layout is torch.strided and not (t.is_meta or t.is_quantized)]
-
-
-def _rows(tensor: Tensor, dim: int | None) -> Tensor:
-    moved = tensor.reshape(1, -1) if dim is None else tensor.movedim(dim, -1)
-    return moved.reshape(-1, moved.shape[-1])
 
 
 def _draw(func: Any, args: Any, kwargs: Any) -> Any:

@@ -83,7 +83,7 @@ y = h.sum(0)""",
 w = x.clone().requires_grad_()
 Square.apply(w).sum().backward()
 g = w.grad * 1""",
-        "called with 2 on cpu, 3 on cuda:1",
+        "`gradient * x * factor` (aten.mul.Tensor)",
     ),
     "softmax that overflows": (
         HALF,
@@ -173,14 +173,14 @@ y = torch.log(one) * 1e7  # here""",
 h = torch.tensor([[1.0, 1.001, 0.5], [2.0, 1.0, 0.0]])
 best = h.argmax(1)  # here
 y = best + 1""",
-        "a tie",
+        "agree but for a choice",
     ),
     "topk of a tie": (
         BRAIN,
         """
 h = torch.tensor([[1.0, 1.001, 3.0]])
 values, places = h.topk(2)  # here""",
-        "a tie",
+        "agree but for a choice",
     ),
     "memory that nothing has written": (
         DEVICES,
