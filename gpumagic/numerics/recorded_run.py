@@ -26,7 +26,6 @@ from gpumagic.usercode.files import user_frame
 _MOST = 2**29
 # Fused kernels, which the CPU does not have.
 _FUSED = ("attention", "rnn", "lstm", "gru")
-_CHOSEN = {"aten.argmax": torch.amax, "aten.argmin": torch.amin}
 
 
 @dataclass(eq=False)
@@ -75,10 +74,7 @@ class Recorder(TorchDispatchMode):
     def add_variables(self, variables: Iterable[tuple[str, Any]]) -> None:
         """Record what the code has assigned."""
         for name, value in variables:
-            is_module = isinstance(value, torch.nn.Module)
-            leaves = tree_leaves(list(value.parameters()) if is_module else value)
-            tensors = _tensors([torch.tensor(x) if type(x) is float else x for x in leaves])
-            if tensors:
+            if tensors := _tensors(value):
                 self._keep(RecordedOperation(name, self._writers(tensors)), tensors)
 
     def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
@@ -100,9 +96,6 @@ class Recorder(TorchDispatchMode):
         if made.empty:
             for each in makes:
                 each.fill_(self._unwritten)
-        if name in _CHOSEN:  # a tie is one if the chosen numbers agree
-            dim = given.get("dim")
-            makes.append(_CHOSEN[name](reads[0], () if dim is None else dim))
         self._keep(made, [] if made.empty else [*writes, *makes])
 
     def _keep(self, made: RecordedOperation, results: list[Tensor]) -> None:
