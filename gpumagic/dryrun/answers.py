@@ -28,14 +28,10 @@ from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
 from gpumagic.dryrun.count_operators import Crossings
 from gpumagic.dryrun.fakes import (
-    Fakes,
-    LazyBuffer,
-    LazyParameter,
     NotKnown,
     Stopped,
     host_value,
     is_real,
-    new_lazy,
     set_data,
     suspended,
 )
@@ -177,7 +173,6 @@ _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: set_data(*args)  #
 
 
 def install(
-    mode: Fakes,
     calls: Calls,
     note: Callable[[str], object],
     wait: Callable[..., object],
@@ -202,8 +197,7 @@ def install(
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
         # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.
         (torch.utils, "swap_tensors", set_data),
-        (UninitializedParameter, "__new__", new_lazy(mode, LazyParameter)),
-        (UninitializedBuffer, "__new__", new_lazy(mode, LazyBuffer)),
+        *((kind, "__new__", _no_lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
         (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
         (torch, "save", left_out("torch.save")),
@@ -233,6 +227,10 @@ def install(
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
+
+
+def _no_lazy(*args: Any, **kwargs: Any) -> None:
+    raise Stopped("a lazy module has no dry run: its shapes are not known yet")
 
 
 # Of a batch; the others are taken to be like these.

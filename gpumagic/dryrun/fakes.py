@@ -21,14 +21,13 @@ import torch
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpumagic.display.units import many
 from gpumagic.dryrun.result import Assigned
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.placement import placement
 from gpumagic.usercode.files import UserLine, innermost
 
 raised: list["Stopped"] = []
@@ -237,10 +236,8 @@ class Fakes(FakeTensorMode):
         self._kept.append(fake)
 
     def _fake_of(self, tensor: Tensor) -> Any:
-        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-            kind = LazyParameter if isinstance(tensor, UninitializedParameter) else LazyBuffer
-            data = tensor.data
-            return new_lazy(self, kind)(kind, tensor.requires_grad, data.device, data.dtype)
+        if is_lazy(tensor):
+            raise NotImplementedError("its shape is not known yet")
         if type(tensor) is not Tensor and not isinstance(tensor, (nn.Parameter, nn.Buffer)):
             raise NotImplementedError("it is no plain tensor")
         with suspended():
@@ -298,41 +295,3 @@ class _Cut(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.tracked()
         return None, None
-
-
-class LazyParameter(UninitializedParameter, FakeTensor):
-    """A fake whose shape is not known yet; torch's `materialize` makes it an ordinary one."""
-
-    cls_to_become = FakeTensor
-    shape = torch.Tensor.shape  # UninitializedParameter has none
-
-
-class LazyBuffer(UninitializedBuffer, FakeTensor):
-    """The same for a buffer."""
-
-    cls_to_become = FakeTensor
-    shape = torch.Tensor.shape
-
-
-def new_lazy(mode: Fakes, kind: type[FakeTensor]) -> Callable[..., Any]:
-    """Return the function that replaces `__new__` of the class that `kind` imitates."""
-
-    def new(
-        cls: Any,
-        requires_grad: bool = kind is LazyParameter,
-        device: Any = None,
-        dtype: Any = None,
-        persistent: bool = True,
-    ) -> Any:
-        holds = placement()
-        if device is None and holds is not None and not holds.overruled():
-            device = holds.device
-        with mode:
-            made: Any = torch.empty(0, device=device, dtype=dtype)
-            if kind is LazyParameter:
-                made = made.detach().requires_grad_(requires_grad)
-                made._is_param = True
-        made.__class__ = kind
-        return made
-
-    return new

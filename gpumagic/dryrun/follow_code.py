@@ -143,7 +143,7 @@ class _Following:
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
-        install(mode, calls, self.note, self._waited, self._held, before.virtual)
+        install(calls, self.note, self._waited, self._held, before.virtual)
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():

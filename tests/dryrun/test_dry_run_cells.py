@@ -75,11 +75,14 @@ def test_of_a_large_batch_some_samples_are_asked_for(notebook):
     assert assigned(result)["b"] == ("int64[5000]", "cuda:1")
 
 
-def test_lazy_modules_and_modules_moved_in_the_cell(notebook):
+def test_modules_moved_in_the_cell_are_followed_and_lazy_ones_are_not(notebook):
+    lazy = dry(notebook, "lazy = nn.LazyLinear(7)\nout = lazy(X)")
+    assert "a lazy module has no dry run" in str(lazy)
+    assert not lazy.error
     result = dry(
         notebook,
-        "lazy = nn.Sequential(nn.LazyLinear(7), nn.LazyBatchNorm1d())\n"
-        "out = lazy(X); lazy.to('cuda:0'); there = lazy(X.cuda(0))\n"
+        "moved = nn.Linear(20, 7)\n"
+        "out = moved(X); moved.to('cuda:0'); there = moved(X.cuda(0))\n"
         "class Net(nn.Module):\n"
         "    def __init__(self): super().__init__(); self.scale = torch.ones(20)\n"
         "    def forward(self, x): return x * self.scale\n"
@@ -89,7 +92,7 @@ def test_lazy_modules_and_modules_moved_in_the_cell(notebook):
     found = assigned(result)
     assert found["out"] == ("float32[64, 7]", "cuda:1")
     assert found["there"] == ("float32[64, 7]", "cuda:0")
-    assert found["lazy"][1] == "cuda:0"
+    assert found["moved"][1] == "cuda:0"
     assert found["scaled"] == ("float32[64, 20]", "cuda:1")
 
 
