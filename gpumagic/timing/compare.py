@@ -60,11 +60,6 @@ class Progress:
         count = f"{self.done + 1} of {self.total}" if self.total > 1 else ""
         return " · ".join(filter(None, (*parts, self.stage, count)))
 
-    @property
-    def share(self) -> float | None:
-        """The finished part of all measurements; None before the first."""
-        return self.done / self.total if self.done else None
-
     def posted(self) -> dict[str, Any]:
         """Return JSON for the monitor: a line, and a bar for each device."""
         return {"line": f"{self.title} · {self}", "bars": bars(self.bars)}
