@@ -2,8 +2,8 @@
 
 Copies between devices are recorded as the ledger records them, so the table and the advice are
 those of a real run, without times. Composite operators are split into those that CUDA runs. Where
-torch's fake result has another size in memory than the real one (sparse tensors, the order of
-channels, sums in place), the real size is used. Guarantees: an operator whose result depends on
+torch's fake result has another size in memory than the real one (sparse tensors, sums in place),
+the real size is used. Guarantees: an operator whose result depends on
 data ends the dry run.
 """
 
@@ -265,8 +265,6 @@ def _own(func: Any, name: str, args: Any) -> _Function | None:
     """Return what runs in place of `func`; None if torch's own fake is right."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
-    if name in ("convolution", "convolution_backward") and _on_host(args[0]):
-        return lambda *args, **kwargs: _as_of_the_host(func, args, kwargs)
     # Fused optimizers write into what they are given and return nothing.
     fused = name.startswith("_fused_") and not func._schema.returns
     return (lambda *args, **kwargs: None) if fused else None
@@ -310,22 +308,6 @@ def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
 def _on_host(tensor: Tensor) -> bool:
     """Whether the CPU's kernels run, as they do on virtual GPUs."""
     return bool(torch._meta_registrations.device_hint(tensor) == "cpu")
-
-
-def _as_of_the_host(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the CPU kernel's result, whose order of channels may differ from CUDA's."""
-    given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
-    device = given[0].fake_device
-    for tensor in given:
-        tensor.fake_device = torch.device("cpu")
-    made = []
-    try:
-        out = func(*args, **kwargs)
-        made = [x for x in tree_leaves(out) if isinstance(x, FakeTensor)]
-    finally:
-        for tensor in (*given, *made):
-            tensor.fake_device = device
-    return out
 
 
 _RESULTS: dict[str, _Function] = {

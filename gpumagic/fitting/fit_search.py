@@ -19,7 +19,7 @@ from gpumagic.device.cards import Card
 from gpumagic.display.units import size
 from gpumagic.dryrun.follow_code import Subject, dry, leave_out_magics
 from gpumagic.dryrun.result import LIMIT_S, DryRun
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, note
 from gpumagic.fitting.fit_result import Largest, Tried
 from gpumagic.isolation.settings import kept
 from gpumagic.isolation.worker import Quiet
@@ -229,8 +229,7 @@ class Search:
             pass
         except Exception as error:
             self._error = error
-            if hasattr(error, "add_note"):  # Python 3.11 and newer
-                error.add_note(f"with {self.name} = {value}, in a run on copies")
+            note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
             _give_back()  # out here: the exception's traceback would keep what was allocated
