@@ -23,7 +23,6 @@ from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
-from gpumagic.usercode.program import awaits
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 # A rank that has not ended this long after its interrupt is replaced.
@@ -62,9 +61,6 @@ class CellOnRanks:
         asked: Sharing,
         line: ProgressLine,
     ) -> None:
-        if awaiting := awaits(tree):
-            what = f"line {awaiting} awaits, and ranks have no loop"
-            raise GpuError(f"{what}; await it in a cell before")
         space, ipython = user_namespace(), shell()
         check(asked, tree, space)
         self.ranks, self.asked = list(ranks), asked

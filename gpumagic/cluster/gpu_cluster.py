@@ -136,8 +136,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             kept = [{n: sending.unpack(data) for n, data in o.kept.items()} for o in done]
             made, wrong = put_together(cell.asked, kept)
         said = [
-            *([str(cell.split)] if cell.asked.split else []),
-            *sent_in_words(cell.sent, cell.sent_bytes, sent_s),
+            str(cell.split),
+            sent_in_words(cell.sent, cell.sent_bytes, sent_s),
             *cell.transfers(),
             *sharing_in_words(cell.asked, made, len(done)),
         ]

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,12 +36,14 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.files import innermost_of
-from gpumagic.usercode.program import awaits, compile_cell, own_code
+from gpumagic.usercode.program import compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
 # One thread at a time: an object with a lock cannot be copied twice at once.
 _copying = threading.Lock()
+_label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
+"""The device whose thread prints; None on other threads."""
 
 
 class SharedVariables:
@@ -77,8 +79,8 @@ class SharedVariables:
         return id(value) in self._kept or issubclass(type(value), Dataset)
 
 
-def _is_plain(value: Any) -> bool:
-    # Classes of the notebook are shared by all parts, not copied.
+def _is_class(value: Any) -> bool:
+    # Classes of the notebook are shared by all parts, not copied; so are datasets.
     return issubclass(type(value), (type, Dataset))
 
 
@@ -122,7 +124,7 @@ class DeviceThread:
             return part
         space = {**self._namespace, **part}
         with _copying:
-            copies = CopiedVariables(space, part, self._target, stays=_is_plain)
+            copies = CopiedVariables(space, part, self._target, stays=_is_class)
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.sent
         self.copy_seconds += copies.seconds
@@ -156,7 +158,7 @@ class CellOnDevices:
         *,
         flags: int = 0,
     ) -> None:
-        _refuse(tree)
+        _refuse_magics(tree)
         check(asked, tree, namespace)
         self._asked, self._namespace = asked, namespace
         self._devices = devices
@@ -170,16 +172,15 @@ class CellOnDevices:
 
     def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
         """Run the cell; return its last expression by part, None if all are; set the variables."""
-        labels: dict[int, str] = {}
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
             self._copy(progress)
             stack.callback(meter.stop)
             meter.start()
-            stack.enter_context(whole_lines(lambda: labels.get(threading.get_ident()), bars=True))
+            stack.enter_context(whole_lines(_label.get, bars=True))
             began = time.perf_counter()
-            self._run_all(partial(self._work, thread_modes(), labels, progress))
+            self._run_all(partial(self._work, thread_modes(), progress))
             seconds = time.perf_counter() - began
             self._failed = False
             peaks = {memory.device: memory.peak for memory in meter.stop()}
@@ -220,13 +221,12 @@ class CellOnDevices:
     def _work(
         self,
         modes: Callable[[ExitStack], None],
-        labels: dict[int, str],
         progress: Callable[[str], object],
         thread: DeviceThread,
         queue: "deque[int]",
     ) -> None:
         """On a thread: run parts until none is left, with the caller's modes."""
-        labels[threading.get_ident()] = str(thread.device)
+        _label.set(str(thread.device))
         where = some(str(device) for device in self._devices)
         codes = [None if code is None else own_code(code) for code in self._codes]
         with ExitStack() as stack:
@@ -268,8 +268,8 @@ class CellOnDevices:
         notes = [f"{device}: {device.note}" for device in self._devices if device.note]
         notes += dict.fromkeys(line for each in threads for line in each.notes)
         said = [
-            *([str(self._split)] if self._asked.split else []),
-            *sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
+            str(self._split),
+            sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
             *sharing_in_words(self._asked, made, len(self._came)),
         ]
         times = tuple(each.time(peaks) for each in threads)
@@ -283,9 +283,7 @@ class CellOnDevices:
             self._came.clear()
 
 
-def _refuse(tree: ast.Module) -> None:
-    if line := awaits(tree):
-        raise GpuError(f"line {line} awaits, and threads have no loop; await it in a cell before")
+def _refuse_magics(tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _MAGICS:
             name = "%" + str(ast.literal_eval(node.args[0]))
