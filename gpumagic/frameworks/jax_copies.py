@@ -74,9 +74,6 @@ def as_code(device: str) -> str:
     return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'
 
 
-_MOST = 4096  # leaves of a variable that are looked at
-
-
 def name_of(array: Any, user: FrameType) -> str:
     """Return the variable in a user's expression that is or holds an array; empty if none does."""
     return name_in(user, partial(_holds, array))
@@ -84,8 +81,7 @@ def name_of(array: Any, user: FrameType) -> str:
 
 def _holds(array: Any, value: Any) -> bool:
     """Whether a variable is an array, or a pytree with it, which a copy may replace."""
-    leaves = _leaves(value)
-    return any(_is(array, leaf) for leaf in leaves[:_MOST]) and can_be_put(value)
+    return any(_is(array, leaf) for leaf in _leaves(value)) and can_be_put(value)
 
 
 def _is(array: Any, value: Any) -> bool:
@@ -122,7 +118,6 @@ _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 # From a type's beginning to its tp_as_buffer: the head of an object, its size, and 17 words.
 _BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
-_NAMED = 8  # calls of an instruction whose arrays' names are looked for
 
 ADVISERS["JAX"] = advise
 
@@ -237,12 +232,10 @@ class JaxCopies(CopyCounting):
         if call is None or not shards:
             return None
         copies = [_Copy(device, None, nbytes, array) for device, nbytes in shards]
-        getting = call.function in _PUTTING
-        if array.size == 1 and not getting:
+        operator, asked = _reading(call)
+        if array.size == 1 and operator != "device_get":
             return self._counted("wait", "item", call, copies, False)
-        user = call.user is not None and called(*in_cell(call.user)) in _READING
-        operator = "device_get" if getting else "asarray" if user else "value"
-        return self._counted("copy", operator, call, copies, getting or user)
+        return self._counted("copy", operator, call, copies, asked)
 
     def _blocked(self, arrays: Sequence[Any]) -> _After | None:
         """Count a wait for each device of the arrays."""
@@ -282,8 +275,16 @@ class JaxCopies(CopyCounting):
         return f"bring it there first: {put_call(count.destination, count.names)}"
 
 
+def _reading(call: Call) -> tuple[str, bool]:
+    """Return the operator that reads an array, and whether the code asked for it."""
+    if call.function in _PUTTING:
+        return "device_get", True
+    asked = call.user is not None and called(*in_cell(call.user)) in _READING
+    return "asarray" if asked else "value", asked
+
+
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    name = name_of(array, user) if count.calls < _NAMED and user is not None else ""
+    name = name_of(array, user) if not count.calls and user is not None else ""
     count.names += (name,) if name and name not in count.names else ()
 
 

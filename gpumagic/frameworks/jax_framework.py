@@ -11,10 +11,9 @@ import ast
 import functools
 import re
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from itertools import chain
 from typing import Any
 
@@ -28,7 +27,7 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
 from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
-from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
+from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
 from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import MISSING
 
@@ -54,7 +53,6 @@ class Jax(ArrayFramework):
         super().__init__()
         self._bump = jax.jit(_bump)
         self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
-        self._failed = weakref.WeakValueDictionary[int, Any]()
         self.copies = JaxCopies(self)
 
     def started(self) -> bool:
@@ -201,7 +199,7 @@ class Jax(ArrayFramework):
     def wait(self, *devices: str) -> None:
         """Wait until every requested array is there, also unreferenced ones of this thread.
 
-        Raises a failed array's error once, although the array lives on.
+        A computation that failed raises its error where the user reads its array.
         """
         given = []
         # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
@@ -210,16 +208,9 @@ class Jax(ArrayFramework):
             if device not in self._marks:
                 self._marks[device] = jax.device_put(numpy.float32(0), device)
             given.append(self._bump(self._marks[device]))
-        errors: list[Exception] = []
         for array in [*given, *self.live()]:
-            if self._failed.get(id(array)) is not array:
-                try:
-                    array.block_until_ready()
-                except Exception as error:  # noqa: BLE001  of the user's computation
-                    self._failed[id(array)] = array
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+            with suppress(Exception):
+                array.block_until_ready()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).
@@ -333,16 +324,23 @@ def _explained(
     whole: Counter[str] = sum((where[part] for part in stays or parts), Counter())
     target = whole.most_common(1)[0][0]
     odd = [part for part, devices in where.items() if {*devices} != {target}]
-    rows = {
-        frame.text(p): _row(p, frame, arrays, where[p], p in odd) for p, arrays in parts.items()
-    }
-    fix, stmt = None, statement(node)
-    if stmt is not None and "+" not in target and not {*odd} & {*stays}:
-        edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
-        put = as_code(target)
-        edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
-        fix = edit.fix(total(rows[frame.text(part)].nbytes for part in odd))
-    return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
+    rows = [_row(part, frame, arrays, where[part], part in odd) for part, arrays in parts.items()]
+    fix = None
+    if "+" not in target and not {*odd} & {*stays}:
+        fix = _fix(frame, node, odd, target, total(row.nbytes for row in rows if row.odd))
+    return Explanation(*expression(frame, node), tuple(dict.fromkeys(rows)), fix, _REASON)
+
+
+def _fix(
+    frame: FailedFrame, node: ast.AST, odd: Sequence[ast.expr], target: str, nbytes: int | None
+) -> Fix | None:
+    """Write `jax.device_put` around the odd operands."""
+    if (stmt := statement(node)) is None:
+        return None
+    edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
+    put = as_code(target)
+    edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
+    return edit.fix(nbytes)
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:

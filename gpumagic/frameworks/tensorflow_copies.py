@@ -35,7 +35,8 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 def advise(entry: Entry) -> Advice | None:
     """Advise on what only TensorFlow does; None for any other entry."""
     if entry.kind == "placement":
-        return Advice(f"{fell(entry)}: {_SOFT}")
+        where = "the CPU" if entry.destination == "cpu" else entry.destination
+        return Advice(f"asked for {own(entry.source)[1:]}, is on {where}: {_SOFT}")
     if entry.operator == "operand":
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "NumPy's, or on the CPU" if entry.source == "cpu" else f"on {entry.source}"
@@ -48,12 +49,6 @@ def advise(entry: Entry) -> Advice | None:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
         return Advice(f"ds = ds.apply({there}) copies ahead")
     return None
-
-
-def fell(entry: Entry) -> str:
-    """``"asked for GPU:7, is on the CPU"``."""
-    where = "the CPU" if entry.destination == "cpu" else entry.destination
-    return f"asked for {own(entry.source)[1:]}, is on {where}"
 
 
 def own(device: str) -> str:
@@ -105,9 +100,9 @@ class TensorFlowCopies(CopyCounting):
     def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
         self._name = name
-        self._batches: dict[int, weakref.ref[Any]] = {}
-        # Copies that TensorFlow keeps: of which tensor, and where.
-        self._copied: dict[tuple[int, str], weakref.ref[Any]] = {}
+        # By the tensor's id, as long as it lives; a copy that TensorFlow keeps by its device too.
+        self._batches = weakref.WeakValueDictionary[int, Any]()
+        self._copied = weakref.WeakValueDictionary[tuple[int, str], Any]()
 
     @contextmanager
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
@@ -174,7 +169,7 @@ class TensorFlowCopies(CopyCounting):
             there = self._name(first.backing_device)
             counts: list[Count] = []
             for array in arrays:
-                counts += self._copy(call, "operand", "cpu", there, array.nbytes)
+                counts += self._add(call, "copy", "operand", ("cpu", there), [array.nbytes])
             self.refuse(counts)
 
     def _seen(
@@ -196,7 +191,7 @@ class TensorFlowCopies(CopyCounting):
         __tracebackhide__ = True
         if operation == "IteratorGetNext":
             for result in results:
-                _note(self._batches, id(result), result)
+                self._batches[id(result)] = result
         ran_on = _ran_on(operands, results)
         away = [each for each in operands if ran_on and _held_on(each) != ran_on]
         fallen = results and results[0].dtype not in _NO_DATA and self._asked(ran_on, operands)
@@ -209,42 +204,30 @@ class TensorFlowCopies(CopyCounting):
             counts += self._operand(call, operation, operand, there)
         if fallen:
             ends, nbytes = (self._name(f"/device:{fallen}"), there), map(size_of, results)
-            counts += self._added(call, "placement", "soft placement", ends, [*nbytes])
+            counts += self._add(call, "placement", "soft placement", ends, [*nbytes])
         self.refuse(counts)
 
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
         """Count an operand if it was copied now, not kept from an earlier copy."""
-        source, function = self._name(_held_on(operand)), is_function(operation)
-        if function and operand.dtype == tf.resource:
-            held = getattr(operand, "_handle_data", None)
-            if held is None or not held.shape_and_type:  # of no variable
+        ends = self._name(_held_on(operand)), there
+        if is_function(operation):
+            if not (_is_variable(operand) or self._is_data(operand.dtype)):
                 return []
-            return self._copy(call, "tf.function", source, there, size_of(operand))
-        if not self._is_data(operand.dtype):
-            return []
-        if function:
-            return self._copy(call, "tf.function", source, there, size_of(operand))
-        if operand.dtype.is_integer and takes_shapes(operation):
-            return []
-        key = id(operand), there
-        if (known := self._copied.get(key)) is not None and known() is operand:
-            return []
-        _note(self._copied, key, operand)
-        batch = self._batches.get(id(operand))
-        kind = "batch" if batch is not None and batch() is operand else "operand"
-        kind = "identity" if operation == "Identity" else kind
-        return self._copy(call, kind, source, there, size_of(operand))
+            operator = "tf.function"
+        else:
+            shapes = operand.dtype.is_integer and takes_shapes(operation)
+            if shapes or not self._is_data(operand.dtype) or (id(operand), there) in self._copied:
+                return []
+            self._copied[id(operand), there] = operand
+            operator = "batch" if id(operand) in self._batches else "operand"
+            operator = "identity" if operation == "Identity" else operator
+        return self._add(call, "copy", operator, ends, [size_of(operand)])
 
-    def _copy(
-        self, call: Call, kind: str, source: str, destination: str, nbytes: int | None
-    ) -> list[Count]:
-        if source == destination:
-            return []
-        return self._added(call, "copy", kind, (source, destination), [nbytes])
-
-    def _added(
+    def _add(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], sizes: list[int | None]
     ) -> list[Count]:
+        if ends[0] == ends[1]:
+            return []
         about = {"implicit": operator not in ("batch", "identity"), "seconds": None}
         found = self.counts(call, kind, operator, ends, **about)
         for count in found:
@@ -281,14 +264,15 @@ def _held_on(operand: Any) -> str:
     return str(operand.device if operand.dtype == tf.resource else operand.backing_device)
 
 
+def _is_variable(operand: Any) -> bool:
+    """Whether it is a variable's handle, not one of an iterator or a table."""
+    held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
+    return held is not None and bool(held.shape_and_type)
+
+
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
     """Return TensorFlow's name of an operation's device; its variable's if it has no result."""
     if results:
         return str(results[0].device)
     bound = next((each for each in operands if each.dtype == tf.resource), None)
     return str(bound.device if bound is not None else context.context().device_name or "")
-
-
-def _note(table: dict[Any, "weakref.ref[Any]"], key: Any, tensor: Any) -> None:
-    """Put a tensor into a table as long as it lives."""
-    table[key] = weakref.ref(tensor, lambda _: table.pop(key, None))

@@ -23,16 +23,15 @@ from tensorflow.python.eager import context
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.array_framework import ArrayFramework, failures, operands
+from gpumagic.frameworks.array_framework import ArrayFramework, failures
 from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
-from gpumagic.mismatch.explanation import Explanation, Operand, expression
+from gpumagic.mismatch.explanation import Explanation, expression
 
 _STAYS = (
-    "a tf.Variable stays where it was made; make it in this cell, or give the cell a copy: "
-    "v = tf.Variable(v)"
+    "a tf.Variable stays where it was made, also a model's; make it in this cell, or give the cell "
+    "a copy: v = tf.Variable(v), or keras.models.clone_model(net) and its set_weights"
 )
-_VARIABLES_STAY = "its variables stay where they were made; make it in this cell"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
     "XLA, with which Keras compiles by itself, ran it on {ran} and reaches no variable elsewhere: "
@@ -191,7 +190,7 @@ class TensorFlow(ArrayFramework):
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
-            raise GpuError(_STAYS if isinstance(array, tf.Variable) else _stays(array))
+            raise GpuError(_STAYS)
         with self.place(device):
             return tf.identity(array)
 
@@ -251,17 +250,8 @@ class TensorFlow(ArrayFramework):
         """Explain that XLA reaches no variable on another device; None for any other error."""
         for said, frame, node in failures(error, namespace, _SAID):
             there, ran = map(self.name_of, said.groups())
-
-            def held(value: Any, there: str = there) -> list[Any]:
-                return [value] if self.is_array(value) and self.where(value) == there else []
-
-            rows: dict[str, Operand] = {}
-            for part, (value,) in operands(node, frame, held):
-                name, about = frame.text(part), type(value).__name__
-                rows[name] = Operand(name, (there,), self.nbytes(value), about, odd=True)
-            if rows:
-                why = _WHY.format(ran=ran, there=there)
-                return Explanation(*expression(frame, node), tuple(rows.values()), None, why)
+            why = _WHY.format(ran=ran, there=there)
+            return Explanation(*expression(frame, node), (), None, why)
         return None
 
 
@@ -301,15 +291,6 @@ def _variables(value: object) -> list[tf.Variable]:
     if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
         return [variable.value for variable in value.variables]
     return []
-
-
-def _stays(value: object) -> str:
-    """Say how to have a module or a model on this device."""
-    keras = sys.modules.get("keras")
-    if keras is None or not isinstance(value, keras.Model):
-        return _VARIABLES_STAY
-    how = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
-    return f"{_VARIABLES_STAY}, or copy it here: {how}"
 
 
 def _model_like(value: Any) -> Any:
