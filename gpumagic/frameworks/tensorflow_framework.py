@@ -29,8 +29,8 @@ from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, expression
 
 _STAYS = (
-    "a tf.Variable stays where it was made, also a model's; make it in this cell, or give the cell "
-    "a copy: v = tf.Variable(v), or keras.models.clone_model(net) and its set_weights"
+    "TensorFlow's variables stay where they were made; make it in this cell, or copy it here: "
+    "v = tf.Variable(v), or new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 )
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (

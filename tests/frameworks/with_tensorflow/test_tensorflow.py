@@ -63,7 +63,7 @@ def test_a_program_places_and_moves(framework, names):
     )
     assert framework.where(names["x"]) == "cuda:1"
     assert framework.where(names["held"][0]) == "cuda:0"
-    with pytest.raises(GpuError, match=r"a tf.Variable stays .*; nothing was moved"):
+    with pytest.raises(GpuError, match=r"variables stay where they were made.*; nothing was moved"):
         exec("gpumagic.move(tf.Variable(x), 0)", names)
 
 
@@ -152,7 +152,7 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
         framework.bring(net, GPUS[1])
     module = tf.Module()
     module.v = names["v_c"]
-    with pytest.raises(GpuError, match=r"a tf\.Variable stays where it was made, also a model's"):
+    with pytest.raises(GpuError, match="variables stay where they were made"):
         framework.bring(module, GPUS[1])
     with framework.place(GPUS[1]):  # as it says
         new = keras.models.clone_model(net)
