@@ -29,8 +29,6 @@ from gpumagic.usercode.variables import names_assigned, names_read, variables_re
 GRACE_S = 5.0
 # Ranks that wait for one another, idle, for this long are deadlocked.
 HANGS_S = 5.0
-# An interrupt may come before the code that it must end, so it is sent again.
-_AGAIN_S = 0.5
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
 # Returned values above this many bytes are reported.
@@ -88,7 +86,6 @@ class CellOnRanks:
         self.interrupted = False  # by Ctrl-C
         self.replaced: list[int] = []  # ranks that did not end
         self._signaled: float | None = None
-        self._signaled_last = 0.0
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
         self._streamed = Streamed()
@@ -210,11 +207,8 @@ class CellOnRanks:
         del self._running[rank.number]
         self.outcomes[part] = outcome
         if outcome.error is not None:
-            # A rank that was interrupted because another failed has not failed itself. A closed
-            # connection may follow from another rank's failure and is not the cause.
-            victim = self.failed is not None and self.failed[1].is_of_the_group
-            own = outcome.error.kind != "KeyboardInterrupt" and not outcome.error.is_of_the_group
-            if self._signaled is None or (victim and own):
+            # A rank that was interrupted because another failed has not failed itself.
+            if self._signaled is None:
                 self.failed = rank.number, outcome.error
             self._signal()
         self._next(rank)
@@ -229,12 +223,9 @@ class CellOnRanks:
 
     def _signal(self) -> None:
         """Interrupt all ranks that still run."""
-        now = time.monotonic()
         if self._signaled is None:
-            self._signaled = now
-        if now > self._signaled_last + _AGAIN_S:
-            self._signaled_last = now
-            self._engines.interrupt(self._pending(), self._order.cell)
+            self._signaled = time.monotonic()
+            self._engines.interrupt(self._order.cell)
 
     def _end_the_stuck(self) -> None:
         if self._signaled is None:
@@ -243,13 +234,12 @@ class CellOnRanks:
         elif self._pressed > 1 or time.monotonic() - self._signaled > GRACE_S:
             self.replaced += self._running
             self._running.clear()
-        else:
-            self._signal()
 
     def _end_a_deadlock(self) -> None:
         """Fail if all ranks wait, not in the same place; say where each rank waits."""
         waits = {rank.number: self._where(rank) for rank in self._pending()}
-        if not waits or not all(map(_waits, waits.values())):
+        hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
+        if not waits or not all(hang):
             return
         said = {n: f"waits in {w['call']} ({_place(w)})" for n, w in waits.items()}
         for rank in self._engines.ranks:
@@ -291,10 +281,6 @@ class CellOnRanks:
             for rank in stuck:
                 rank.lost = rank.lost or "it did not end its cell"
             raise
-
-
-def _waits(where: dict[str, Any]) -> bool:
-    return bool(where) and bool(where["call"]) and bool(where["idle"] >= HANGS_S)
 
 
 def _place(where: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ cluster's.
 
 import contextlib
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -113,8 +112,10 @@ def local(asked: str) -> Plan:
     if gpus:
         wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked)
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
+    elif asked == "all" or asked.isdecimal():
+        names = [""] * (2 if asked == "all" else int(asked))
     else:
-        names = [""] * _virtual(asked)
+        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
     # HIP's variable takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
@@ -122,15 +123,6 @@ def local(asked: str) -> Plan:
         for rank, name in enumerate(names)
     )
     return Plan("local", sets, description=f"{many(len(names), kind)} of this machine")
-
-
-def _virtual(asked: str) -> int:
-    """Return the number of virtual GPUs in `2`, `0,1` or `all`, which is two."""
-    if not re.fullmatch(r"all|\d+(,\d+)*", asked):
-        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
-    if asked.isdecimal():
-        return int(asked)
-    return 2 if asked == "all" else asked.count(",") + 1
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:

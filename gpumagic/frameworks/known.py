@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,12 +50,10 @@ class _Finder:
     """Find awaited modules as Python would, and have their loaders call back."""
 
     def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
-        if (then := _waiting.pop(name, None)) is None:
+        if name not in _waiting:
             return None
-        try:  # all finders are asked, this one included, which does not know it meanwhile
-            spec = importlib.util.find_spec(name)
-        finally:
-            _waiting[name] = then
+        found = (each.find_spec(name, *others) for each in sys.meta_path if each is not self)
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 

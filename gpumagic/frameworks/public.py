@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from gpumagic import faults
 from gpumagic.device import CPU, Device, cuda_state
+from gpumagic.display.units import both
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import FrameworksOn, device_of
@@ -114,20 +115,15 @@ def where(value: object) -> str:
     found = _device(value)
     if found is not None:
         return found
-    devices = sorted({each for array in _arrays(value) for each in array.split(" + ")}, key=_order)
+    found_within = {each for array in _arrays(value) for each in array.split(" + ")}
+    devices = sorted(found_within, key=lambda each: (each == "cpu", len(each), each))
     if not devices:
         kind = class_name(type(value))
         raise GpuError(
             f"where: there is no array in this {kind}, so it is on no device; give an array, or "
             "what holds arrays: a list, a dict, a module"
         )
-    *first, last = devices
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _order(device: str) -> tuple[bool, str, int]:
-    kind, _, ordinal = device.partition(":")
-    return kind == "cpu", kind, int(ordinal or 0) if ordinal.isdecimal() or not ordinal else 0
+    return both(devices)
 
 
 def _device(value: Any) -> str | None:
