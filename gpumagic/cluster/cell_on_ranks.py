@@ -259,17 +259,12 @@ class CellOnRanks:
         if seconds < self._said + _SAY_S:
             return
         self._said = seconds
-        parts = [duration(seconds)]
-        if self.asked.chunk:
-            parts.append(f"{len(self.outcomes)} of {self.split.total} parts")
-        for rank in self.ranks[:_SHOWN]:
-            state = "runs" if rank.number in self._running else "has ended"
-            if state == "runs" and (where := self._where(rank)) and where["line"]:
-                state = f"line {where['line']} {where['bar']}".rstrip()
-            parts.append(f"rank {rank.number} {state}")
-        if left := self.ranks[_SHOWN:]:
-            parts.append(f"{len(left)} more")
-        self._line.update(" · ".join(parts))
+        parts = [f"{len(self.outcomes)} of {self.split.total} parts"] if self.asked.chunk else []
+        for rank in self._pending()[:_SHOWN]:
+            where = self._where(rank)
+            at = f"line {where['line']} {where['bar']}" if where and where["line"] else "runs"
+            parts.append(f"rank {rank.number} {at}".rstrip())
+        self._line.update(" · ".join([duration(seconds), *parts]))
 
     def _replace_stuck(self) -> None:
         """Replace ranks that do not end; the user decides about dead ones."""

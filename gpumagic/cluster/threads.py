@@ -58,7 +58,7 @@ class SharedVariables:
         module = namespace.get("__name__", "__main__")
         mine = dict.fromkeys(own)
         space = {**mine, **namespace}
-        self._kept: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}  # shared values by id
         self.with_tensors: list[str] = []
         for name, value in variables_read(names, space, module):
             if name not in namespace:  # values of a closure belong to its function
@@ -69,14 +69,10 @@ class SharedVariables:
             if any(found.root == name for found in finder.tensors):
                 self.with_tensors.append(name)
             if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
-                self.keep(value)
-
-    def keep(self, value: Any) -> None:
-        """Add a shared value."""
-        self._kept[id(value)] = value
+                self.kept[id(value)] = value
 
     def __call__(self, value: Any) -> bool:
-        return id(value) in self._kept or issubclass(type(value), Dataset)
+        return id(value) in self.kept or issubclass(type(value), Dataset)
 
 
 def _is_class(value: Any) -> bool:
@@ -193,8 +189,8 @@ class CellOnDevices:
 
     def _copy(self, progress: Callable[[str], object]) -> None:
         stays = SharedVariables(self._names, self._namespace, self._own)
-        for name in self._asked.split:
-            stays.keep(self._namespace[name])
+        split = [self._namespace[name] for name in self._asked.split]
+        stays.kept |= {id(value): value for value in split}
         for device in self._devices:
             progress(f"copying to {device}")
             self._threads.append(DeviceThread(device, self._namespace, self._names, stays))

@@ -90,7 +90,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._namespace, self._storages, self._stays = namespace, storages, stays
         # The variables that functions read, by name.
         self.met: dict[str, Any] = {}
-        self.notes: dict[str, None] = {}  # notes for the user, in order
         self.finishing: list[Callable[[], Any]] = []  # called when all copies exist
         self.alive: list[Any] = []  # objects held by weak references alone
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
@@ -320,7 +319,6 @@ def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 def _reduce_cached(copier: Copier, cached: Any) -> Any:
     held = dict(vars(cached))
-    copier.notes[f"{cached.__name__}: copied with an empty cache"] = None
     return *copier.recreate(cached, _new_cached, held.pop("__wrapped__")), held
 
 
@@ -430,9 +428,6 @@ def _new_reference(old: Any, copier: Copier, target: Any, callback: Any) -> Any:
 
 
 def _reduce_lock(copier: Copier, lock: Any) -> Any:
-    if not lock.acquire(blocking=False):
-        raise TypeError("cannot copy a lock that is held")
-    lock.release()
     return (threading.Lock if type(lock) is _LOCK else threading.RLock), ()
 
 
