@@ -71,7 +71,12 @@ class State(NamedTuple):
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return the state of a variable; an optimizer's with room for its entries in `saved`."""
+    """Return the state of a variable, with room for what was saved of it."""
+    whole = saved.get("")
+    if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
+        return _assigned(name, space, _room(whole))
+    if name not in space:
+        raise GpuError(f"there is no {name}; read or make it in a cell of %%ongpu @all")
     value = space[name]
     if isinstance(value, Optimizer):
         return _optimizer(value, saved)
@@ -131,23 +136,12 @@ def _on_cpu(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
 
 
-def _states(names: list[str], space: dict[str, Any], saved: dict[str, Any]) -> dict[str, State]:
-    if missing := [name for name in names if name not in space]:
-        raise GpuError(f"there is no {some(missing)}; read or make it in a cell of %%ongpu @all")
-    return {name: _state(name, space, saved.get(name, {})) for name in names}
-
-
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
     """Return the states of the variables here; raise `GpuError` if they do not fit."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
-    new = {
-        name: _assigned(name, space, _room(each[""]))
-        for name, each in saved.items()
-        if "" in each and not (hasattr(each[""], "properties") and torch.is_tensor(space.get(name)))
-    }
-    found = new | _states([name for name in saved if name not in new], space, saved)
+    found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
         # torch compares shapes and missing entries.
         if lacking := sorted(each.keys() - found[name].values.keys()):
@@ -186,7 +180,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
     values: dict[str, Any] = {}
 
     def look() -> dict[str, Any]:
-        values.update(_by_path(_states(names, shell().user_ns, {})))
+        values.update(_by_path({name: _state(name, shell().user_ns, {}) for name in names}))
         return {path: getattr(value, "shape", 0) for path, value in values.items()}
 
     try:

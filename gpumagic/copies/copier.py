@@ -214,6 +214,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             return not self.is_notebooks(value) and self._is_library_function(value)
         if kind is _CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
+        if kind is types.BuiltinFunctionType:  # of a module made in C, or bound to an object
+            return isinstance(value.__self__, (types.ModuleType, type, type(None)))
         if _is_jitted(kind):
             return self._is_of_library(value)
         if issubclass(kind, type):
@@ -222,7 +224,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             copied = is_tensor(value) or self.is_ours(kind)
             self._kinds[kind] = copied, not copied and _is_shared_kind(kind), _of_its_module(kind)
         copied, shared, of_module = self._kinds[kind]
-        return not copied and (shared or id(value) in of_module or _is_of_process(value, kind))
+        return not copied and (shared or id(value) in of_module)
 
     def _is_library_function(self, function: types.FunctionType) -> bool:
         held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
@@ -267,15 +269,6 @@ def _of_its_module(kind: type) -> frozenset[int]:
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
     return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
-
-
-def _is_of_process(value: Any, kind: type) -> bool:
-    """Whether it is a standard stream, or a function of a module made in C."""
-    if kind is types.BuiltinFunctionType:
-        owner = value.__self__
-        return owner is None or isinstance(owner, (types.ModuleType, type))
-    streams = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__)
-    return any(value is stream for stream in streams)
 
 
 # -- functions

@@ -9,15 +9,8 @@ A compiled program, and every function of `jax.numpy` is one, is called by C++ w
 while something counts, a call that moves something is not kept in C++'s tables, and passes through
 Python each time. Calls that move nothing go their usual way, and no program is compiled again.
 
-Private parts of JAX that are patched, as they are in 0.10; where one is missing, `count` raises
-`GpuError` and has patched nothing:
-
-* ``jax._src.lib.xla_client``: ``batched_block_until_ready``, and, by which all copies to devices
-  go, ``batched_device_put`` and ``batched_copy_array_to_devices_with_sharding``;
-* ``jax._src.array.ArrayImpl``: ``block_until_ready``; ``_value``, by which all copies to the host
-  go; and on virtual GPUs its C slot for buffers, by which NumPy reads memory of the CPU's alone;
-* ``jax._src.pjit``: ``_get_fastpath_data`` and the two tables of calls; ``PjitFunctionCache``;
-* ``jax._src.interpreters.pxla.MeshExecutableFastpathData``; ``jax._src.traceback_util``.
+`JaxCopies.patch` replaces private parts of JAX, as they are in 0.10; where one is missing, `count`
+raises `GpuError` and has patched nothing.
 """
 
 import ctypes
@@ -165,12 +158,14 @@ class JaxCopies(CopyCounting):
 
         _leave_out(traceback_util.register_exclusion)
         for owner, name, ask in (
+            # All copies to devices go by the first two.
             (xla_client, "batched_device_put", self._put),
             (xla_client, "batched_copy_array_to_devices_with_sharding", self._copied),
             (xla_client, "batched_block_until_ready", self._blocked),
             (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
         ):
             replace(stack, owner, name, self.door(getattr(owner, name), ask))
+        # All copies to the host go by this property, once NumPy cannot read the CPU's memory.
         value = self.door(vars(ArrayImpl)["_value"].fget, self._value)
         replace(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
