@@ -195,7 +195,7 @@ _states: dict[int, State] = {}
 """Their states in the notebook when they were sent."""
 _sent: dict[str, Print] = {}
 """The notebook's variables that this rank has received, or replaced by its own."""
-_received: dict[str, bytes | None] = {}
+_received: dict[str, bytes] = {}
 """Fingerprints of the variables sent to this rank, as it got them."""
 
 
@@ -232,7 +232,7 @@ def wanted(prints: dict[str, Print]) -> Wants:
         before = _sent.get(name) if name in space else None
         if before is None or before[0] != now:
             same = before is not None and before[1] == thing
-            if same and _received.get(name) != _now(name):
+            if same and _received.get(name) != _prints_now([name]).get(name):
                 wants.kept.append(name)
             else:
                 wants.names[name] = before is not None
@@ -249,11 +249,10 @@ def receive(variables: bytes, prints: dict[str, Print]) -> str:
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
         return f"{in_words(error)} (where the rank made what the notebook has sent)"
     user_namespace().update(got)
-    _received.update({name: _now(name) for name in got})
+    _received.update(_prints_now(got))
     _sent.update(prints)
     return ""
 
 
-def _now(name: str) -> bytes | None:
-    print_ = prints_here([name]).get(name)
-    return print_ and print_[0]
+def _prints_now(names: Iterable[str]) -> dict[str, bytes]:
+    return {name: print_ for name, (print_, _) in prints_here(names).items()}

@@ -126,11 +126,6 @@ class DeviceThread:
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}
 
-    def time(self, peaks: Mapping[str, int]) -> RankTime:
-        """Return its time, with the peak memory by device."""
-        name, virtual = str(self.device), self.device.virtual
-        return RankTime(name, self.seconds, peaks.get(name), self.parts, virtual)
-
     def close(self, *, failed: bool) -> None:
         """End the thread. Gathered functions keep its variables. An error loses them, or its frames
         would keep copies on every device."""
@@ -268,8 +263,11 @@ class CellOnDevices:
             sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
             *sharing_in_words(self._asked, made, len(self._came)),
         ]
-        times = tuple(each.time(peaks) for each in threads)
-        return RanksReport(times, seconds, tuple(said), tuple(notes), tuple(wrong))
+        times = [
+            RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)
+            for name, each in zip(map(str, self._devices), threads, strict=True)
+        ]
+        return RanksReport(tuple(times), seconds, tuple(said), tuple(notes), tuple(wrong))
 
     def _close(self) -> None:
         with deferred():

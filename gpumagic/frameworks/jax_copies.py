@@ -67,20 +67,10 @@ def as_code(device: str) -> str:
     return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'
 
 
-def name_of(array: Any, user: FrameType) -> str:
-    """Return the variable in a user's expression that is or holds an array; empty if none does."""
-    return name_in(user, partial(_holds, array))
-
-
-def _holds(array: Any, value: Any) -> bool:
-    """Whether a variable is an array, or a pytree with it, which a copy may replace."""
-    return any(_is(array, leaf) for leaf in _leaves(value)) and can_be_put(value)
-
-
 def _is(array: Any, value: Any) -> bool:
     """Whether a value is an array; NumPy's come here as other objects of their bytes."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
-        return array is not None and value is array
+        return value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
     return bool(ours["data"] == theirs["data"] and ours["shape"] == theirs["shape"])
 
@@ -279,7 +269,14 @@ def _reading(call: Call) -> tuple[str, bool]:
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    name = name_of(array, user) if not count.calls and user is not None else ""
+    """Note the variable in a user's line that is an array, or a pytree with it, at the first."""
+    if array is None or user is None or count.calls:
+        return
+
+    def holds(value: Any) -> bool:
+        return any(_is(array, leaf) for leaf in _leaves(value)) and can_be_put(value)
+
+    name = name_in(user, holds)
     count.names += (name,) if name and name not in count.names else ()
 
 

@@ -69,13 +69,8 @@ class _Finder:
 _FINDER: Any = _Finder()
 
 
-# By the module that people import: the class, which imports it; and packages that build on it.
-_CLASSES = {
-    "torch": ("gpumagic.frameworks.torch_framework", "Torch"),
-    "jax": ("gpumagic.frameworks.jax_framework", "Jax"),
-    "tensorflow": ("gpumagic.frameworks.tensorflow_framework", "TensorFlow"),
-    "cupy": ("gpumagic.frameworks.cupy_framework", "CuPy"),
-}
+# By the module that people import: the class of its adapter; and packages that build on it.
+_CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}
 _PACKAGES = {
     "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
     "tensorflow": {"tensorflow", "keras"},
@@ -195,9 +190,8 @@ def jax_here() -> Any:
 
 @cache
 def _made(module: str) -> Framework:
-    where, name = _CLASSES[module]
-    made: Any = getattr(importlib.import_module(where), name)()
-    framework: Framework = made
+    adapter = importlib.import_module(f"gpumagic.frameworks.{module}_framework")
+    framework: Framework = getattr(adapter, _CLASSES[module])()
     return framework
 
 

@@ -57,11 +57,6 @@ def own(device: str) -> str:
     return f"/GPU:{number}" if kind == "cuda" else "/CPU:0"
 
 
-def is_function(operation: str) -> bool:
-    """Whether it is a call of a `tf.function`."""
-    return op_def_registry.get(operation) is None
-
-
 @lru_cache(maxsize=512)
 def takes_shapes(operation: str) -> bool:
     """Whether a GPU takes some operands of an operation in host memory: shapes, axes, indices."""
@@ -210,7 +205,7 @@ class TensorFlowCopies(CopyCounting):
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
         """Count an operand if it was copied now, not kept from an earlier copy."""
         ends = self._name(_held_on(operand)), there
-        if is_function(operation):
+        if op_def_registry.get(operation) is None:  # a call of a tf.function
             if not (_is_variable(operand) or self._is_data(operand.dtype)):
                 return []
             operator = "tf.function"
