@@ -40,8 +40,9 @@ _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 _MADE_IN_PYTHON = 1 << 9
 
 # Types that pickle saves as they are, at C speed.
-_INLINE = frozenset({int, float, bool, complex, type(None), tuple, list, dict, set, frozenset})
-_LONG = 4096  # characters: strings from this length on are shared, not pickled
+_INLINE = frozenset(
+    {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
+)
 
 _SHARED_KINDS = frozenset(
     (
@@ -208,8 +209,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     # -- shared objects
     def _shares(self, value: Any) -> bool:
         kind = type(value)
-        if kind in (str, bytes):
-            return len(value) >= _LONG
         if kind is types.FunctionType:
             return not self.is_notebooks(value) and self._is_library_function(value)
         if kind is _CACHED:

@@ -25,7 +25,7 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
-from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
 from gpumagic.usercode.frames import FailedFrame, statement
@@ -209,14 +209,10 @@ class Jax(ArrayFramework):
                 array.block_until_ready()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).
-
-        Memory that arrays share counts once.
-        """
+        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
         if stats := self.own(device).memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
-        every = wholes(place for array in self.live() for place in self.places(array))
-        return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
+        return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
         """Return the pieces of memory of an array, one for each of its shards in this process."""

@@ -218,8 +218,7 @@ class TensorFlow(ArrayFramework):
         if own.startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
             return info["current"], info["peak"]
-        every = [place for array in self.live() for place in self.places(array)]
-        return sum(place.nbytes for place in every if place.device == str(device)), None
+        return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
         """Return its pieces of memory; for a model, its variables'.
