@@ -112,10 +112,8 @@ def local(asked: str) -> Plan:
     if gpus:
         wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked)
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
-    elif asked == "all" or asked.isdecimal():
-        names = [""] * (2 if asked == "all" else int(asked))
     else:
-        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
+        names = [""] * _virtual(asked)
     # HIP's variable takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
@@ -123,6 +121,15 @@ def local(asked: str) -> Plan:
         for rank, name in enumerate(names)
     )
     return Plan("local", sets, description=f"{many(len(names), kind)} of this machine")
+
+
+def _virtual(asked: str) -> int:
+    """Return the number of virtual GPUs in `2`, `0,1` or `all`, which is two."""
+    if asked.isdecimal():
+        return int(asked)
+    if asked != "all" and not asked.replace(",", "").isdecimal():
+        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
+    return 2 if asked == "all" else len(asked.split(","))
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
