@@ -120,16 +120,19 @@ class TensorFlow(ArrayFramework):
         for owner in (config, config.experimental):
             for name, kind, word in listings:
                 replace(stack, owner, name, self._listing(getattr(owner, name), kind, word))
-        growing = _growing(config.experimental.set_memory_growth)
-        replace(stack, config.experimental, "set_memory_growth", growing)
-        replace(stack, tf, "device", self._on(tf.device))
+        on, grow = tf.device, config.experimental.set_memory_growth
 
-    def _on(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
+        @functools.wraps(on)
         def device(device_name: Any) -> Any:
-            return real(self._translated(device_name))
+            return on(self._translated(device_name))
 
-        return device
+        @functools.wraps(grow)
+        def set_memory_growth(device: Any, enable: bool) -> Any:
+            # A virtual GPU takes what its tensors take.
+            return None if device.device_type == "GPU" else grow(device, enable)
+
+        replace(stack, tf, "device", device)
+        replace(stack, config.experimental, "set_memory_growth", set_memory_growth)
 
     def _translated(self, given: Any) -> Any:
         """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""
@@ -258,15 +261,6 @@ def _logical_cpus() -> int:
     """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
-
-
-def _growing(real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def set_memory_growth(device: Any, enable: bool) -> Any:
-        # A virtual GPU takes what its tensors take.
-        return None if device.device_type == "GPU" else real(device, enable)
-
-    return set_memory_growth
 
 
 def _subclasses(kind: type) -> Iterator[type]:
