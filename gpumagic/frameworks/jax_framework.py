@@ -11,9 +11,10 @@ import ast
 import functools
 import re
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -53,6 +54,7 @@ class Jax(ArrayFramework):
         super().__init__()
         self._bump = jax.jit(_bump)
         self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
+        self._failed = weakref.WeakValueDictionary[int, Any]()
         self.copies = JaxCopies(self)
 
     def started(self) -> bool:
@@ -195,7 +197,7 @@ class Jax(ArrayFramework):
     def wait(self, *devices: str) -> None:
         """Wait until every requested array is there, also unreferenced ones of this thread.
 
-        A computation that failed raises its error where the user reads its array.
+        Raises a failed array's error once, although the array lives on.
         """
         given = []
         # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
@@ -204,9 +206,16 @@ class Jax(ArrayFramework):
             if device not in self._marks:
                 self._marks[device] = jax.device_put(numpy.float32(0), device)
             given.append(self._bump(self._marks[device]))
+        errors: list[Exception] = []
         for array in [*given, *self.live()]:
-            with suppress(Exception):
-                array.block_until_ready()
+            if self._failed.get(id(array)) is not array:
+                try:
+                    array.block_until_ready()
+                except Exception as error:  # noqa: BLE001  of the user's computation
+                    self._failed[id(array)] = array
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
