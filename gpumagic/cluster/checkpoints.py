@@ -27,7 +27,7 @@ from gpumagic.faults import in_words
 from gpumagic.isolation.settings import deferred
 from gpumagic.usercode.files import shell
 
-dist: Any = torch.distributed  # without the types that leave names out
+dist: Any = torch.distributed  # Any, since torch's annotations lack some names
 dcp: Any = torch.distributed.checkpoint
 _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
 _FAILURES = (Exception, CheckpointException)  # torch's derives from BaseException
@@ -91,14 +91,14 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
     leaves = tree_leaves(value)
     if not all(isinstance(leaf, _DATA) or type(leaf).__module__ == "numpy" for leaf in leaves):
         raise GpuError(
-            f"{name} is a {type(value).__name__}, which cannot be saved; what has a state_dict(), "
-            "tensors, numbers, texts, and lists and dicts of them can"
+            f"{name} is a {type(value).__name__}, which cannot be saved; save tensors, numbers, "
+            "texts, lists and dicts of them, or objects with a state_dict()"
         )
     return _assigned(name, space, _on_cpu(value))
 
 
 def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
-    """Return the state of a variable that is assigned, not changed."""
+    """Return the state of a variable that a load assigns, instead of changing its object."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 
@@ -124,7 +124,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _room(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor for a saved one, sharded as its parameter if they are alike; 0 for data."""
+    """Return a tensor to load into, sharded as its parameter if their shapes match; 0 for data."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -143,7 +143,7 @@ def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch compares shapes and missing entries.
+        # torch itself checks shapes, and entries that the checkpoint lacks.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
     return found

@@ -82,7 +82,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         Returns
         -------
         values : list or None
-            The last expression's values by rank or part, tensors on the CPU; None if all are.
+            The last expression's values by rank or part, tensors on the CPU; None if all are None.
         made : dict
             Gathered and reduced variables, by name.
 
@@ -171,16 +171,16 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def checkpoint(self, *names: str, to: str | None) -> str:
         """Save variables of the ranks; return the new directory.
 
-        Tensors, numbers, lists, dicts, and objects with a `state_dict`; replicated values from
-        rank 0. `to` is a directory that all ranks see. If it raises `GpuError`, there is no new
-        checkpoint.
+        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`; rank 0 saves those
+        that are replicated. `to` is a directory that all ranks see. If it raises `GpuError`, there
+        is no new checkpoint.
         """
         if not names or len(set(names)) < len(names) or not to:
             raise GpuError("name each variable once, as in checkpoint net,opt --to runs/cats")
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":
-        """Load a checkpoint into the variables of all ranks, of any number.
+        """Load a checkpoint into the variables of all ranks, however many there are.
 
         Loads the last complete one in the directory, or the directory itself. Raises `GpuError` if
         a module or an optimizer is missing or has another shape; then nothing is changed.
@@ -215,7 +215,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Keep the ranks' values of variables until the notebook's change."""
+        """Keep the ranks' values of these variables until the notebook changes its own."""
         prints = sending.prints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", prints)
 

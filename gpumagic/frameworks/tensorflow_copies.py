@@ -1,11 +1,11 @@
 """Count TensorFlow's copies between devices and its waits, by the user's line.
 
 TensorFlow silently copies an operand from another device, and keeps the copy while the tensor
-lives, so each tensor counts once per device. A copy is implicit where TensorFlow's own policy
-"explicit" would refuse it, except `tf.identity` and batches of `tf.data`, and where an operator
-converts an array of NumPy's. Each call of a `tf.function` copies its operands and the variables
+lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
+"explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
+`tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
 that it has captured, if they are on another device. Not seen: other copies within a function, and
-what NumPy reads by itself (`np.asarray(x)`). Only reads have a time of their own.
+what NumPy reads by itself (`np.asarray(x)`). Only reads are timed.
 
 Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
 `convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
@@ -40,7 +40,7 @@ def advise(entry: Entry) -> Advice | None:
     if entry.operator == "operand":
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "NumPy's, or on the CPU" if entry.source == "cpu" else f"on {entry.source}"
-        text = f"an operand is {where}: make it there, or put it there once, {put}"
+        text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
         return Advice(text, entry.count)
     if entry.operator == "tf.function":
         text = f"each call copies it: give the function what is on {entry.destination}"
@@ -65,7 +65,7 @@ def takes_shapes(operation: str) -> bool:
 
 
 def size_of(tensor: Any) -> int | None:
-    """Return the bytes of a tensor's data, or of a variable's by its handle; None if unknown."""
+    """Return the bytes of a tensor, or of the variable whose handle it is; None if unknown."""
     shape, dtype = tensor.shape, tensor.dtype
     if dtype == tf.resource:
         (held,) = tensor._handle_data.shape_and_type
@@ -74,10 +74,10 @@ def size_of(tensor: Any) -> int | None:
     return None if elements is None else int(elements * dtype.size)
 
 
-# Methods that read a single value, and all of TensorFlow's that read by themselves.
+# Methods that read a single value, and all methods of tensors that read.
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
 _OWN = PRINTING | _READING | {"numpy", "__array__"}
-# Functions that make a tensor of an array, as their name says, and a variable where the code says.
+# Not counted, since the code asks for it: functions that make a tensor or variable of an array.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
 _VARIABLES = {"_init_from_args"}
 _NO_DATA = (tf.resource, tf.variant, tf.string)
@@ -86,7 +86,7 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count on the threads that began it; `name` is gpumagic's name for TensorFlow's device."""
+    """Count on the threads that began to count; `name` turns TensorFlow's names into gpumagic's."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -127,7 +127,7 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # A library reads by itself; so does a function of TensorFlow's own that is no read.
+        # Name the library, or the function of TensorFlow, that reads without being asked to.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -145,7 +145,7 @@ class TensorFlowCopies(CopyCounting):
         return self._given([value]) if isinstance(value, np.ndarray) else None
 
     def _execute(self, ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
-        """Count an operator's arrays of NumPy's."""
+        """Count the NumPy arrays among an operator's operands."""
         # Integers are mostly shapes and indices, which stay with the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
         return self._given(arrays) if arrays else None
@@ -231,7 +231,7 @@ class TensorFlowCopies(CopyCounting):
         return found
 
     def _is_data(self, dtype: Any) -> bool:
-        """Whether it is data that devices hold; a GPU has small integers in host memory."""
+        """Whether devices hold data of this type; TensorFlow keeps a GPU's int32 in host memory."""
         return dtype not in (*_NO_DATA, tf.int32)
 
     def _asked(self, ran_on: str, operands: Sequence[Any]) -> str:
@@ -240,7 +240,7 @@ class TensorFlowCopies(CopyCounting):
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
-        # What works on a variable, or on a pipeline, is where that is.
+        # An operation on a variable, or on a pipeline, runs on its device.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
 
@@ -249,7 +249,7 @@ class TensorFlowCopies(CopyCounting):
         if count.kind == "placement":
             return "ask for a device that is there"
         if count.destination == "cpu":
-            return "name it first, by .numpy()"
+            return "read it first, by .numpy()"
         put = f"with tf.device('{own(count.destination)}'): … = tf.identity(…)"
         return f"bring it there first: {put}"
 

@@ -4,8 +4,8 @@ If GPUs are virtual, TensorFlow has logical devices of the CPU: number 0 is the 
 virtual GPU k. `tf.device("/GPU:1")` and the lists of `tf.config` then return these, and are put
 back when virtual GPUs go. The name of a missing GPU is left to TensorFlow.
 
-Of TensorFlow's private parts, `context.context()` is touched for the device scope that holds
-between two hooks, where no `with` can stand.
+The private `context.context()` is used to set the device between two hooks, since a `with` cannot
+span them.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _STAYS = (
 )
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
-    "XLA, with which Keras compiles by itself, ran it on {ran} and reaches no variable elsewhere: "
+    "XLA, which Keras uses by default, ran it on {ran} and reaches no variable elsewhere: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# Bits, so that what counts as two pieces of memory never overlaps.
+# Bits by which ids are shifted to serve as addresses, so that no two tensors seem to overlap.
 _APART = 48
 # TensorFlow's own, before anything stands in front of it.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Parts of Keras that would choose cuDNN's kernels, and layouts that only GPUs have.
+# Parts of Keras that, if GPUs are listed, choose cuDNN's kernels and layouts that only GPUs have.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
 class TensorFlow(ArrayFramework):
-    """Adapt TensorFlow, and Keras if imported, to the contract; it starts when placed on."""
+    """Adapt TensorFlow, and Keras if imported; the first placement starts TensorFlow."""
 
     name = "TensorFlow"
 
@@ -103,7 +103,7 @@ class TensorFlow(ArrayFramework):
         cpu = _physical_devices("CPU")[0]
         each = tf.config.LogicalDeviceConfiguration()
         try:
-            # Each is an error where TensorFlow has started, and starts nothing.
+            # Neither call starts TensorFlow; both raise if it has started.
             tf.config.set_logical_device_configuration(cpu, [each] * (count + 1))
             tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
         except RuntimeError:
@@ -167,7 +167,7 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # Not by that scope's own exit, which is an error if the cell has left one entered.
+            # The scope's own exit would raise if the cell has entered another and not left it.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:

@@ -74,7 +74,7 @@ def test_what_a_rank_cannot_make_is_told_and_sent_again_when_it_can(shell):
     shell.run("class Odd:\n    def __reduce__(self): return int, (text,)\ntext = 'x'\nodd = Odd()")
     text = failed(shell, "%%ongpu @all\nodd")
     assert "ValueError: invalid literal for int()" in text
-    assert "where the rank made what the notebook has sent" in text
+    assert "when the rank unpickled what the notebook sent" in text
     assert "gpumagic/" not in text
     shell.run("text = '7'")
     assert out(shell, "%%ongpu @all\nodd").result == [7, 7]
