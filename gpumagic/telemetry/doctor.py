@@ -210,7 +210,7 @@ class Doctor:
 
     def _leaves(self, name: str, left: int, every: int) -> Check:
         """Check a variable that selects GPUs."""
-        cure = "set it right before the kernel starts, or unset it"
+        cure = "correct or unset it, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} leaves {left} of {every}", cure)
 
