@@ -130,17 +130,17 @@ class Collector:
         self._here = here
         self._usable = usable
         self._clock = clock
-        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
         self._named: dict[str | None, device.Device] = {}
-        self._kept = CachedReadings(monotonic)  # owners, by the pids
+        self._kept = CachedReadings(monotonic)  # the owners
+        self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
         """Return the machine now; a reading is at most ``max_age`` of its intervals old."""
         with self._lock:
             self._failed = []
-            host, problems = self._host(), list(self._misnamed)
+            now, host, problems = self._clock(), self._host(), list(self._misnamed)
             gpus, sources = self._gpus(host, max_age)
             if all(gpu.virtual for gpu in gpus):
                 of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
@@ -152,7 +152,7 @@ class Collector:
             software = self._software(sources)
             holders = self._holders(sources, max_age) if processes else []
             return Snapshot(
-                time=self._clock(),
+                time=now,
                 host=host,
                 driver=software.pop("driver", None),
                 cuda=software.pop("cuda", None),
@@ -162,16 +162,6 @@ class Collector:
                 processes=tuple(holders),
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
-
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """After a snapshot, read expensive values that are due, for at most `seconds`."""
-        with self._lock:
-            end = self._monotonic() + seconds
-            for source in self._sources:
-                left = max(end - self._monotonic(), 0.0)
-                with faults.kept(f"reading ahead by the source {source.name}"):
-                    source.read_ahead(processes=processes, seconds=left)
-            self._kept.read_ahead(seconds, lambda key: processes)
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
         """Return the GPUs, and the sources that have some."""
@@ -219,9 +209,10 @@ class Collector:
         found: list[ProcessSample] = []
         for source in sources:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
-        pids = frozenset(holder.pid for holder in found)
-        self._kept.keep_only(lambda key: key == pids)
-        owners = self._kept.get(pids, _OWNERS_S, max_age, lambda: self._owners.look_up(set(pids)))
+        pids = {holder.pid for holder in found}
+        patience = max_age if pids == self._pids else 0.0
+        self._pids = pids
+        owners = self._kept.get("owners", _OWNERS_S, patience, lambda: self._owners.look_up(pids))
         return [_owned(holder, owners[holder.pid]) for holder in found]
 
 

@@ -61,7 +61,6 @@ class DrmSource(Source):
         """Return all GPUs, lost ones too; a reading is at most `max_age` of its intervals old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         there = {card.uuid for card in self._cards}
-        self._kept.keep_only(lambda key: key in (*there, "cards", "processes"))
         samples = [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
         gone = [_lost(gpu) for uuid, gpu in self._seen.items() if uuid not in there]
         self._seen |= {gpu.uuid: gpu for gpu in samples}
@@ -72,10 +71,6 @@ class DrmSource(Source):
         if not self._cards:
             return []
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
-
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read values that are due, for at most `seconds`."""
-        self._kept.read_ahead(seconds, lambda key: processes or key != "processes")
 
     def _listed(self) -> list[drm.GraphicsCard]:
         return drm.graphics_cards(self.root, self.vendor)

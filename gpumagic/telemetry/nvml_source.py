@@ -43,7 +43,7 @@ _SLOW: Questions = {
     "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
     "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
 }
-# Constant values; a single snapshot reads them again.
+# Limits, which only an administrator changes.
 _STILL: Questions = {
     "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
     "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),
@@ -53,7 +53,7 @@ _STILL: Questions = {
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
 # Their intervals, in seconds.
-_TIERS: dict[str, tuple[float, Questions]] = {"still": (1e9, _STILL), "slow": (2.0, _SLOW)}
+_TIERS: dict[str, tuple[float, Questions]] = {"still": (60.0, _STILL), "slow": (2.0, _SLOW)}
 # The most expensive: the driver walks all its clients.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
@@ -61,8 +61,6 @@ _LISTS: Questions = {
     "mps": ("nvmlDeviceGetMPSComputeRunningProcesses",),
 }
 _LISTS_S = 3.0
-# An empty list of graphics or MPS clients mostly stays empty.
-_EMPTY_S = {"graphics": 15.0, "mps": 15.0}
 # Asked if there is no answer: drivers before 535, and before 510.
 _OLDER: Questions = {
     "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",),
@@ -154,7 +152,6 @@ class NvmlSource:
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
         self._software: dict[str, str] = {}
         self._kept = CachedReadings(monotonic)  # by UUID and tier or list
-        self._present: set[str] = set()
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
@@ -175,11 +172,9 @@ class NvmlSource:
         for gpu, number in door.xids() if max_age else ():
             self._xids.pop((gpu.uuid, number), None)
             self._xids[gpu.uuid, number] = self._clock(), _xid_problem(gpu, number)
-        self._present = set()
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
-        self._kept.keep_only(lambda key: key[0] in known)
         # A stable sort: MIG devices stay behind their parent.
         return sorted(samples, key=lambda sample: sample.index or 0)
 
@@ -190,7 +185,8 @@ class NvmlSource:
         # A GPU lists the processes of its MIG devices again.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
-            lists = {kind: self._list(door, gpu, kind, max_age) for kind in _LISTS}
+            read = partial(_read, door, gpu, _LISTS)
+            lists = self._kept.get((gpu.uuid, "lists"), _LISTS_S, max_age, read)
             busy = None
             if not gpu.parent:
                 ask = partial(door.busy, gpu, 2 * _LISTS_S)
@@ -207,18 +203,11 @@ class NvmlSource:
         # If the clock was set back, they must still expire.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read values that are due, the most overdue first, for at most `seconds`."""
-        self._kept.read_ahead(
-            seconds, lambda key: key[0] in self._present and (processes or key[1] in _TIERS)
-        )
-
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values, alive = _fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
         if alive:
-            self._present.add(gpu.uuid)
             for tier, (every_s, questions) in _TIERS.items():
                 ask = partial(_read, door, gpu, questions)
                 values |= self._kept.get((gpu.uuid, tier), every_s, max_age, ask)
@@ -235,14 +224,6 @@ class NvmlSource:
         """Return the fields of a sample about its last Xid error."""
         found = [(key[1], at) for key, (at, _) in self._xids.items() if key[0] == gpu.uuid]
         return {"xid": found[-1][0], "xid_time": found[-1][1]} if found else {}
-
-    def _list(self, door: nvml.Nvml, gpu: nvml.Gpu, kind: str, max_age: float) -> Any:
-        """Return the entries of one of NVML's lists of processes."""
-
-        def read() -> Any:
-            return _read(door, gpu, {kind: _LISTS[kind]})[kind]
-
-        return self._kept.get((gpu.uuid, kind), _LISTS_S, max_age, read, _EMPTY_S.get(kind))
 
 
 def _xid_problem(gpu: nvml.Gpu, number: int) -> Problem:

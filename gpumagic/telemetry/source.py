@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from platform import mac_ver
 from typing import Any, Protocol, TypeVar
 from xml.parsers.expat import ExpatError
@@ -18,57 +17,23 @@ from xml.parsers.expat import ExpatError
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 T = TypeVar("T")
-# A tick may be slightly early.
-_EARLY_S = 0.05
-
-
-@dataclass
-class _Reading:
-    at: float
-    every_s: float
-    read: Callable[[], Any]
-    value: Any
 
 
 class CachedReadings:
-    """Readings by key, with their time, interval and function."""
+    """Readings by key, each with its time."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._kept: dict[Hashable, _Reading] = {}
+        self._kept: dict[Hashable, tuple[float, Any]] = {}
 
-    def get(
-        self,
-        key: Hashable,
-        every_s: float,
-        max_age: float,
-        read: Callable[[], T],
-        empty_s: float | None = None,
-    ) -> T:
-        """Return the cached reading, unless it is older than `max_age` intervals; an empty one has
-        the interval `empty_s`."""
+    def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
+        """Return the cached reading, unless it is older than `max_age` intervals."""
         now = self._monotonic()
         kept = self._kept.get(key)
-        if kept is None or now - kept.at >= kept.every_s * max_age:
-            kept = self._kept[key] = _Reading(now, every_s, read, read())
-        kept.read = read  # its GPU's handle may be another after the driver was reloaded
-        kept.every_s = empty_s if empty_s and not kept.value else every_s
-        value: T = kept.value
+        if kept is None or now - kept[0] >= every_s * max_age:
+            kept = self._kept[key] = (now, read())
+        value: T = kept[1]
         return value
-
-    def read_ahead(self, seconds: float, wanted: Callable[[Any], bool]) -> None:
-        """Read wanted keys that are due, the most overdue first, for at most `seconds`."""
-        end = self._monotonic() + seconds
-        due = [kept for key, kept in self._kept.items() if wanted(key)]
-        for kept in sorted(due, key=lambda kept: kept.at + kept.every_s):
-            now = self._monotonic()
-            if now >= end or kept.at + kept.every_s > now + _EARLY_S:
-                return
-            kept.at, kept.value = now, kept.read()
-
-    def keep_only(self, wanted: Callable[[Any], bool]) -> None:
-        """Forget the others."""
-        self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
 
 
 class Source(Protocol):
@@ -92,10 +57,6 @@ class Source(Protocol):
     def software(self) -> Mapping[str, str]:
         """Return the versions of its drivers by name."""
         return {}
-
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read expensive values that are due, for at most `seconds`."""
-        return
 
 
 # It takes some 20 ms.
@@ -158,10 +119,6 @@ class AppleSource(Source):
             utilization=None if busy is None or busy > 100 else float(busy),
         )
         return [sample]
-
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read values that are due, for at most `seconds`."""
-        self._kept.read_ahead(seconds, lambda key: True)
 
 
 def _entry(plist: bytes) -> dict[str, Any]:
