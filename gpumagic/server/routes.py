@@ -296,7 +296,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         if self._client is not None:
             want = parse_want(message, self._client.want)
             if want is not None:
-                self.hub.ask(self._client, want)
+                self._client.ask(want)
 
     def on_close(self) -> None:
         """Remove a client."""
