@@ -66,7 +66,7 @@ def _made(name: str) -> Any:
 
 
 # On a machine without GPUs these are no problems; they only say why there is none.
-_JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
+_JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
     "NVML is missing: no more than the name and the memory of these GPUs is known",

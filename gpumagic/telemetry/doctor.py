@@ -76,7 +76,7 @@ _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of 
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
 # NVML answers these without the driver.
-_NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-missing", "pynvml-clash")
+_NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # as drm.pci_gpus has it
 
 

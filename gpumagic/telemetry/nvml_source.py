@@ -61,11 +61,6 @@ _LISTS: Questions = {
     "mps": ("nvmlDeviceGetMPSComputeRunningProcesses",),
 }
 _LISTS_S = 3.0
-# Asked if there is no answer: drivers before 535, and before 510.
-_OLDER: Questions = {
-    "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",),
-    **{kind: (f"{call[0]}_v2",) for kind, call in _LISTS.items()},
-}
 
 
 def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
@@ -73,9 +68,8 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
     answers = door.ask(gpu, {**_UTILIZATION, "memory": door.memory_call})
     memory, rates = answers["memory"], answers["utilization"]
     alive = memory is not None or rates is not None
-    if memory is None or not memory.total:
-        memory = door.memory(gpu, alive=alive)
-        alive = alive or memory is not None
+    if memory is not None and not memory.total:
+        memory = None
     return {
         "utilization": _percent(getattr(rates, "gpu", None)),
         "memory_utilization": _percent(getattr(rates, "memory", None)),
@@ -88,8 +82,6 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
 def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
     """Return the readings of a GPU that has just answered."""
     answers = door.ask(gpu, questions, alive=True)
-    older = {name: _OLDER[name] for name in questions if name in _OLDER and answers[name] is None}
-    answers |= door.ask(gpu, older, alive=True)
     for name, convert in _CONVERT.items():
         if answers.get(name) is not None:
             answers[name] = convert(answers[name])

@@ -231,24 +231,23 @@ print(json.dumps([gpu.utilization, gpu.power, gpu.temperature]))
     assert stand_in.calls("nvmlDeviceGetPowerUsage") == 5
 
 
-def test_an_older_driver_counts_its_reserve_as_used(stand_in: Any) -> None:
+def test_the_memory_of_an_older_driver_is_not_known(stand_in: Any) -> None:
     program = """
 from gpumagic import snapshot
 for _ in range(5):
     (gpu,) = snapshot().gpus
-print(json.dumps([gpu.memory_used, gpu.memory_reserved]))
+print(json.dumps([gpu.unified, gpu.memory_total, gpu.memory_used, gpu.memory_reserved]))
 """
-    machine = {"gpus": 1, "gpu.0.used": GIB, "gpu.0.reserved": GIB}
-    machine["fail.nvmlDeviceGetMemoryInfo_v2"] = 13
-    assert json.loads(stand_in.run(program, machine)) == [2 * GIB, None]
-    assert stand_in.calls("nvmlDeviceGetMemoryInfo_v2") == 2
+    machine = {"gpus": 1, "fail.nvmlDeviceGetMemoryInfo_v2": 13}
+    assert json.loads(stand_in.run(program, machine)) == [False, None, None, None]
+    assert stand_in.calls("nvmlDeviceGetMemoryInfo_v2") == 1
     assert stand_in.calls("nvmlDeviceGetHandleByIndex_v2") == 1
 
 
 def test_memory_that_is_the_hosts(stand_in: Any) -> None:
     snapshot = taken(
         stand_in,
-        {"gpus": 1, "fail.nvmlDeviceGetMemoryInfo_v2": 3, "fail.nvmlDeviceGetMemoryInfo": 3},
+        {"gpus": 1, "fail.nvmlDeviceGetMemoryInfo_v2": 3},
     )
     (gpu,) = snapshot["gpus"]
     assert gpu["unified"]
@@ -256,8 +255,7 @@ def test_memory_that_is_the_hosts(stand_in: Any) -> None:
 
 
 def test_a_failed_question_for_memory_is_not_the_hosts_memory(stand_in: Any) -> None:
-    fails = {"fail.nvmlDeviceGetMemoryInfo_v2": 999, "fail.nvmlDeviceGetMemoryInfo": 999}
-    (gpu,) = taken(stand_in, {"gpus": 1, **fails})["gpus"]
+    (gpu,) = taken(stand_in, {"gpus": 1, "fail.nvmlDeviceGetMemoryInfo_v2": 999})["gpus"]
     assert (gpu["unified"], gpu["memory_total"], gpu["memory_used"]) == (False, None, None)
 
 
