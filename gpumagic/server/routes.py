@@ -246,12 +246,8 @@ class TerminateRoute(Guard, APIHandler):
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        try:
-            order = kernels.parse_order(self.get_json_body())
-            snapshot = await self.hub.fresh(max_age_s=0.0)
-            ended, message = await kernels.terminate(order, snapshot)
-        except kernels.NotEnded as refusal:
-            raise web.HTTPError(refusal.status, str(refusal)) from None
+        snapshot = await self.hub.fresh(max_age_s=0.0)
+        ended, message = await kernels.terminate(self.get_json_body(), snapshot)
         self.set_status(200 if ended else 202)
         self.finish(json.dumps({"ended": ended, "message": message}))
 

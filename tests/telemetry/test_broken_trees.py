@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machines import arc, kfd_process, mac, mi300x, opened, radeon_and_apu
+from snapshots import snapshot_in
 
 from gpumagic import faults
 from gpumagic.device import TorchBuild, amd_gpus, intel_gpus
@@ -79,7 +80,7 @@ changes = st.one_of(
 
 def believable(snapshot: Snapshot) -> None:
     assert [p.code for p in snapshot.problems if p.code == "source-failed"] == []
-    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    assert snapshot_in(snapshot.to_json()) == snapshot
     for gpu in snapshot.gpus:
         for percent in (gpu.utilization, gpu.memory_utilization, gpu.fan):
             assert percent is None or 0 <= percent <= 100
