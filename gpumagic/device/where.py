@@ -43,7 +43,11 @@ def resolve(
             devices = [] if _CPU.fullmatch(text.strip()) else here()
         for part in text.split(","):
             for device in _resolve_part(part.strip(), text, devices, current, cpu):
-                _add(device, found, text)
+                if device in found:
+                    raise GpuError(
+                        f"{device} stands twice in {_quote(text)}; name each device once"
+                    )
+                found.append(device)
     except _NotADevice as error:
         numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in (d.kind, "gpu")]
         question = meant(str(where), ["cpu", "free", "all", "mps", *numbered])
@@ -74,9 +78,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     head, comma, start = prefix.rpartition(",")
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # only if somebody has begun to type them
-        for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:"):
-            offers += [spelling + number for number in numbers]
+    if start:  # only if somebody has begun to type one
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
     return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
@@ -175,16 +177,6 @@ def _freest(devices: Sequence[Device]) -> Device:
     if not known:
         raise GpuError(f"free: how much memory is free is not known; type {_choices(devices)}")
     return max(known, key=lambda device: device.memory_free or 0)
-
-
-def _add(device: Device, found: list[Device], whole: str) -> None:
-    same = [other for other in found if other == device]
-    if same and not (device.note and same[0].note):
-        raise GpuError(f"{device} stands twice in {_quote(whole)}; name each device once")
-    if same:  # two missing devices become one CPU, with two notes
-        found.remove(device)
-        device = replace(device, note=f"{same[0].note}; {device.note}")
-    found.append(device)
 
 
 def _list(devices: Sequence[Device]) -> str:

@@ -119,13 +119,9 @@ class Library:
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """The errors of a call: NVML's own; and with an older or newer pynvml, a missing name, a
-        wrong argument, or an unreadable answer."""
-        own = getattr(self.module, "NVMLError", None)
-        return _ERRORS if own is None else (*_ERRORS, own)
+        # Of a call: NVML's own; and with an older or newer pynvml, a missing name, a wrong
+        # argument, or an unreadable answer.
+        self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
         """Import pynvml; raise ImportError also for another module of that name."""
@@ -133,6 +129,7 @@ class Library:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
             raise ImportError(name="pynvml")
+        self.errors = (*_ERRORS, self.module.NVMLError)
 
     def make(self, function: str, *arguments: Any) -> Any:
         """Call a function; raises one of ``errors``."""

@@ -9,7 +9,7 @@ import json
 import math
 import socket
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -39,12 +39,9 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.snapshot import GpuSample, Snapshot
+from gpumagic.telemetry.snapshot import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-_LABELS = ("uuid", "name", "index")
-
 
 # Name, help, field of a GPU's sample, and the factor to base units.
 _GAUGES = (
@@ -78,38 +75,28 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield a family for each reading, of the GPUs that have it."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
-            values = {_labels(gpu): getattr(gpu, field) for gpu in snapshot.gpus}
-            # Rounded, so that 57 % is 0.57.
-            known = {at: round(v * factor, 9) for at, v in values.items() if v is not None}
-            yield _family(make, f"gpu_{name}", about, _LABELS, known)
+            family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
+            for gpu in snapshot.gpus:
+                index = "" if gpu.index is None else str(gpu.index)
+                if (value := getattr(gpu, field)) is not None:
+                    # Rounded, so that 57 % is 0.57.
+                    family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
+            yield family
     # By notebook and not by process: pids would make a new series each time.
     held: dict[tuple[str, str], int] = defaultdict(int)
     for process in snapshot.processes:
         if process.memory is not None:
             held[process.uuid, process.notebook or ""] += process.memory
     about = "GPU memory held by the processes of a notebook; without a name: by all others."
-    labels: tuple[str, ...] = ("uuid", "notebook")
-    yield _family(GaugeMetricFamily, "notebook_memory_bytes", about, labels, held)
-    wrong = {(p.code, p.uuid or ""): 1 for p in snapshot.problems}
-    about, labels = "1 for each thing that is wrong.", ("code", "uuid")
-    yield _family(GaugeMetricFamily, "problem", about, labels, wrong)
-
-
-def _family(
-    make: Any,
-    name: str,
-    about: str,
-    labels: tuple[str, ...],
-    samples: Mapping[Any, float],
-) -> Any:
-    family = make(f"gpumagic_{name}", about, labels=labels)
-    for at, value in sorted(samples.items()):
-        family.add_metric(at, value)
-    return family
-
-
-def _labels(gpu: GpuSample) -> tuple[str, ...]:
-    return gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index)
+    family = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
+    for at, size in held.items():
+        family.add_metric(at, size)
+    yield family
+    about = "1 for each thing that is wrong."
+    family = GaugeMetricFamily("gpumagic_problem", about, labels=("code", "uuid"))
+    for at in {(problem.code, problem.uuid or "") for problem in snapshot.problems}:
+        family.add_metric(at, 1)
+    yield family
 
 
 HUB = "gpumagic_hub"

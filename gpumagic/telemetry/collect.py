@@ -72,7 +72,11 @@ _NO_NVML = Problem(
     "NVML is missing: no more than the name and the memory of these GPUs is known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
-_SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_NONE_VISIBLE = Problem(
+    "none-visible",
+    "this process can use none of these GPUs",
+    "run %gpus --doctor, which names the variable that hides them",
+)
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
@@ -83,7 +87,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
         hidden = unnamed and not all(gpu.virtual for gpu in there)
-        return [*found, _none_visible()] if hidden else found
+        return [*found, _NONE_VISIBLE] if hidden else found
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
     why = f"{offer} (why: %gpus --doctor)"
     if not problems:
@@ -91,16 +95,6 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     # Mostly nothing is wrong: the machine has no GPU. The doctor has the cures.
     cures = dict.fromkeys(_JUST_NO_GPU, why)
     return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
-
-
-def _none_visible() -> Problem:
-    cause = "this process can use none of these GPUs"
-    setting = next((name for name in _SHOW if name in os.environ), None)
-    if setting is None:
-        return Problem("none-visible", cause, "run %gpus --doctor")
-    cause = f"{cause}: {setting} is {os.environ[setting]!r}"
-    cure = "set it right before the kernel starts, then restart the kernel"
-    return Problem("none-visible", cause, cure)
 
 
 T = TypeVar("T")

@@ -73,9 +73,9 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
     return {
         "utilization": _percent(getattr(rates, "gpu", None)),
         "memory_utilization": _percent(getattr(rates, "memory", None)),
-        "memory_total": _integer(memory, "total"),
-        "memory_used": _integer(memory, "used"),
-        "memory_reserved": _integer(memory, "reserved"),
+        "memory_total": getattr(memory, "total", None),
+        "memory_used": getattr(memory, "used", None),
+        "memory_reserved": getattr(memory, "reserved", None),
     }, alive
 
 
@@ -102,11 +102,6 @@ def _merged(
                 kind, memory = f"{before.kind}+{kind}", max(known, default=None)
             found[pid] = ProcessSample(gpu.uuid, pid, memory, kind, utilization=utilization)
     return list(found.values())
-
-
-def _integer(structure: Any, name: str) -> int | None:
-    value = getattr(structure, name, None)
-    return None if value is None else int(value)
 
 
 def _percent(value: float | None) -> float | None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from platform import mac_ver
 from typing import Any, Protocol, TypeVar
-from xml.parsers.expat import ExpatError
 
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
@@ -61,8 +60,6 @@ class Source(Protocol):
 
 # It takes some 20 ms.
 _EVERY_S = 2.0
-# Errors of plistlib for broken data.
-_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, ExpatError)
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
@@ -99,17 +96,16 @@ class AppleSource(Source):
         """Return the GPU; a reading is at most `max_age` of its intervals old."""
         entry: dict[str, Any] = {}
         if self._here:
-            entry = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entry(self._read()))
+            entry = self._kept.get("ioreg", _EVERY_S, max_age, self._entry)
         if not entry:
             return []
-        statistics, model = entry.get("PerformanceStatistics"), entry.get("model")
-        known = statistics if isinstance(statistics, dict) else {}
+        known, model = entry.get("PerformanceStatistics", {}), entry.get("model")
         busy = _count(known.get("Device Utilization %"))
         if isinstance(model, bytes):  # on some models, with a zero at the end
             model = model.rstrip(b"\0").decode(errors="replace")
         sample = GpuSample(
             uuid=f"MPS-{host.name or 'here'}",
-            name=model if isinstance(model, str) else None,
+            name=model,
             index=0,
             ordinal=0,
             vendor="apple",
@@ -120,13 +116,10 @@ class AppleSource(Source):
         )
         return [sample]
 
-
-def _entry(plist: bytes) -> dict[str, Any]:
-    """Return the accelerator in a property list; empty if it cannot be parsed."""
-    try:
-        return dict(plistlib.loads(plist)[0])
-    except _MALFORMED:
-        return {}
+    def _entry(self) -> dict[str, Any]:
+        """Return the accelerator; empty if there is none."""
+        plist = self._read()
+        return dict(plistlib.loads(plist)[0]) if plist else {}
 
 
 def _count(value: Any) -> int | None:

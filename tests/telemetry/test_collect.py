@@ -107,18 +107,10 @@ def test_own_process_is_mine() -> None:
     assert [process.mine for process in snapshot.processes] == [True]
 
 
-def test_hidden_gpus_name_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+def test_hidden_gpus_send_to_the_doctor() -> None:
     (problem,) = collector((REAL,)).take().problems
     assert problem.code == "none-visible"
-    assert "'-1'" in problem.cause
-
-
-def test_hidden_gpus_without_a_setting_send_to_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (problem,) = collector((REAL,)).take().problems
-    assert problem.code == "none-visible"
-    assert problem.cure == "run %gpus --doctor"
+    assert "run %gpus --doctor" in problem.cure
 
 
 def test_an_uncertain_ordinal_is_marked() -> None:

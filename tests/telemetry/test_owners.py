@@ -243,11 +243,12 @@ def hangup_heeded() -> Iterator[None]:
 def test_what_was_made_to_outlive_its_kernel_is_no_orphan(start: Start) -> None:
     kernel = start()
     owners = Owners()
-    # Seen while its kernel lives, and not among its processes.
-    assert one(owners, kernel.detached).kernel is None
+    # Not among its kernel's processes, and no orphan while that lives.
+    detached = one(owners, kernel.detached)
+    assert (detached.kernel, detached.orphan) == (None, False)
     kernel.die()
     assert one(owners, kernel.child).orphan
-    for pid in (kernel.daemon, kernel.detached, kernel.nohup):
+    for pid in (kernel.daemon, kernel.nohup):
         assert not one(owners, pid).orphan, pid
 
 
