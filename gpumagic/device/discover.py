@@ -170,12 +170,6 @@ def _numbered(gpus: Iterable[Device], certain: bool = True) -> list[Device]:
     return [replace(gpu, ordinal=n, ordinal_certain=certain) for n, gpu in enumerate(gpus)]
 
 
-def cards(root: Path = Path("/")) -> list[str]:
-    """Return the models of AMD's and Intel's cards here, for any build of torch."""
-    found = [card for vendor in ("amd", "intel") for card in drm.graphics_cards(root, vendor)]
-    return [card.name or card.address for card in found if not card.integrated]
-
-
 def here(*, memory: bool = True) -> list[Device]:
     """Return torch's GPUs in this process, by ordinal; empty without any. Never raises.
 

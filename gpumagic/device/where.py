@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import index
 from platform import machine
 
-from gpumagic.device.discover import CPU, Device, cards, here
+from gpumagic.device.discover import CPU, Device, here
 from gpumagic.errors import GpuError, as_typed, meant
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"
@@ -190,11 +190,9 @@ def _list(devices: Sequence[Device]) -> str:
 
 
 def _there_is(devices: Sequence[Device]) -> str:
-    if devices:
-        return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
-    # There may be a card that torch was not built for.
-    names = dict.fromkeys(cards())
-    return f"torch here cannot use the {' and the '.join(names)}" if names else NO_GPU
+    if not devices:
+        return NO_GPU
+    return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
 
 
 def _choices(devices: Sequence[Device], cpu: bool = True) -> str:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -186,8 +186,8 @@ class Hub:
 
     async def past(self, since: float | None) -> bytes:
         """Return the message with the history and cells after a moment."""
-        cells = [run.to_dict() for run in self.cells.runs(since)]
-        events = [asdict(event) for event in self.deaths.events]
+        cells = [vars(run) for run in self.cells.runs(since)]
+        events = [vars(event) for event in self.deaths.events]
 
         def encoded() -> bytes:
             history = self.sampler.history.since(since)
@@ -206,7 +206,7 @@ class Hub:
         own = [
             Check("the server", False, str(f), "report it to gpumagic") for f in faults.all_kept()
         ]
-        return [asdict(check) for check in [*found, *own]]
+        return [vars(check) for check in [*found, *own]]
 
     async def close(self) -> None:
         """Stop with the server."""

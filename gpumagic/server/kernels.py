@@ -239,7 +239,7 @@ class KernelCells(CellRuns):
 
     def news(self, revision: int) -> bytes:
         """Return the message with the runs that changed after a revision."""
-        runs = [run.to_dict() for run in self.since(revision)]
+        runs = [vars(run) for run in self.since(revision)]
         return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:

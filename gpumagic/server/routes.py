@@ -11,7 +11,6 @@ import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,6 @@ from tornado.websocket import WebSocketHandler
 
 from gpumagic import faults
 from gpumagic.demo import example
-from gpumagic.errors import GpuError
 from gpumagic.server import kernels
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.hub import Client, Hub, parse_want
@@ -195,7 +193,7 @@ async def _doctor(route: GetRoute) -> None:
 
 async def _deaths(route: GetRoute) -> None:
     """Answer with the last deaths of this server's kernels, the oldest first."""
-    deaths = [asdict(event) for event in route.hub.deaths.events]
+    deaths = [vars(event) for event in route.hub.deaths.events]
     route.finish(json.dumps(deaths, ensure_ascii=False))
 
 
@@ -207,20 +205,13 @@ async def _metrics(route: GetRoute) -> None:
 
 async def _renderer(route: GetRoute) -> None:
     """Answer with the renderer's JavaScript, also the widget's; a browser's copy is validated."""
-    try:
-        code = _RENDERER.read_bytes()
-    except OSError:
-        raise web.HTTPError(404, "the front end is not built: pip install gpumagic") from None
     route.set_header("Cache-Control", "no-cache")
-    route.finish(code, set_content_type="text/javascript; charset=utf-8")
+    route.finish(_RENDERER.read_bytes(), set_content_type="text/javascript; charset=utf-8")
 
 
 async def _tour(route: GetRoute) -> None:
     """Answer with the notebook of Help → GPU Tour, as if it had never run."""
-    try:
-        book = nbformat.read(example("tour"), as_version=4)
-    except GpuError as error:
-        raise web.HTTPError(404, str(error)) from None
+    book = nbformat.read(example("tour"), as_version=4)
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None

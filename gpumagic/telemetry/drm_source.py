@@ -1,8 +1,7 @@
 """Sample the GPUs of AMD and Intel that Linux's DRM drivers have, and the processes on them.
 
 Reads files only, no library. A value is None if the driver does not give it. A GPU that sleeps
-(``power/runtime_status``) is not asked anything that would wake it. A GPU that has disappeared, or
-gives no values any more, is lost.
+(``power/runtime_status``) is not asked anything that would wake it.
 
 AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
 (product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
@@ -47,7 +46,6 @@ class DrmSource(Source):
         # The last value and time of each counter, by UUID and name.
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
-        self._seen: dict[str, GpuSample] = {}
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         """Return utilization and memory."""
@@ -58,13 +56,9 @@ class DrmSource(Source):
         raise NotImplementedError
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs, lost ones too; a reading is at most `max_age` of its intervals old."""
+        """Return all GPUs; a reading is at most `max_age` of its intervals old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
-        there = {card.uuid for card in self._cards}
-        samples = [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
-        gone = [_lost(gpu) for uuid, gpu in self._seen.items() if uuid not in there]
-        self._seen |= {gpu.uuid: gpu for gpu in samples}
-        return samples + gone
+        return [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory; `max_age` as in :meth:`gpus`."""
@@ -83,9 +77,6 @@ class DrmSource(Source):
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
             readings = self._fast(card) | slow
-            silent = all(value is None for value in readings.values())
-            if silent and card.uuid in self._seen:
-                return _lost(self._seen[card.uuid])
         if card.integrated:
             readings |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
         readings |= {"vendor": self.vendor, "unified": card.integrated}
@@ -111,10 +102,6 @@ class DrmSource(Source):
             # A process without memory counts if an engine has run for it.
             if size or ran[pid, address]
         ]
-
-
-def _lost(gpu: GpuSample) -> GpuSample:
-    return GpuSample(gpu.uuid, gpu.name, gpu.index, vendor=gpu.vendor, lost=True)
 
 
 def _kind(ran: set[str]) -> str | None:

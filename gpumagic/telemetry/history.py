@@ -19,17 +19,6 @@ from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 KEPT = 50
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A finished measurement, ready to be shown."""
-
-    title: str
-    text: str
-    bars: list[dict[str, Any]]  # of each device: where, share of the slowest, text
-    time: float  # Unix time of its end
-    id: str
-
-
 class Board:
     """The running and the finished measurements, and their subscribers."""
 
@@ -37,9 +26,9 @@ class Board:
         self._lock = threading.Lock()
         self._listeners: dict[object, Callable[[], object]] = {}
         self._numbers = itertools.count()
-        # The progress of the running measurement as JSON; finished ones, the newest first.
+        # As JSON: the progress of the running measurement; finished ones, the newest first.
         self.now: dict[str, Any] | None = None
-        self.entries: tuple[Measured, ...] = ()
+        self.entries: list[dict[str, Any]] = []
 
     def post(self, progress: dict[str, Any] | None) -> None:
         """Post the progress of a measurement as JSON; None when it has ended."""
@@ -47,10 +36,11 @@ class Board:
         self._tell()
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
-        """Add the result of a measurement; `time` is Unix time."""
+        """Add the result of a measurement that ended at `time`, in Unix time; a bar has ``where``,
+        ``share`` of the slowest, and ``text``."""
+        made = {"title": title, "text": text, "bars": bars, "time": time}
         with self._lock:
-            made = Measured(title, text, bars, time, str(next(self._numbers)))
-            self.entries = (made, *self.entries)[:KEPT]
+            self.entries = [{**made, "id": str(next(self._numbers))}, *self.entries][:KEPT]
         self._tell()
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:
@@ -155,10 +145,6 @@ class CellRun:
     start: float  # Unix time
     end: float | None = None
     gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it used
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the run as JSON objects."""
-        return {**vars(self), "gpus": list(self.gpus)}
 
 
 class CellRuns:

@@ -137,25 +137,20 @@ class NvmlSource:
         self._clock = clock
         # The time and problem of each Xid error, by UUID and number, the newest last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
-        self._software: dict[str, str] = {}
         self._kept = CachedReadings(monotonic)  # by UUID and tier or list
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
-        told, system = self._software, self._door().system
-        if "driver" not in told and (version := system("nvmlSystemGetDriverVersion")):
-            told["driver"] = str(version)
-        if "cuda" not in told and (number := system("nvmlSystemGetCudaDriverVersion")):
-            told["cuda"] = f"{number // 1000}.{number % 1000 // 10}"
-        return dict(told)
+        system = self._door().system
+        driver, number = (system(f"nvmlSystemGet{what}DriverVersion") for what in ("", "Cuda"))
+        cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
+        return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all GPUs, lost ones too; a reading is at most ``max_age`` of its intervals old.
         Unless it is 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
-        if not gpus:
-            self._software = {}
         for gpu, number in door.xids() if max_age else ():
             self._xids.pop((gpu.uuid, number), None)
             self._xids[gpu.uuid, number] = self._clock(), _xid_problem(gpu, number)

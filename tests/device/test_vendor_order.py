@@ -137,17 +137,3 @@ def test_the_torch_that_is_installed() -> None:
 
     build = device.torch_build()
     assert (build.cuda, build.hip) == (torch.version.cuda, torch.version.hip)
-
-
-def test_a_card_that_torch_was_not_built_for_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mi300x(tmp_path, 2)
-    arc(tmp_path / "arc")
-    torch_for(monkeypatch, tmp_path)
-    assert discover.cards(tmp_path / "arc") == ["Intel Arc B580"]
-    monkeypatch.setattr("gpumagic.device.where.cards", lambda: discover.cards(tmp_path))
-    with pytest.raises(GpuError) as caught:
-        device.resolve("0", [])
-    said = "no GPU 0: torch here cannot use the AMD Instinct MI300X OAM; type cpu, or "
-    assert str(caught.value).startswith(said)

@@ -30,7 +30,7 @@ VIRTUAL = GpuSample(
     utilization=25.0,
     virtual_ordinal=0,
 )
-STATE = VirtualState(4242, 3, VIRTUAL)
+STATE = VirtualState(4242, VIRTUAL)
 
 
 def collector(
