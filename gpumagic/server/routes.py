@@ -104,7 +104,6 @@ _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # The socket's buffer is a queue too: keep it short for slow clients.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
-_PING_S = 30.0
 
 
 def routes() -> list[tuple[Any, ...]]:
@@ -233,23 +232,14 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
+    # For tornado's own pings, in seconds; a client that does not answer is gone. Jupyter's settings
+    # are in milliseconds, and tornado would warn of them for each connection.
+    ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
     def get_compression_options(self) -> dict[str, Any]:
         """Compress: the samples of 64 GPUs are alike."""
         return {"compression_level": 1, "mem_level": 7}
-
-    # Tornado's own pings, in seconds. Jupyter's settings are in milliseconds, and tornado warns of
-    # them for each connection.
-    @property
-    def ping_interval(self) -> float:
-        """Seconds."""
-        return self.settings.get("websocket_ping_interval") or _PING_S
-
-    @property
-    def ping_timeout(self) -> float:
-        """In seconds; a client that does not answer is gone."""
-        return self.ping_interval
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:

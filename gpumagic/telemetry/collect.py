@@ -143,7 +143,9 @@ class Collector:
             gpus = self._with_ordinals(gpus)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
-            software = self._software(sources)
+            software: dict[str, str] = {}
+            for source in sources:
+                software |= self._ask(source, lambda one: one.software()) or {}
             holders = self._holders(sources, max_age) if processes else []
             return Snapshot(
                 time=now,
@@ -191,12 +193,6 @@ class Collector:
             else gpu
             for gpu in gpus
         ]
-
-    def _software(self, sources: Sequence[Source]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for source in sources:
-            found |= self._ask(source, lambda one: one.software()) or {}
-        return found
 
     def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory, with their owners."""

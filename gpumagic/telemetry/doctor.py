@@ -111,8 +111,7 @@ class Doctor:
         apples = self._apple.gpus(Host())
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
         # With only another vendor's GPU, NVIDIA's checks do not apply.
-        asked = "nvml" in (self._env.get("GPUMAGIC_SOURCES") or "nvml")
-        is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or (asked and not others)
+        is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
         nvidia = self._nvidia(len(cards.get("nvidia", ()))) if is_nvidia else ()
         places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
@@ -215,8 +214,10 @@ class Doctor:
         return Check(name, ok, f"{self._env[name]!r} leaves {left} of {every}", cure)
 
     def _torch(self, cards: Mapping[str, Sequence[_Card]]) -> Check:
-        version, build = self._installed("torch"), self._build()
-        if version is None:
+        build = self._build()
+        try:
+            version = self._version("torch")
+        except metadata.PackageNotFoundError:
             return Check("torch", None, 'not installed (pip install "gpumagic[torch]")')
         has = {"amd": build.hip, "intel": build.xpu}
         lacks = [needs.build for name, needs in _VENDORS.items() if name in cards and not has[name]]
@@ -225,12 +226,6 @@ class Doctor:
             cure = f"install a {lacks[0]} build: {_BUILDS}; or {as_typed('%gpus --virtual 2')}"
             return Check("torch", False, f"{version}, a build without {lacks[0]}", cure)
         return Check("torch", True, version)
-
-    def _installed(self, distribution: str) -> str | None:
-        try:
-            return self._version(distribution)
-        except metadata.PackageNotFoundError:
-            return None
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:

@@ -25,7 +25,6 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import CachedReadings, Source
 
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
-_ENGINES = {"compute": {"compute", "ccs"}, "graphics": {"gfx", "render", "rcs"}}
 
 
 class DrmSource(Source):
@@ -85,27 +84,19 @@ class DrmSource(Source):
     def _read_processes(self) -> list[ProcessSample]:
         cards = {card.address: card for card in self._cards}
         memory: dict[tuple[int, str], int] = defaultdict(int)
-        ran: dict[tuple[int, str], set[str]] = defaultdict(set)
         for client in drm.read_clients(self.root):
             where, card = (client.pid, client.address), cards.get(client.address)
             if card is not None:
                 sizes = client.memory.items()
                 memory[where] += sum(n for name, n in sizes if name.startswith(card.regions))
-                ran[where] |= client.ran
         for where, size in drm.kfd_memory(self.root).items():
             if where[1] in cards:
                 memory[where] = max(memory[where], size)
-                ran[where].add("compute")
         return [
-            ProcessSample(cards[address].uuid, pid, size, _kind(ran[pid, address]))
+            ProcessSample(cards[address].uuid, pid, size)
             for (pid, address), size in sorted(memory.items())
-            # A process without memory counts if an engine has run for it.
-            if size or ran[pid, address]
+            if size
         ]
-
-
-def _kind(ran: set[str]) -> str | None:
-    return "+".join(kind for kind, engines in _ENGINES.items() if ran & engines) or None
 
 
 def _temperatures(sensors: drm.Folder, channels: tuple[int, int]) -> dict[str, float | None]:
@@ -153,7 +144,6 @@ class AmdSource(DrmSource):
             "sm_clock": _mhz(sensors.number("freq1_input")),
             "memory_clock": _mhz(sensors.number("freq2_input")),
             "sm_clock_limit": _highest(files.text("pp_dpm_sclk")),
-            "memory_clock_limit": _highest(files.text("pp_dpm_mclk")),
             "ecc_corrected": drm.whole(errors.get("ce")),
             "ecc_uncorrected": drm.whole(errors.get("ue")),
         }

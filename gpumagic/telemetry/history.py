@@ -5,13 +5,13 @@ cannot disturb that thread. A GPU that was absent has None there, and is forgott
 reading leaves the ring. Nothing here depends on torch, IPython or a widget.
 """
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
+from uuid import uuid4
 
 from gpumagic import faults
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
@@ -23,9 +23,7 @@ class Board:
     """The running and the finished measurements, and their subscribers."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._listeners: dict[object, Callable[[], object]] = {}
-        self._numbers = itertools.count()
         # As JSON: the progress of the running measurement; finished ones, the newest first.
         self.now: dict[str, Any] | None = None
         self.entries: list[dict[str, Any]] = []
@@ -38,9 +36,8 @@ class Board:
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
         """Add the result of a measurement that ended at `time`, in Unix time; a bar has ``where``,
         ``share`` of the slowest, and ``text``."""
-        made = {"title": title, "text": text, "bars": bars, "time": time}
-        with self._lock:
-            self.entries = [{**made, "id": str(next(self._numbers))}, *self.entries][:KEPT]
+        made = {"id": uuid4().hex, "title": title, "text": text, "bars": bars, "time": time}
+        self.entries = [made, *self.entries][:KEPT]
         self._tell()
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:

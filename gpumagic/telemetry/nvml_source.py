@@ -42,25 +42,19 @@ _SLOW: Questions = {
     "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
     "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
     "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-}
-# Limits, which only an administrator changes.
-_STILL: Questions = {
     "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
     "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),
     "sm_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
-    "memory_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# Their intervals, in seconds.
-_TIERS: dict[str, tuple[float, Questions]] = {"still": (60.0, _STILL), "slow": (2.0, _SLOW)}
 # The most expensive: the driver walks all its clients.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
     "mps": ("nvmlDeviceGetMPSComputeRunningProcesses",),
 }
-_LISTS_S = 3.0
+_SLOW_S, _LISTS_S = 2.0, 3.0
 
 
 def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
@@ -92,16 +86,12 @@ def _merged(
     gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
     """Return a GPU's processes; memory in two lists counts once, those not `busy` are idle."""
-    found: dict[int, ProcessSample] = {}
-    for kind, entries in lists.items():
-        for entry in entries or ():
-            pid, memory = int(entry.pid), entry.usedGpuMemory
-            utilization = None if busy is None else busy.get(pid, 0.0)
-            if before := found.get(pid):
-                known = [count for count in (before.memory, memory) if count is not None]
-                kind, memory = f"{before.kind}+{kind}", max(known, default=None)
-            found[pid] = ProcessSample(gpu.uuid, pid, memory, kind, utilization=utilization)
-    return list(found.values())
+    held: dict[int, int | None] = {}
+    for entry in (entry for entries in lists.values() for entry in entries or ()):
+        counts = (held.get(entry.pid), entry.usedGpuMemory)
+        held[entry.pid] = max((count for count in counts if count is not None), default=None)
+    load = {pid: None if busy is None else busy.get(pid, 0.0) for pid in held}
+    return [ProcessSample(gpu.uuid, pid, n, utilization=load[pid]) for pid, n in held.items()]
 
 
 def _percent(value: float | None) -> float | None:
@@ -137,12 +127,13 @@ class NvmlSource:
         self._clock = clock
         # The time and problem of each Xid error, by UUID and number, the newest last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
-        self._kept = CachedReadings(monotonic)  # by UUID and tier or list
+        self._kept = CachedReadings(monotonic)  # by UUID and kind
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
         system = self._door().system
-        driver, number = (system(f"nvmlSystemGet{what}DriverVersion") for what in ("", "Cuda"))
+        driver = system("nvmlSystemGetDriverVersion")
+        number = system("nvmlSystemGetCudaDriverVersion")
         cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
         return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
@@ -190,9 +181,8 @@ class NvmlSource:
         if gpu.uuid in door.lost:
             return self._lost(gpu)
         if alive:
-            for tier, (every_s, questions) in _TIERS.items():
-                ask = partial(_read, door, gpu, questions)
-                values |= self._kept.get((gpu.uuid, tier), every_s, max_age, ask)
+            read = partial(_read, door, gpu, _SLOW)
+            values |= self._kept.get((gpu.uuid, "slow"), _SLOW_S, max_age, read)
         unified = gpu.parent is None and door.shares_memory(gpu)
         if unified:
             values |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
@@ -209,12 +199,10 @@ class NvmlSource:
 
 
 def _xid_problem(gpu: nvml.Gpu, number: int) -> Problem:
-    who = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: an error of"
+    whose = "a program on it" if number in _OF_PROGRAMS else "the GPU or its driver"
+    cause = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: an error of {whose}"
     cure = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
-    if number not in _OF_PROGRAMS:
-        return Problem("xid", f"{who} the GPU or its driver", cure, gpu.uuid)
-    cure = "run the program under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1"
-    return Problem("xid", f"{who} a program on it", cure, gpu.uuid)
+    return Problem("xid", cause, cure, gpu.uuid)
 
 
 def _problem(fault: nvml.DriverFault, uuid: str | None = None) -> Problem:

@@ -157,7 +157,6 @@ class Owner:
     server: str | None = None
     idle_since: float | None = None
     orphan: bool = False
-    host_memory: int | None = field(default=None, compare=False)  # it changes constantly
     ordinals: Mapping[str, int] = field(default_factory=dict)  # in that process, by UUID
 
 
@@ -204,7 +203,6 @@ class Owners:
             server=kernel.server if kernel else None,
             idle_since=kernel.idle_since if kernel else None,
             orphan=kernel is None and self._is_orphan(facts, kernels),
-            host_memory=resident(pid),
             ordinals=self._ordinals(facts.cuda),
         )
 

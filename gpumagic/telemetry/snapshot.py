@@ -61,7 +61,6 @@ class GpuSample:
     memory_clock: int | None = None
     throttle: tuple[str, ...] | None = None  # throttling reasons; () if none
     sm_clock_limit: int | None = None  # the maximum, as all limits below
-    memory_clock_limit: int | None = None
     fan: float | None = None  # percent of its maximum
     pcie_generation: int | None = None  # of the present link
     pcie_width: int | None = None  # lanes
@@ -96,7 +95,6 @@ class ProcessSample:
     uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
-    kind: str | None = None  # "compute", "graphics", "mps", or several joined with "+"
     name: str | None = None  # this and all below: only for the user who took the snapshot
     user: str | None = None  # for all users
     notebook: str | None = None  # of its kernel
@@ -108,7 +106,6 @@ class ProcessSample:
     idle_since: float | None = None  # Unix time since when the kernel is idle
     orphan: bool = False  # it still runs, but its kernel has ended
     ordinal: int | None = None  # CUDA's ordinal of this GPU in that process
-    host_memory: int | None = None  # resident bytes of RAM
     utilization: float | None = None  # percent of the last seconds in which its kernels ran
 
     @property

@@ -276,7 +276,7 @@ class VirtualSource(Source):
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the process of each, which holds all of its memory."""
         return [
-            ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used, "compute")
+            ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used)
             for state in self._states
         ]
 

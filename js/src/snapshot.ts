@@ -35,7 +35,6 @@ export interface GpuSample {
   memory_clock: number | null;
   throttle: string[] | null;
   sm_clock_limit: number | null;
-  memory_clock_limit: number | null;
   fan: number | null;
   pcie_generation: number | null;
   pcie_width: number | null;
@@ -56,7 +55,6 @@ export interface ProcessSample {
   uuid: string;
   pid: number;
   memory: number | null;
-  kind: string | null;
   name: string | null;
   user: string | null;
   notebook: string | null;
@@ -68,8 +66,8 @@ export interface ProcessSample {
   idle_since: number | null;
   orphan: boolean;
   ordinal: number | null;
-  /** Bytes of RAM. */
-  host_memory: number | null;
+  /** Bytes of RAM, of a kernel without a GPU. */
+  host_memory?: number | null;
   /** Percent of the last seconds in which its CUDA kernels ran. */
   utilization: number | null;
   /** Whether it runs on another host than the server; the server cannot end it. */

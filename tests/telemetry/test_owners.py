@@ -266,9 +266,3 @@ def test_notebooks_are_named_from_the_servers_root(start: Start, tmp_path: Path)
     inside.die()
     orphan = one(Owners(root=root), inside.child)
     assert (orphan.orphan, orphan.notebook) == (True, "work/a.ipynb")
-
-
-def test_it_is_known_how_much_ram_a_process_of_ones_own_has() -> None:
-    host_memory = Owners().look_up({os.getpid()})[os.getpid()].host_memory
-    assert host_memory is not None
-    assert 2**20 < host_memory < 2**40
