@@ -73,9 +73,7 @@ _NO_NVML = Problem(
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
 _NONE_VISIBLE = Problem(
-    "none-visible",
-    "this process can use none of these GPUs",
-    "run %gpus --doctor, which names the variable that hides them",
+    "none-visible", "this process can use none of these GPUs", "run %gpus --doctor"
 )
 
 

@@ -77,9 +77,6 @@ class History:
         self._lock = threading.Lock()
         self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)
 
-    def __len__(self) -> int:
-        return len(self._moments)
-
     def add(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot's readings; return False if it came too soon after the last one."""
         time, values = snapshot.time, attrgetter(*_CHARTED)

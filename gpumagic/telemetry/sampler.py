@@ -77,13 +77,9 @@ class Subscription:
 def checked(period_s: Any) -> float:
     """Return the period in seconds; raise GpuError if it is out of bounds."""
     least, greatest = PERIODS_S
-    number = isinstance(period_s, int | float) and period_s == period_s
-    if number and least <= period_s <= greatest:
+    if isinstance(period_s, int | float) and least <= period_s <= greatest:
         return float(period_s)
-    fitting = min(max(period_s, least), greatest) if number else 1
-    raise GpuError(
-        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s; type {fitting:g}"
-    )
+    raise GpuError(f"a period of {period_s!r}: it must be from {least} to {greatest:g} s; type 1")
 
 
 def stalled(seconds: float) -> Problem:
@@ -96,6 +92,11 @@ def stalled(seconds: float) -> Problem:
     return Problem("stalled", cause, cure)
 
 
+_FAILED = Problem(
+    "snapshot-failed",
+    "gpumagic could not take a snapshot",
+    "run %gpus --doctor for the error",
+)
 # A driver that has not answered for this long stalls.
 _STALLED_S = 2.0
 # The greatest age of a reading in its intervals: a tick may be slightly early.
@@ -261,15 +262,12 @@ class Sampler:
             self._deliver(snapshot, at, always=over)
 
     def _asked(self, processes: bool) -> Snapshot:
-        """Ask the source; an error is a Problem."""
+        """Ask the source; an error is recorded, and a Problem: the next snapshot may succeed."""
         try:
             return self._source.take(processes=processes, max_age=_MAX_AGE)
-        except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed
+        except Exception as error:  # noqa: BLE001  recorded and shown
             faults.keep("taking a snapshot of the GPUs", error)
-            cause = f"gpumagic could not take a snapshot ({faults.in_words(error)})"
-            cure = "report it to gpumagic with this line; it tries again by itself"
-            problem = Problem("snapshot-failed", cause, cure)
-            return Snapshot(self._clock(), problems=(problem,))
+            return Snapshot(self._clock(), problems=(_FAILED,))
 
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False

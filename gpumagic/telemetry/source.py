@@ -6,7 +6,6 @@ the host's memory, all of which the GPU may use. Temperature and power need root
 
 import plistlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
@@ -78,15 +77,9 @@ class AppleSource(Source):
 
     name = "apple"
 
-    def __init__(
-        self,
-        read: Callable[[], bytes] = ioreg,
-        platform: str = sys.platform,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, read: Callable[[], bytes] = ioreg) -> None:
         self._read = read
-        self._here = platform == "darwin"
-        self._kept = CachedReadings(monotonic)
+        self._kept = CachedReadings()
 
     def software(self) -> dict[str, str]:
         """Return the system's version."""
@@ -94,9 +87,7 @@ class AppleSource(Source):
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return the GPU; a reading is at most `max_age` of its intervals old."""
-        entry: dict[str, Any] = {}
-        if self._here:
-            entry = self._kept.get("ioreg", _EVERY_S, max_age, self._entry)
+        entry = self._kept.get("ioreg", _EVERY_S, max_age, self._entry)
         if not entry:
             return []
         known, model = entry.get("PerformanceStatistics", {}), entry.get("model")

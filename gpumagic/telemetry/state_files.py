@@ -172,7 +172,7 @@ def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, by process and ordinal."""
     found = [state for publisher in list(_live) for state in publisher.states()]
     own = {state.pid for state in found}
-    for path in _files(".state", folder):
+    for path in (folder or state_folder()).glob("*.state"):
         if path.stem != str(os.getpid()) or os.getpid() not in own:
             found += read_file(path)
     return sorted(found, key=lambda state: state.pid)
@@ -191,10 +191,6 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
     ]
     counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows[: _ROW * len(facts)])]
     return _states(int(header["pid"]), facts, counters)
-
-
-def _files(suffix: str, folder: Path | None = None) -> list[Path]:
-    return sorted((folder or state_folder()).glob(f"*{suffix}"))
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
@@ -252,7 +248,7 @@ def dead_cuda() -> list[Problem]:
     """Return a problem for each live process whose CUDA is dead, this one first."""
     death = cuda_state.death()  # a thread of the sampler's must not ask CUDA
     found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
-    for path in _files(".dead"):
+    for path in sorted(state_folder().glob("*.dead")):
         if death is None or path.stem != str(os.getpid()):
             told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
             found += [Problem("cuda-dead", *told)] if told else []

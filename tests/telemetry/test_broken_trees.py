@@ -132,7 +132,7 @@ def test_what_ioreg_prints_is_a_gpu_or_a_problem(said: bytes, cut: int, flipped:
     changed = bytearray(said[: max(len(said) - cut, 0)])
     if changed:
         changed[flipped % len(changed)] ^= 0xFF
-    source = AppleSource(lambda: bytes(changed), "darwin")
+    source = AppleSource(lambda: bytes(changed))
     snapshot = Collector([source], here=list, usable=False).take()
     assert len(snapshot.gpus) + len(snapshot.problems) == 1
     for gpu in snapshot.gpus:
