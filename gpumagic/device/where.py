@@ -44,9 +44,8 @@ def resolve(
         for part in text.split(","):
             for device in _resolve_part(part.strip(), text, devices, current, cpu):
                 if device in found:
-                    raise GpuError(
-                        f"{device} stands twice in {_quote(text)}; name each device once"
-                    )
+                    twice = f"{device} stands twice in {_quote(text)}"
+                    raise GpuError(f"{twice}; name each device once")
                 found.append(device)
     except _NotADevice as error:
         numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in (d.kind, "gpu")]

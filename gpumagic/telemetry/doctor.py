@@ -158,21 +158,17 @@ class Doctor:
             return []
         models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
         told = f": {', '.join(sorted(models))}" if models else ""
-        every = needs.gpus({}, self._root)
-        left = {
-            name: needs.gpus({name: self._env[name]}, self._root)
-            for name in needs.variables
-            if name in self._env
-        }
-        return first_cause(
-            [
-                Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{told}"),
-                self._driver(needs, cards),
-                *map(self._nodes, needs.nodes),
-                *([self._level_zero(needs)] if needs.libraries else []),
-                *(self._leaves(name, len(gpus), len(every)) for name, gpus in left.items()),
-            ]
-        )
+        found = [
+            Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{told}"),
+            self._driver(needs, cards),
+            *map(self._nodes, needs.nodes),
+            *([self._level_zero(needs)] if needs.libraries else []),
+        ]
+        every = len(needs.gpus({}, self._root))
+        for name in (name for name in needs.variables if name in self._env):
+            left = needs.gpus({name: self._env[name]}, self._root)
+            found.append(self._leaves(name, len(left), every))
+        return first_cause(found)
 
     def _driver(self, needs: _Vendor, cards: Sequence[_Card]) -> Check:
         name, first = " or ".join(needs.drivers), needs.drivers[0]

@@ -56,8 +56,6 @@ class Board:
 board = Board()
 
 
-ENTRIES = 600
-INTERVAL_S = 1.0
 # A tick may be slightly early.
 _TOLERANCE = 0.9
 
@@ -72,7 +70,7 @@ _Held = dict[str, dict[str, int]] | None
 class History:
     """A ring of readings; a snapshot too soon after the last one is left out."""
 
-    def __init__(self, entries: int = ENTRIES, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, entries: int = 600, interval_s: float = 1.0) -> None:
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)

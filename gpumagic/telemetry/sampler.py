@@ -92,11 +92,7 @@ def stalled(seconds: float) -> Problem:
     return Problem("stalled", cause, cure)
 
 
-_FAILED = Problem(
-    "snapshot-failed",
-    "gpumagic could not take a snapshot",
-    "run %gpus --doctor for the error",
-)
+_FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
 # A driver that has not answered for this long stalls.
 _STALLED_S = 2.0
 # The greatest age of a reading in its intervals: a tick may be slightly early.

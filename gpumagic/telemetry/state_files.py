@@ -170,11 +170,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, by process and ordinal."""
-    found = [state for publisher in list(_live) for state in publisher.states()]
-    own = {state.pid for state in found}
-    for path in (folder or state_folder()).glob("*.state"):
-        if path.stem != str(os.getpid()) or os.getpid() not in own:
-            found += read_file(path)
+    own = [state for publisher in list(_live) for state in publisher.states()]
+    paths = (folder or state_folder()).glob("*.state")
+    others = [path for path in paths if not own or path.stem != str(os.getpid())]
+    found = own + [state for path in others for state in read_file(path)]
     return sorted(found, key=lambda state: state.pid)
 
 
