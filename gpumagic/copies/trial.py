@@ -76,6 +76,10 @@ class CopiedVariables:
             self.close()
             raise error.with_traceback(None) from None
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the copies of tensors."""
+        return self._storages.tensors()
+
     def close(self, *, emptied: bool = True) -> None:
         """Free the memory at once.
 

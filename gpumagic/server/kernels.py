@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import psutil
@@ -132,10 +133,15 @@ class KernelTable:
         # A console may share a notebook's kernel; show the notebook.
         sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
         return {
-            session["kernel"]["id"]: session["name" if session["type"] == "console" else "path"]
+            session["kernel"]["id"]: _name(session["path"], session["name"])
             for session in sessions
             if session.get("kernel")
         }
+
+
+def _name(path: str, name: str) -> str:
+    # The path of a console, and at first that of a new notebook, is an id without a suffix.
+    return path if PurePosixPath(path).suffix else name
 
 
 def _pid(manager: Any) -> int | None:

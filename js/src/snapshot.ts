@@ -8,7 +8,7 @@ export interface Host {
   memory_used: number | null;
   /** Unique to this boot of this machine. */
   boot: string | null;
-  /** Of its container, and what counts against the limit. */
+  /** The RAM limit of its container, and the bytes that count against it. */
   memory_limit: number | null;
   limit_used: number | null;
 }
@@ -120,7 +120,6 @@ export interface Snapshot {
   cuda: string | null;
   /** Driver software of other vendors: "ROCm 6.2.4". */
   software: string[];
-  source: string;
   gpus: GpuSample[];
   processes: ProcessSample[];
   problems: Problem[];
@@ -143,11 +142,11 @@ export interface History {
   /** Seconds of Unix time, ascending. */
   time: number[];
   /** By UUID. */
-  gpus: Record<string, Past>;
+  gpus: Record<string, GpuHistory>;
 }
 
 /** The columns of one GPU. */
-export interface Past {
+export interface GpuHistory {
   utilization: (number | null)[];
   memory_used: (number | null)[];
   power: (number | null)[];
@@ -165,17 +164,10 @@ export interface CellRun extends Place {
   gpus: string[];
 }
 
-/** The history, and the cells that ran in it. */
-export interface HistoryMessage {
-  type: 'history';
-  history: History;
-  cells: CellRun[];
-}
-
 /** A message from the server's stream. */
 export type Message =
   | { type: 'snapshot'; snapshot: Snapshot }
-  | HistoryMessage
+  | { type: 'history'; history: History; cells: CellRun[] }
   | { type: 'cells'; cells: CellRun[] };
 
 /** What a page requests from the stream. */

@@ -83,7 +83,7 @@ def test_an_out_of_memory_kill_is_certain(container):
         "train.ipynb's kernel was killed by the out-of-memory killer while In [7] ran"
     )
     assert death.details == (
-        "it had 280 MiB of the container's 300 MiB of RAM, +190 MiB in the last 5 s",
+        "2 s before, it had 280 MiB of the container's 300 MiB of RAM, +190 MiB in 5 s",
         "variables are lost",
     )
     assert (death.count, death.exit_code, death.notebook) == (7, -9, "work/train.ipynb")
@@ -167,6 +167,15 @@ def test_a_kernel_that_cannot_be_restarted_dies_once(container):
         container.manager.dies(1)
     (death,) = container.deaths.events
     assert death.title == "train.ipynb's kernel ended with exit code 1"
+
+
+def test_a_kernel_that_has_run_a_cell_since_dies_again(container):
+    container.dies(KILL)
+    container.now += 4
+    container.cells.keep(CellRun("s", "k", "work/train.ipynb", 1, container.now))
+    container.now += 4
+    assert container.dies(KILL).title.endswith("while In [1] ran")
+    assert len(container.deaths.events) == 2
 
 
 def test_a_critical_error_of_its_gpu_is_mentioned(container):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -92,6 +93,16 @@ async def test_the_memory_is_the_notebooks(fetch, start, execute, jp_fetch, conn
     )
     await jp_fetch("api", "kernels", kernel, method="DELETE")
     await client.hear(until=lambda m: not m["snapshot"]["gpus"])
+
+
+@pytest.mark.parametrize("kind", ["notebook", "console"])
+async def test_a_session_whose_path_is_an_id_has_its_name(fetch, jp_fetch, kind):
+    """JupyterLab gives a console, and for a moment a new notebook, an id for a path."""
+    name = "Untitled.ipynb"
+    session = {"path": str(uuid4()), "name": name, "type": kind, "kernel": {"name": "python3"}}
+    await jp_fetch("api", "sessions", method="POST", body=json.dumps(session))
+    (kernel,) = Snapshot.from_json((await fetch("snapshot")).body).kernels
+    assert kernel.notebook == name
 
 
 async def test_cells_are_logged_with_their_times_and_gpus(hub, start, execute, connect, fetch):
