@@ -128,7 +128,7 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
 class Hub:
     """Serves the clients, on the event loop unless a method says otherwise."""
 
-    answer_s = 5.0  # seconds that a request waits for the driver
+    answer_s = 5.0  # seconds that a request waits for the doctor
     refresh_s = 1.0  # seconds between two looks at the kernels
     rest_s = 3.0  # the same without clients, for what must be known when a kernel dies
 
@@ -180,9 +180,8 @@ class Hub:
     async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
         """Return a snapshot for a request; if the driver stalls, the last one with a Problem."""
         await self.kernels.refresh()
-        future = self.sampler.fresh(processes=processes, max_age_s=max_age_s)
-        snapshot = await asyncio.wrap_future(future)
-        return await aside(lambda: self.deaths.add_to(snapshot))
+        taken = self.sampler.fresh(processes=processes, max_age_s=max_age_s)
+        return await aside(partial(self.deaths.add_to, await asyncio.wrap_future(taken)))
 
     async def past(self, since: float | None) -> bytes:
         """Return the message with the history and cells after a moment."""

@@ -30,7 +30,6 @@ _THROTTLE = {
 _MOST_FAN = 200
 
 Questions = Mapping[str, nvml.Call]
-_UTILIZATION: dict[str, nvml.Call] = {"utilization": ("nvmlDeviceGetUtilizationRates",)}
 _SLOW: Questions = {
     "temperature": ("nvmlDeviceGetTemperature", _SENSOR_GPU),
     "power": ("nvmlDeviceGetPowerUsage",),
@@ -59,8 +58,8 @@ _SLOW_S, _LISTS_S = 2.0, 3.0
 
 def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
     """Return utilization and memory, and whether the GPU answered."""
-    answers = door.ask(gpu, {**_UTILIZATION, "memory": door.memory_call})
-    memory, rates = answers["memory"], answers["utilization"]
+    rates_call = ("nvmlDeviceGetUtilizationRates",)
+    rates, memory = door.ask(gpu, {"rates": rates_call, "memory": door.memory_call}).values()
     alive = memory is not None or rates is not None
     if memory is not None and not memory.total:
         memory = None

@@ -245,7 +245,7 @@ class Owners:
         """Return the living kernels. Walks all processes, so at most once per look-up."""
         if self._living is None:
             every = filter(None, map(self._look, psutil.process_iter()))
-            found = [one for one in every if one.is_kernel or one.pid in kernels]
+            found = (one for one in every if one.is_kernel or one.pid in kernels)
             self._living = [one for one in found if is_alive(one.pid)]
         return self._living
 

@@ -101,7 +101,7 @@ async def test_a_session_whose_path_is_an_id_has_its_name(fetch, jp_fetch, kind)
     name = "Untitled.ipynb"
     session = {"path": str(uuid4()), "name": name, "type": kind, "kernel": {"name": "python3"}}
     await jp_fetch("api", "sessions", method="POST", body=json.dumps(session))
-    (kernel,) = Snapshot.from_json((await fetch("snapshot")).body).kernels
+    (kernel,) = snapshot_in((await fetch("snapshot")).body).kernels
     assert kernel.notebook == name
 
 
