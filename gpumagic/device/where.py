@@ -77,7 +77,8 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     head, comma, start = prefix.rpartition(",")
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # only if somebody has begun to type one
+    if start:  # only if somebody has begun to type them
+        offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
     return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
