@@ -134,10 +134,6 @@ class Collector:
             self._failed = []
             now, host, problems = self._clock(), self._host(), list(self._misnamed)
             gpus, sources = self._gpus(host, max_age)
-            if all(gpu.virtual for gpu in gpus):
-                of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
-                gpus = [*map(_of_cuda, of_cuda), *gpus]
-                problems += [_NO_NVML] if of_cuda else []
             gpus = self._with_ordinals(gpus)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
@@ -166,7 +162,12 @@ class Collector:
             # If two sources have the same GPU, the first counts.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
             told += [source] if its else []
-        return list(found.values()), told
+        gpus = list(found.values())
+        if all(gpu.virtual for gpu in gpus):
+            of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
+            gpus = [*map(_of_cuda, of_cuda), *gpus]
+            self._failed += [_NO_NVML] if of_cuda else []
+        return gpus, told
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
         """Return the answer of a source, or None and add a problem."""
