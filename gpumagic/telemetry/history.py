@@ -56,8 +56,8 @@ class Board:
 board = Board()
 
 
-# A tick may be slightly early.
-_TOLERANCE = 0.9
+# Seconds between two entries: a tick of a second may be slightly early.
+_LEAST_S = 0.9
 
 
 # The fields of a sample that are kept.
@@ -70,8 +70,7 @@ _Held = dict[str, dict[str, int]] | None
 class History:
     """A ring of readings; a snapshot too soon after the last one is left out."""
 
-    def __init__(self, entries: int = 600, interval_s: float = 1.0) -> None:
-        self._interval_s = interval_s
+    def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
         self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)
 
@@ -83,7 +82,7 @@ class History:
             # The clock was set back: drop readings later than now.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
-            if self._moments and time - self._moments[-1][0] < self._interval_s * _TOLERANCE:
+            if self._moments and time - self._moments[-1][0] < _LEAST_S:
                 return False
             self._moments.append((time, readings, _held(snapshot)))
             return True

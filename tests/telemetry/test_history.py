@@ -66,7 +66,7 @@ def test_like_a_list_that_forgets_its_head(
 
 
 def test_what_comes_too_soon_is_left_out() -> None:
-    history = History(interval_s=1.0)
+    history = History()
     assert [history.add(at(t, a=1)) for t in (10.0, 10.25, 10.5, 10.99, 11.25, 11.98, 12.2)] == [
         True,
         False,
