@@ -224,8 +224,8 @@ class GpuMagics(Magics):
         """Find the first operation at which two devices, or two dtypes, give different numbers.
 
         The code runs once on each, on copies of its variables, with the same random numbers. An
-        operation parts them if its results differ by more than the tolerance of torch.testing and
-        its inputs do not. A backward pass is shown at the line of its forward pass. For dtypes,
+        operation parts them if its results differ by over ten times the tolerance of torch.testing
+        and its inputs do not. A backward pass is shown at the line of its forward pass. For dtypes,
         floating tensors are converted.
 
         Usage::
