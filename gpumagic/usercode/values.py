@@ -152,7 +152,7 @@ Path = tuple[Any, ...]
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 # In memory, and no other: to ask a file for its values would read it.
-_MAPPINGS = (dict, UserDict, ChainMap, types.MappingProxyType)
+_MAPPINGS = (dict, UserDict)
 _PARTS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     MethodType: ("__self__",),
@@ -192,15 +192,10 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
 
 def _pairs(mapping: Any) -> Iterator[tuple[Any, Any]]:
     kind = type(mapping)
-    if issubclass(kind, ChainMap):
-        for each in own(mapping).get("maps", ()):
-            yield from _pairs(each)
-    elif issubclass(kind, UserDict):
+    if issubclass(kind, UserDict):
         yield from _pairs(own(mapping).get("data"))
     elif issubclass(kind, dict):
         yield from dict.items(mapping)
-    elif kind is types.MappingProxyType:
-        yield from mapping.items()
 
 
 def _elements(sequence: Any) -> Iterator[Any]:
