@@ -127,6 +127,7 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
 # -- what to write instead of a read, in the names of the user's code
 _READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
 _INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
+_INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
@@ -138,7 +139,8 @@ def _keep(entry: Entry) -> str:
         return f"keep {name or 'what it reads'} on the device, and read it once after the loop"
     kept = name or "x"
     if not entry.framework:
-        kept = f"({kept}).detach()" if " " in kept else f"{kept}.detach()"
+        kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
+        kept = f"{kept}.detach()"
     return (
         f"keep {into[1]} on the device, with {kept} in place of {table.short(entry.code, _LONG)}, "
         "and read it once after the loop"

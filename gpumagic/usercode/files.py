@@ -1,8 +1,8 @@
 """Find the user's files and lines, and keep our frames out of tracebacks.
 
 Files under ``site-packages`` or ``dist-packages``, Python's own library, torch and gpumagic are
-libraries. Cells, input at a prompt, scripts and editable installs are the user's. A line is plain
-data, which keeps no frame and so no tensor alive.
+libraries, and so are files that a library writes and imports. Cells, input at a prompt, scripts and
+editable installs are the user's. A line is plain data, which keeps no frame and so no tensor alive.
 
 When an error leaves a function, Python adds its frame to the traceback, except after a bare `raise`
 from Python 3.11 on. Before, one frame of ours stays, which a notebook leaves out.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import islice
-from types import CodeType, FrameType, SimpleNamespace, TracebackType
+from types import CodeType, FrameType, ModuleType, SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 
@@ -80,7 +80,17 @@ def is_users(file: str | None) -> bool:
     if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
         return False
     # First the path as Python has it: making it absolute is the slowest step.
-    return not (file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES))
+    if file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES):
+        return False
+    return not (os.path.isfile(file) and _is_generated(file))
+
+
+def _is_generated(file: str) -> bool:
+    """Whether a library generated the file: its module's package is installed elsewhere."""
+    modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
+    name = next((name for name, held in modules if held.get("__file__") == file), "")
+    package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+    return package is not None and package != file and not is_users(package)
 
 
 def is_ours(file: str) -> bool:
@@ -201,19 +211,24 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
-    body, outer = "", frame.f_back
+    body, line, outer = "", "", frame.f_back
     while outer is not None:
         name = outer.f_code.co_filename
         if outer.f_code.co_name in _TIMING and not is_users(name):
-            body = outer.f_locals.get("cell") or ""
+            body, line = (outer.f_locals.get(name) or "" for name in ("cell", "expr"))
         elif is_users(name) and not name.startswith(_TIMED):
             break
         outer = outer.f_back
     if outer is None:
         return code, at
     name, ipython = outer.f_code.co_filename, shell()
-    if not body:  # `%time` of one line
+    if not body and not (line and ipython):
         return outer.f_code, outer.f_lasti
+    if not body:  # `%time` of one line, whose file is the cell's beginning
+        above = outer.f_lineno - 1
+        count = getattr(ipython.compile, "_filename_map", {}).get(name, 0)
+        name = ipython.compile.cache("\n" * above + line, count)
+        return code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + above), at
     typed = ipython.history_manager.input_hist_raw[-1] if ipython is not None else ""
     before = max(typed.rstrip().count("\n") - body.rstrip().count("\n"), 1)
     known = linecache.getlines(name)
