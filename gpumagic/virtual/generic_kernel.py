@@ -8,6 +8,7 @@ dispatch key CUDA; autograd, autocast, vmap and views come before that key and w
 import functools
 import re
 from collections.abc import Callable
+from math import prod
 from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any
@@ -32,7 +33,7 @@ from gpumagic.virtual.flip import (
 )
 from gpumagic.virtual.memory_account import refuse_as_cuda
 from gpumagic.virtual.scratch import rule_of, temporary_bytes
-from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
+from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
@@ -153,15 +154,13 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
-    # The kernels between fill the processor's caches, so that an operator costs what it touches:
-    # for the usual arguments as little as can be, here and in `adopt`.
     found: Found = []
     above: list[str] = []  # arguments for which another key than CPU decides
-    at, low = _lower_all(plan, args, found, above)
-    low_kwargs = kwargs
-    if kwargs:
-        low_kwargs = {name: _lower(plan, name, kwargs[name], found, above) for name in kwargs}
-    gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
+    # Default arguments may be left out.
+    named = zip(plan.kinds, plan.arguments, args)  # noqa: B905
+    low = [x if kind is None else _lower(plan, name, x, found, above) for kind, name, x in named]
+    low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
+    gpu = _gpu_for(plan, found, args, kwargs)
     if gpu is None:  # each operator within the composite one checks the devices itself
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
@@ -175,8 +174,8 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         result = call(*low, **low_kwargs)
     except RuntimeError as error:
-        low, low_kwargs = _with_larger(plan, low, low_kwargs, found, gpu, error)
-        result = call(*low, **low_kwargs)
+        _refuse(plan, error, gpu)
+        raise
     gpu.account.worked(started)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)
@@ -185,26 +184,6 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if plan.scratch is not None:
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
     return result
-
-
-def _lower_all(
-    plan: KernelPlan, args: Any, found: Found, above: list[str]
-) -> tuple[int, list[Any]]:
-    """Return the GPU of all tensors, or -1 if they differ or are in lists; and the lowered ones."""
-    low: list[Any] = []
-    flip_, plain, at = plan.flip, plan.plain, -2
-    for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
-        if kind is None or x is None:
-            low.append(x)
-        elif plain and isinstance(x, Tensor) and (where := x.get_device()) >= 0:
-            y = flip_(x)
-            found.append((name, x, y))
-            low.append(y)
-            at = where if at in (-2, where) else -1
-        else:
-            low.append(_lower(plan, name, x, found, above))
-            at = -1
-    return at, low
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
@@ -231,10 +210,7 @@ def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
     """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
     __tracebackhide__ = True
     tensors = [x for x in args if isinstance(x, Tensor)]
-    most = _LARGEST_NUMBER
-    inner = max(tensors[-2].shape[-1], 1) if plan.product else 1
-    for x in tensors[-2:] if plan.product else tensors:
-        most *= x.numel() // inner
+    most = _LARGEST_NUMBER * prod(x.numel() for x in tensors)
     if most <= gpu.account.room or not (plan.product or len({x.shape for x in tensors}) > 1):
         return
     metas = [
@@ -273,7 +249,8 @@ def _lower_tensor(plan: KernelPlan, name: str, x: Tensor, found: Found, above: l
         return flip_parts(x)
     if is_out and (same := [low for _, tensor, low in found if tensor is x]):
         return same[0]
-    return torch.empty(0, dtype=x.dtype) if is_out and not x.numel() else flip(x)
+    # The kernel may resize it; `_lift_argument` copies.
+    return torch.empty(0, dtype=x.dtype) if is_out else flip(x)
 
 
 def _prepare(
@@ -298,33 +275,16 @@ def _prepare(
     return cpu_draws_from(gpu.generator)(call) if plan.name in DRAWS else call
 
 
-def _with_larger(
-    plan: KernelPlan,
-    low: list[Any],
-    kwargs: Any,
-    found: Found,
-    gpu: VirtualGpu,
-    error: RuntimeError,
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments with a larger output after `error`; raise any other in plain words."""
+def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
+    """Raise an error of the CPU's kernel in plain words, or give it CUDA's."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
         raise NotImplementedError(
             f"virtual GPUs compute as the CPU does, and its {plan.op.name()} says: {error}"
         ) from None
-    if "not resizable" not in str(error):
-        # The one text of the CPU's that differs among those which are often met.
-        error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
-        raise error
-    replaced = {}
-    for n, (name, tensor, old) in enumerate(found):
-        if name in plan.written:
-            # `old` has its new shape already, and too few bytes for it.
-            new = torch.empty(0, dtype=old.dtype) if name in plan.outs else flip(tensor).clone()
-            found[n], replaced[id(old)] = (name, tensor, new), new
-    kwargs = {name: replaced.get(id(x), x) for name, x in kwargs.items()}
-    return [replaced.get(id(x), x) for x in low], kwargs
+    # The one text of the CPU's that differs among those which are often met.
+    error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
@@ -350,10 +310,11 @@ def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGp
     """Return an argument that the kernel wrote into, of the shape and with the bytes of `low`."""
     if not plan.dense and low.layout is not torch.strided:
         return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
-    if (plan.dense or not low.is_nested) and low.shape != tensor.shape:
-        if tensor.numel() and low.data_ptr() == tensor.data_ptr():
-            tensor.set_(tensor.untyped_storage(), tensor.storage_offset(), low.shape, low.stride())
-        else:
-            new = adopt(low, gpu)
-            tensor.set_(new.untyped_storage(), 0, low.shape, low.stride())
+    if not plan.dense and low.is_nested:
+        return tensor
+    if low.shape != tensor.shape:
+        new = adopt(low, gpu)
+        tensor.set_(new.untyped_storage(), 0, low.shape, low.stride())
+    elif low.data_ptr() != tensor.data_ptr():
+        flip(tensor).copy_(low)
     return tensor

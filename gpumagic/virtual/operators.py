@@ -127,26 +127,15 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
     home, accumulate = self.device, options[:1] == (True,)
     masks = [i.device for i in indices if i is not None and i.dtype is torch.bool]
     fills = values.numel() == 1 and not (values.is_cuda or accumulate) and masks == [home]
-    if not fills:
-        _check_values(self, values, accumulate)
+    if not fills and values.dim() and values.device != home:
+        first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
+        raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
     if not fills and not (self.is_cuda and values.device == HOST):  # which the operator sends
         values = values.to(home)
     brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_
     done: Tensor = put(self, brought, values, *options)
     return done
-
-
-def _check_values(self: Tensor, values: Tensor, accumulate: bool) -> None:
-    home = self.device
-    if not values.dim() or values.device == home:
-        return
-    if accumulate and self.is_cuda:
-        raise RuntimeError(
-            f"expected device {home} but got device {values.device} for value tensor"
-        )
-    first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
-    raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
 
 
 def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:

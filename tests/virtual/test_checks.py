@@ -105,10 +105,6 @@ CASES = {
         lambda: on("cpu", 3).index_put_((torch.tensor([0, 1]),), on("cuda:1", 2)),
         f"{SAME}found at least two devices, cuda:1 and cpu!",
     ),
-    "rows added on another device": (
-        lambda: on("cuda:0", 3).index_put_((torch.tensor([0]),), on("cpu", 1), accumulate=True),
-        "expected device cuda:0 but got device cpu for value tensor",
-    ),
     "index on another GPU": (
         lambda: on("cuda:0", 2)[torch.tensor([0], device="cuda:1")],
         "indices should be either on cpu or on the same device as the indexed tensor (cuda:0)",

@@ -154,16 +154,6 @@ def test_nothing_grows_in_place(case, gpus):
     assert said[0] == said[1]
 
 
-def test_addbmm_grows_its_first_argument_as_on_cuda(gpus):
-    for d in ("cpu", "cuda:1"):
-        t = torch.full((1, 4), 2.0, device=d)
-        ones = torch.ones(2, 3, 3, device=d), torch.ones(2, 3, 4, device=d)
-        before = torch.cuda.memory_allocated(1)
-        assert t.addbmm_(*ones) is t
-        torch.testing.assert_close(t.cpu(), torch.full((3, 4), 8.0))
-        assert torch.cuda.memory_allocated(1) == before  # a block then, and a block now
-
-
 def test_histc_of_integers_which_cuda_has_and_the_cpu_has_not(gpus):
     experts = torch.tensor([0, 1, 1], dtype=torch.int32, device="cuda")
     counted = torch.histc(experts, bins=2, min=0, max=1)
