@@ -312,9 +312,12 @@ def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGp
         return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
     if not plan.dense and low.is_nested:
         return tensor
-    if low.shape != tensor.shape:
+    if low.numel() > tensor.numel():
         new = adopt(low, gpu)
-        tensor.set_(new.untyped_storage(), 0, low.shape, low.stride())
-    elif low.data_ptr() != tensor.data_ptr():
+        return tensor.set_(new.untyped_storage(), 0, low.shape, low.stride())
+    if low.shape != tensor.shape:
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+        tensor.set_(storage, offset, low.shape, low.stride())
+    if low.data_ptr() != tensor.data_ptr():
         flip(tensor).copy_(low)
     return tensor
