@@ -45,16 +45,6 @@ LAZY = ("Conjugate", "Negative")
 
 DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
-SHARING = frozenset(
-    [
-        *("_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle"),
-        *("native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward", "lift"),
-    ]
-)
-"""Operators that may give what was there, as torchgen's gen_variable_type.py has them, and what
-these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
-# Those whose results may be in parts.
-_APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
@@ -89,23 +79,10 @@ class KernelPlan:
         lazy = map(functools.partial(C._dispatch_has_kernel_for_dispatch_key, full), LAZY)
         self.flip = flip if any(lazy) else flip_plain
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
-        self.fresh = self.plain and _makes_all_new(self.op)
-        pointwise = self.kinds.count(ONE) > 1 and torch.Tag.pointwise in self.op.tags
         self.product = self.name in PRODUCTS
-        self.grows = (self.fresh and pointwise) or self.product
+        self.grows = self.product or (torch.Tag.pointwise in self.op.tags and not written)
         self.scratch = rule_of(self.name)
         return self
-
-
-def _makes_all_new(op: Any) -> bool:
-    """Whether the CPU's kernel always returns new dense tensors, never an argument or its bytes."""
-    name, returns = op._schema.name.removeprefix("aten::"), op._schema.returns
-    if C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
-        return False
-    if name in SHARING or _APART.search(name) or "::" in name:
-        return False
-    kind = "List[Tensor]" if name.startswith("_foreach_") else "Tensor"
-    return bool(returns) and all(str(r.type) == kind and r.alias_info is None for r in returns)
 
 
 def _kind(argument: Any) -> str | None:
@@ -177,10 +154,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         _refuse(plan, error, gpu)
         raise
     gpu.account.worked(started)
-    if plan.fresh and isinstance(result, Tensor):
-        result = adopt(result, gpu, 4)
-    else:
-        result = _lift(plan, result, found, gpu)
+    result = _lift(plan, result, found, gpu)
     if plan.scratch is not None:
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
     return result
