@@ -33,7 +33,7 @@ from gpumagic.virtual.flip import (
 )
 from gpumagic.virtual.memory_account import refuse_as_cuda
 from gpumagic.virtual.scratch import rule_of, temporary_bytes
-from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
+from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
@@ -45,6 +45,16 @@ LAZY = ("Conjugate", "Negative")
 
 DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
+SHARING = frozenset(
+    [
+        *("_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle"),
+        *("native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward", "lift"),
+    ]
+)
+"""Operators that may give what was there, as torchgen's gen_variable_type.py has them, and what
+these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
+# Those whose results may be in parts.
+_APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
@@ -74,15 +84,31 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        self.waits = self.name in WAITS or self.name in INDEXING
-        # For every other operator C++ has made plain tensors of conjugate and negative views.
-        lazy = map(functools.partial(C._dispatch_has_kernel_for_dispatch_key, full), LAZY)
-        self.flip = flip if any(lazy) else flip_plain
+        self.waits = self.name in (*WAITS, *INDEXING)
+        self.flip = _flip_for(full)
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
+        self.fresh = self.plain and _makes_all_new(self.op)
         self.product = self.name in PRODUCTS
-        self.grows = self.product or (torch.Tag.pointwise in self.op.tags and not written)
+        self.grows = self.product or (self.fresh and torch.Tag.pointwise in self.op.tags)
         self.scratch = rule_of(self.name)
         return self
+
+
+def _flip_for(full: str) -> Callable[..., Tensor]:
+    # For every other operator C++ has made plain tensors of conjugate and negative views.
+    lazy = map(functools.partial(C._dispatch_has_kernel_for_dispatch_key, full), LAZY)
+    return flip if any(lazy) else flip_plain
+
+
+def _makes_all_new(op: Any) -> bool:
+    """Whether the CPU's kernel always returns new dense tensors, never an argument or its bytes."""
+    name, returns = op._schema.name.removeprefix("aten::"), op._schema.returns
+    if C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        return False
+    if name in SHARING or _APART.search(name) or "::" in name:
+        return False
+    kind = "List[Tensor]" if name.startswith("_foreach_") else "Tensor"
+    return bool(returns) and all(str(r.type) == kind and r.alias_info is None for r in returns)
 
 
 def _kind(argument: Any) -> str | None:
@@ -131,13 +157,13 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
+    # The kernels between fill the processor's caches, so that an operator costs what it touches:
+    # for the usual arguments as little as can be, here and in `adopt`.
     found: Found = []
     above: list[str] = []  # arguments for which another key than CPU decides
-    # Default arguments may be left out.
-    named = zip(plan.kinds, plan.arguments, args)  # noqa: B905
-    low = [x if kind is None else _lower(plan, name, x, found, above) for kind, name, x in named]
+    at, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
-    gpu = _gpu_for(plan, found, args, kwargs)
+    gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
     if gpu is None:  # each operator within the composite one checks the devices itself
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
@@ -147,17 +173,46 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         _require_room(plan, args, gpu)
     if plan.waits:
         _report_waits(plan, args, kwargs, gpu)
+    result = _compute(plan, call, low, low_kwargs, gpu)
+    if plan.fresh and isinstance(result, Tensor):
+        result = adopt(result, gpu, 4)
+    else:
+        result = _lift(plan, result, found, gpu)
+    if plan.scratch is not None:
+        gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
+    return result
+
+
+def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: VirtualGpu) -> Any:
+    __tracebackhide__ = True
     started = perf_counter_ns()
     try:
-        result = call(*low, **low_kwargs)
+        result = call(*low, **kwargs)
     except RuntimeError as error:
         _refuse(plan, error, gpu)
         raise
     gpu.account.worked(started)
-    result = _lift(plan, result, found, gpu)
-    if plan.scratch is not None:
-        gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
     return result
+
+
+def _lower_all(
+    plan: KernelPlan, args: Any, found: Found, above: list[str]
+) -> tuple[int, list[Any]]:
+    """Return the GPU of all tensors, or -1 if they differ or are in lists; and the lowered ones."""
+    low: list[Any] = []
+    flip_, plain, at = plan.flip, plan.plain, -2
+    for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
+        if kind is None or x is None:
+            low.append(x)
+        elif plain and isinstance(x, Tensor) and (where := x.get_device()) >= 0:
+            y = flip_(x)
+            found.append((name, x, y))
+            low.append(y)
+            at = where if at in (-2, where) else -1
+        else:
+            low.append(_lower(plan, name, x, found, above))
+            at = -1
+    return at, low
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
@@ -273,11 +328,14 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    pointer = result.data_ptr()
-    for _, _, low in found:  # an out= may have the bytes of an argument before it
-        if (plan.dense or low.layout is torch.strided) and low.data_ptr() == pointer and pointer:
-            return adopt(result.clone(), gpu)  # an alias that the schema does not tell of
-    return adopt(result, gpu)
+    shares = _shares_bytes(plan, result.data_ptr(), found)
+    return adopt(result.clone() if shares else result, gpu)
+
+
+def _shares_bytes(plan: KernelPlan, pointer: int, found: Found) -> bool:
+    """Whether a result has an argument's bytes, which the schema does not tell."""
+    strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
+    return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:

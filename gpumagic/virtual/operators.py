@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from gpumagic.ledger.copy_kernels import crossing
+from gpumagic.ledger.copy_kernels import crossing, fills
 from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.flip import adopt, flip
@@ -124,14 +124,13 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
     """Copy indices and a single value to the written tensor's device; check all others' devices."""
-    home, accumulate = self.device, options[:1] == (True,)
-    masks = [i.device for i in indices if i is not None and i.dtype is torch.bool]
-    fills = values.numel() == 1 and not (values.is_cuda or accumulate) and masks == [home]
-    if not fills and values.dim() and values.device != home:
-        first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
-        raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
-    if not fills and not (self.is_cuda and values.device == HOST):  # which the operator sends
-        values = values.to(home)
+    home = self.device
+    if not fills(indices, values, *options):
+        if values.dim() and values.device != home:
+            first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
+            raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
+        if not (self.is_cuda and values.device == HOST):  # which the operator sends
+            values = values.to(home)
     brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_
     done: Tensor = put(self, brought, values, *options)
