@@ -113,7 +113,7 @@ class CopiedVariables:
                 raise GpuError(
                     f"copying {', '.join(values)} raised {in_words(error)}; make them in the cell"
                 ) from None
-            self.notes = (*tracked, *copier.notes)
+            self.notes = tuple(tracked)
         finally:
             copier.clear()
         self.function = made.pop(_FUNCTION, None)

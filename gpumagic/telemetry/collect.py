@@ -34,7 +34,7 @@ _KNOWN: dict[str, Callable[[Path], Any]] = {
 }
 _THERE_ARE = (
     f"there are {', '.join(_KNOWN)}, and"
-    " package.module:callable; set it right before the server or kernel starts"
+    " package.module:callable; correct it before the server or kernel starts"
 )
 
 
@@ -76,8 +76,8 @@ _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", 
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems that matter with these GPUs, or none; ``named`` if usable GPUs have
-    ordinals."""
+    """Return the problems that matter on a machine with these GPUs; ``named``: whether usable GPUs
+    have ordinals."""
     there = [gpu for gpu in gpus if not gpu.lost]
     if there:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
@@ -99,7 +99,7 @@ def _none_visible() -> Problem:
     if setting is None:
         return Problem("none-visible", cause, "run %gpus --doctor")
     cause = f"{cause}: {setting} is {os.environ[setting]!r}"
-    cure = "set it right before the kernel starts, then restart the kernel"
+    cure = "correct it before the kernel starts, then restart the kernel"
     return Problem("none-visible", cause, cure)
 
 
@@ -137,7 +137,7 @@ class Collector:
         self._kept = CachedReadings(monotonic)  # owners, by the pids
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
-        """Return the machine now; a reading is at most ``max_age`` of its intervals old."""
+        """Return a snapshot; its readings are at most ``max_age`` times their intervals old."""
         with self._lock:
             self._failed = []
             host, problems = self._host(), list(self._misnamed)

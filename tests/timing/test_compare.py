@@ -289,7 +289,7 @@ def test_what_it_prints_is_shown_once_and_others_print_as_ever(gpus, capsys):
     shown = capsys.readouterr()
     assert (shown.out.count("hello"), shown.err.count("there")) == (1, 1)
     assert "." in shown.out
-    assert made.notes == ("what the code prints or displays is shown of its first run only",)
+    assert made.notes == ("the output of the code is shown for its first run only",)
     assert compare("1", ["cpu"], max_time=0.01).notes == ()
 
 
