@@ -61,10 +61,7 @@ def move_all(
         plan.run({} if namespace is None else namespace, check_room)
         left += plan.left
         moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
-    for value, name in finder.naming:
-        if named := _name_device(value, device):
-            former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
-            origins.append((value, Origin(name, former, device, named=named)))
+    origins += _name_devices(finder.naming, device)
     return Moves(moved, tuple(left), time.perf_counter() - start if moved else 0.0)
 
 
@@ -259,6 +256,16 @@ def bytes_of(tensor: Tensor) -> int:
         return tensor.nbytes
     except (RuntimeError, NotImplementedError, ValueError):
         return 0
+
+
+def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
+    """Have objects name `device`; return the origins of those that named another one."""
+    origins: Origins = []
+    for value, name in naming:
+        if named := _name_device(value, device):
+            former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
+            origins.append((value, Origin(name, former, device, named=named)))
+    return origins
 
 
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:

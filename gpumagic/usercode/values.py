@@ -299,6 +299,11 @@ _INNER = {
 _FEW = 1000  # larger containers are not searched
 
 
+def _methods(kind: type, module: str) -> list[Any]:
+    held = [members_of(base) for base in bases_of(kind) if defined_in(base) == module]
+    return [each for own in held for each in own.values() if type(each) in _INNER]
+
+
 def functions_in(value: Any, module: str) -> list[FunctionType]:
     """Return the functions of `module` in a value: behind decorators, in methods, in containers."""
 
@@ -309,8 +314,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
         elif kind in (list, tuple, dict):
             return items(value) if len(value) <= _FEW else []
         elif issubclass(kind, type):
-            names = [members_of(base) for base in bases_of(value) if defined_in(base) == module]
-            held = [each for own in names for each in own.values() if type(each) in _INNER]
+            held = _methods(value, module)
         else:
             held = [type(part) for part in value.modules()] if is_module(value) else [kind]
         return [((".", ""), each) for each in held]

@@ -89,9 +89,15 @@ class KernelPlan:
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_new(self.op)
         self.product = self.name in PRODUCTS
-        self.grows = self.product or (self.fresh and torch.Tag.pointwise in self.op.tags)
+        self.grows = self.product or (self.fresh and _combines(self.op))
         self.scratch = rule_of(self.name)
         return self
+
+
+def _combines(op: Any) -> bool:
+    """Whether an operator computes element by element from several tensors."""
+    tensors = [a for a in op._schema.arguments if _kind(a) is ONE and not a.kwarg_only]
+    return torch.Tag.pointwise in op.tags and len(tensors) > 1
 
 
 def _flip_for(full: str) -> Callable[..., Tensor]:
@@ -239,7 +245,10 @@ def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
     """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
     __tracebackhide__ = True
     tensors = [x for x in args if isinstance(x, Tensor)]
-    most = _LARGEST_NUMBER * prod(x.numel() for x in tensors)
+    # A product's inner dimension is in both: to ask the meta kernel each time would take long.
+    inner = max(tensors[-2].shape[-1], 1) if plan.product else 1
+    sizes = (x.numel() // inner for x in (tensors[-2:] if plan.product else tensors))
+    most = _LARGEST_NUMBER * prod(sizes)
     if most <= gpu.account.room or not (plan.product or len({x.shape for x in tensors}) > 1):
         return
     metas = [
