@@ -239,7 +239,6 @@ class MemoryAccount:
         with self._lock:
             self._count()
             yield
-            self._row[published.ALLOCATED] = self.allocator.bytes.current
             self._row[published.RESERVED] = self.given().current
 
     def _count(self) -> None:

@@ -189,8 +189,7 @@ class MonitorWidget(anywidget.AnyWidget):
         if not self._running:
             return
         self.timing = self._board.now or {}
-        if [entry.id for entry in self._board.entries] != [sent["id"] for sent in self.timings]:
-            self.timings = [{**vars(entry)} for entry in self._board.entries]
+        self.timings = self._board.entries
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
         """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""

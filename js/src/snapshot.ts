@@ -66,8 +66,8 @@ export interface ProcessSample {
   idle_since: number | null;
   orphan: boolean;
   ordinal: number | null;
-  /** Bytes of RAM. */
-  host_memory: number | null;
+  /** Bytes of RAM, of a kernel without a GPU. */
+  host_memory?: number | null;
   /** Percent of the last seconds in which its CUDA kernels ran. */
   utilization: number | null;
   /** Whether it runs on another host than the server; the server cannot end it. */

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from snapshots import snapshot_in
 
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry.snapshot import Problem, Snapshot
+from gpumagic.telemetry.snapshot import Problem
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "gpumagic" / "static" / "widget.js"
-SNAPSHOT = Snapshot.from_json((ROOT / "tests/data/snapshot.json").read_text())
+SNAPSHOT = snapshot_in((ROOT / "tests/data/snapshot.json").read_text())
 CUT, SLICE, BUSY, *_ = SNAPSHOT.gpus
 LONG = "a notebook with a rather long name that goes on and on.ipynb"
 

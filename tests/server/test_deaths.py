@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from snapshots import snapshot_in
 from waiting import becomes
 
 from gpumagic.server.deaths import Deaths
@@ -224,7 +225,7 @@ async def test_real_kernels_that_die_and_that_do_not(
     for client in clients:
         await client.wait_for_ready(timeout=60)
     try:
-        snapshot = Snapshot.from_json((await fetch("snapshot")).body)
+        snapshot = snapshot_in((await fetch("snapshot")).body)
         assert {one.notebook for one in snapshot.kernels} >= {"killed.ipynb", "ended.ipynb"}
         assert all(one.host_memory > 10 * MIB for one in snapshot.kernels)
         clients[0].execute("import time\ntime.sleep(60)")
