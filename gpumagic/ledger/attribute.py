@@ -130,12 +130,23 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     known = watching[0].tally.counts.get(key)
     if known is not None and known.warned and len(watching) == 1:
         return (known,)
+
+    def new() -> Count:
+        return count_for(what[0], what[1], *_names(what, tensor), via, user, inner)
+
+    return _alarmed(watching, key, new, tensor)
+
+
+def _alarmed(
+    watching: Sequence[ActiveWatch], key: tuple[Any, ...], new: Callable[[], Count], tensor: Any
+) -> list[Count]:
+    """Return the count of each watch, after its alarm was given."""
+    __tracebackhide__ = True
     found = []
     for watch in watching:
         count = watch.tally.counts.get(key)
         if count is None:
-            new = count_for(what[0], what[1], *_names(what, tensor), via, user, inner)
-            count = watch.tally.add(key, new)
+            count = watch.tally.add(key, new())
         found.append(count)
         alarm = watch.alarm
         # One warning where watches are nested.

@@ -134,7 +134,7 @@ def brought(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, i
             mask = index.dtype in _MASKS
             nbytes = 8 * index.dim() * int(index.count_nonzero()) if mask else index.nbytes
             found.append((index, "index", nbytes, not mask))
-    if values and values[0].get_device() == HOST and not _fills(indices, *values):
+    if values and values[0].get_device() == HOST and not fills(indices, *values):
         found.append((values[0], "copy_", values[0].nbytes, True))
     return found
 
@@ -145,10 +145,10 @@ def _reads_of_masks(operator: str, indices: Any, *values: Any) -> list[int]:
     ):
         return []
     masks = [i for i in indices if i is not None and i.dtype in _MASKS and i.get_device() != HOST]
-    return [] if _fills(indices, *values) else [COUNT] * len(masks)
+    return [] if fills(indices, *values) else [COUNT] * len(masks)
 
 
-def _fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
+def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
     """Whether it is one number for one mask: `masked_fill_`, which reads nothing."""
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:

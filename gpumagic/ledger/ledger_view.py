@@ -29,8 +29,7 @@ _LONG = 40  # characters of an expression that a sentence can hold
 # that is read value by value.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
-_SCALAR = 16  # bytes of a complex number
-_NUMBER = 8  # and of any other
+_SCALAR = 16  # bytes of a number, at most
 _SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
 
 
@@ -126,15 +125,6 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
 
 
 # -- what to write instead of a read, in the names of the user's code
-# How several values are put together and read, and one, by the framework whose they are. Batches
-# are concatenated: the last one may be shorter.
-_TOGETHER = {
-    "": "torch.stack({}).cpu()",
-    "JAX": "jax.device_get(jnp.stack({}))",
-    "TensorFlow": "tf.stack({}).numpy()",
-}
-_BATCHES = "torch.cat({}).cpu()"
-_ONE = {"": "{}.item()", "JAX": "float({})", "TensorFlow": "{}.numpy()"}
 _READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
 _INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
 _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
@@ -147,21 +137,14 @@ def _keep(entry: Entry) -> str:
     into = _INTO.search(entry.where.source) if entry.where else None
     if into is None or _tensor_of(into[2] or into[3]) != tensor:
         return f"keep {name or 'what it reads'} on the device, and read it once after the loop"
-    kept, listed = name or "x", entry.code.endswith(".tolist()")
+    kept = name or "x"
     if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
         kept = f"{kept}.detach()"
-    if into[3] and not listed:
-        adds, once = f"{into[1]} += {kept}", _ONE[entry.framework]
-    else:  # also a list of numbers, by which a list is extended
-        adds, once = f"{into[1]}.append({kept})", _together(entry)
-    once = (once.replace(".cpu()", ".tolist()") if listed else once).format(into[1])
-    return f"keep {into[1]} on the device, {adds}, and read it once after the loop: {once}"
-
-
-def _together(entry: Entry) -> str:
-    batches = entry.kind == "copy" and entry.nbytes > entry.count * _NUMBER
-    return _BATCHES if batches and not entry.framework else _TOGETHER[entry.framework]
+    return (
+        f"keep {into[1]} on the device, with {kept} in place of {table.short(entry.code, _LONG)}, "
+        "and read it once after the loop"
+    )
 
 
 def _tensor_of(code: str) -> str:

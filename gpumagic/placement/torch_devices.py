@@ -1,5 +1,6 @@
 """Find the devices that torch can use in this process."""
 
+import re
 from functools import lru_cache
 
 import torch
@@ -70,20 +71,24 @@ def _find(where: object) -> Device:
         return _found[where]
     here = devices(memory="free" in str(where))
     if not here and (unusable := names.here(memory=False)):
-        target = names.resolve_one(where, unusable)
-        if target.kind in ("cuda", "xpu"):
-            raise GpuError(
-                f"{target} is there, but torch {torch.__version__} cannot use it; type cpu, or "
-                "install a build of torch for it: %gpus --doctor"
-            )
-        return target
+        return _without_gpus(names.resolve_one(where, unusable))
     current = torch.cuda.current_device() if here and cuda_state.working() else 0
     target = names.resolve_one(where, here, current=current)
     if target.kind == "mps" and not torch.backends.mps.is_available():
         raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
     started = target.kind == "cuda" and torch.cuda.is_initialized()
-    if where == "cpu" or (started and isinstance(where, str) and any(map(str.isdigit, where))):
+    if where == "cpu" or (started and re.search(r"\d", str(where))):
         _found[str(where)] = target
+    return target
+
+
+def _without_gpus(target: Device) -> Device:
+    """Return a device that is no GPU; GpuError for a GPU, which this build of torch cannot use."""
+    if target.kind in ("cuda", "xpu"):
+        raise GpuError(
+            f"{target} is there, but torch {torch.__version__} cannot use it; type cpu, or "
+            "install a build of torch for it: %gpus --doctor"
+        )
     return target
 
 

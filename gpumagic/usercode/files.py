@@ -211,14 +211,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
-    body, line, outer = "", "", frame.f_back
-    while outer is not None:
-        name = outer.f_code.co_filename
-        if outer.f_code.co_name in _TIMING and not is_users(name):
-            body, line = (outer.f_locals.get(name) or "" for name in ("cell", "expr"))
-        elif is_users(name) and not name.startswith(_TIMED):
-            break
-        outer = outer.f_back
+    body, line, outer = _timed_in(frame)
     if outer is None:
         return code, at
     name, ipython = outer.f_code.co_filename, shell()
@@ -237,6 +230,19 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
         known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
     code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
     return code, at
+
+
+def _timed_in(frame: FrameType) -> tuple[str, str, FrameType | None]:
+    """Return the text of a timed cell, or the timed line; and the frame of the user's around it."""
+    body, line, outer = "", "", frame.f_back
+    while outer is not None:
+        name = outer.f_code.co_filename
+        if outer.f_code.co_name in _TIMING and not is_users(name):
+            body, line = (outer.f_locals.get(name) or "" for name in ("cell", "expr"))
+        elif is_users(name) and not name.startswith(_TIMED):
+            break
+        outer = outer.f_back
+    return body, line, outer
 
 
 def line_at(code: CodeType, at: int) -> UserLine:

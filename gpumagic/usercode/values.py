@@ -152,7 +152,7 @@ Path = tuple[Any, ...]
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 # In memory, and no other: to ask a file for its values would read it.
-_MAPPINGS = (dict, UserDict, ChainMap, types.MappingProxyType)
+_MAPPINGS = (dict, UserDict)
 _PARTS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     MethodType: ("__self__",),
@@ -192,15 +192,10 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
 
 def _pairs(mapping: Any) -> Iterator[tuple[Any, Any]]:
     kind = type(mapping)
-    if issubclass(kind, ChainMap):
-        for each in own(mapping).get("maps", ()):
-            yield from _pairs(each)
-    elif issubclass(kind, UserDict):
+    if issubclass(kind, UserDict):
         yield from _pairs(own(mapping).get("data"))
     elif issubclass(kind, dict):
         yield from dict.items(mapping)
-    elif kind is types.MappingProxyType:
-        yield from mapping.items()
 
 
 def _elements(sequence: Any) -> Iterator[Any]:
@@ -304,6 +299,11 @@ _INNER = {
 _FEW = 1000  # larger containers are not searched
 
 
+def _methods(kind: type, module: str) -> list[Any]:
+    held = [members_of(base) for base in bases_of(kind) if defined_in(base) == module]
+    return [each for own in held for each in own.values() if type(each) in _INNER]
+
+
 def functions_in(value: Any, module: str) -> list[FunctionType]:
     """Return the functions of `module` in a value: behind decorators, in methods, in containers."""
 
@@ -314,8 +314,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
         elif kind in (list, tuple, dict):
             return items(value) if len(value) <= _FEW else []
         elif issubclass(kind, type):
-            names = [members_of(base) for base in bases_of(value) if defined_in(base) == module]
-            held = [each for own in names for each in own.values() if type(each) in _INNER]
+            held = _methods(value, module)
         else:
             held = [type(part) for part in value.modules()] if is_module(value) else [kind]
         return [((".", ""), each) for each in held]

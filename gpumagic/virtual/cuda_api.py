@@ -233,8 +233,6 @@ def install(stack: ExitStack) -> None:
     if torch.version.cuda is not None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
         return
-    legacy = {t.__name__: t.dtype for t in torch._tensor_classes if t.__module__ == "torch.cuda"}
-    patch(stack, torch.cuda, **{name: _tensor_type(name, legacy[name]) for name in legacy})
     if logger := getattr(torch.distributed, "Logger", None):
         # Of a GPU it asserts that the driver's times are there, which this build has not.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
@@ -386,23 +384,3 @@ def _patch_autograd(stack: ExitStack) -> None:
     warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
     warn(False)
     stack.callback(warn, True)
-
-
-class _TensorType(type):
-    """The type of ``torch.cuda.FloatTensor`` and its kin, which a CPU build has but cannot make."""
-
-    dtype: torch.dtype
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype == cls.dtype
-
-    def __call__(cls, *args: Any, device: Any = "cuda") -> Tensor:
-        # As torch.FloatTensor does: sizes make it empty, a sequence gives its values.
-        if args and not isinstance(args[0], (int, torch.Size)):
-            return torch.tensor(args[0], dtype=cls.dtype, device=device)
-        return torch.empty(*args or (0,), dtype=cls.dtype, device=device)
-
-
-def _tensor_type(name: str, dtype: torch.dtype) -> type:
-    # Tensor.type() looks at the full name.
-    return _TensorType(f"torch.cuda.{name}", (), {"dtype": dtype})

@@ -8,6 +8,7 @@ dispatch key CUDA; autograd, autocast, vmap and views come before that key and w
 import functools
 import re
 from collections.abc import Callable
+from math import prod
 from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any
@@ -83,17 +84,26 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        self.waits = self.name in WAITS or self.name in INDEXING
-        # For every other operator C++ has made plain tensors of conjugate and negative views.
-        lazy = map(functools.partial(C._dispatch_has_kernel_for_dispatch_key, full), LAZY)
-        self.flip = flip if any(lazy) else flip_plain
+        self.waits = self.name in (*WAITS, *INDEXING)
+        self.flip = _flip_for(full)
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_new(self.op)
-        pointwise = self.kinds.count(ONE) > 1 and torch.Tag.pointwise in self.op.tags
         self.product = self.name in PRODUCTS
-        self.grows = (self.fresh and pointwise) or self.product
+        self.grows = self.product or (self.fresh and _combines(self.op))
         self.scratch = rule_of(self.name)
         return self
+
+
+def _combines(op: Any) -> bool:
+    """Whether an operator computes element by element from several tensors."""
+    tensors = [a for a in op._schema.arguments if _kind(a) is ONE and not a.kwarg_only]
+    return torch.Tag.pointwise in op.tags and len(tensors) > 1
+
+
+def _flip_for(full: str) -> Callable[..., Tensor]:
+    # For every other operator C++ has made plain tensors of conjugate and negative views.
+    lazy = map(functools.partial(C._dispatch_has_kernel_for_dispatch_key, full), LAZY)
+    return flip if any(lazy) else flip_plain
 
 
 def _makes_all_new(op: Any) -> bool:
@@ -158,9 +168,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     found: Found = []
     above: list[str] = []  # arguments for which another key than CPU decides
     at, low = _lower_all(plan, args, found, above)
-    low_kwargs = kwargs
-    if kwargs:
-        low_kwargs = {name: _lower(plan, name, kwargs[name], found, above) for name in kwargs}
+    low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
     if gpu is None:  # each operator within the composite one checks the devices itself
         return plan.cpu(*args, **kwargs)
@@ -171,19 +179,25 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         _require_room(plan, args, gpu)
     if plan.waits:
         _report_waits(plan, args, kwargs, gpu)
-    started = perf_counter_ns()
-    try:
-        result = call(*low, **low_kwargs)
-    except RuntimeError as error:
-        low, low_kwargs = _with_larger(plan, low, low_kwargs, found, gpu, error)
-        result = call(*low, **low_kwargs)
-    gpu.account.worked(started)
+    result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch is not None:
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
+    return result
+
+
+def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: VirtualGpu) -> Any:
+    __tracebackhide__ = True
+    started = perf_counter_ns()
+    try:
+        result = call(*low, **kwargs)
+    except RuntimeError as error:
+        _refuse(plan, error, gpu)
+        raise
+    gpu.account.worked(started)
     return result
 
 
@@ -231,10 +245,10 @@ def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
     """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
     __tracebackhide__ = True
     tensors = [x for x in args if isinstance(x, Tensor)]
-    most = _LARGEST_NUMBER
+    # A product's inner dimension is in both: to ask the meta kernel each time would take long.
     inner = max(tensors[-2].shape[-1], 1) if plan.product else 1
-    for x in tensors[-2:] if plan.product else tensors:
-        most *= x.numel() // inner
+    sizes = (x.numel() // inner for x in (tensors[-2:] if plan.product else tensors))
+    most = _LARGEST_NUMBER * prod(sizes)
     if most <= gpu.account.room or not (plan.product or len({x.shape for x in tensors}) > 1):
         return
     metas = [
@@ -273,7 +287,8 @@ def _lower_tensor(plan: KernelPlan, name: str, x: Tensor, found: Found, above: l
         return flip_parts(x)
     if is_out and (same := [low for _, tensor, low in found if tensor is x]):
         return same[0]
-    return torch.empty(0, dtype=x.dtype) if is_out and not x.numel() else flip(x)
+    # The kernel may resize it; `_lift_argument` copies.
+    return torch.empty(0, dtype=x.dtype) if is_out else flip(x)
 
 
 def _prepare(
@@ -298,33 +313,16 @@ def _prepare(
     return cpu_draws_from(gpu.generator)(call) if plan.name in DRAWS else call
 
 
-def _with_larger(
-    plan: KernelPlan,
-    low: list[Any],
-    kwargs: Any,
-    found: Found,
-    gpu: VirtualGpu,
-    error: RuntimeError,
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments with a larger output after `error`; raise any other in plain words."""
+def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
+    """Raise an error of the CPU's kernel in plain words, or give it CUDA's."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
         raise NotImplementedError(
             f"virtual GPUs compute as the CPU does, and its {plan.op.name()} says: {error}"
         ) from None
-    if "not resizable" not in str(error):
-        # The one text of the CPU's that differs among those which are often met.
-        error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
-        raise error
-    replaced = {}
-    for n, (name, tensor, old) in enumerate(found):
-        if name in plan.written:
-            # `old` has its new shape already, and too few bytes for it.
-            new = torch.empty(0, dtype=old.dtype) if name in plan.outs else flip(tensor).clone()
-            found[n], replaced[id(old)] = (name, tensor, new), new
-    kwargs = {name: replaced.get(id(x), x) for name, x in kwargs.items()}
-    return [replaced.get(id(x), x) for x in low], kwargs
+    # The one text of the CPU's that differs among those which are often met.
+    error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
@@ -339,21 +337,28 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    pointer = result.data_ptr()
-    for _, _, low in found:  # an out= may have the bytes of an argument before it
-        if (plan.dense or low.layout is torch.strided) and low.data_ptr() == pointer and pointer:
-            return adopt(result.clone(), gpu)  # an alias that the schema does not tell of
-    return adopt(result, gpu)
+    shares = _shares_bytes(plan, result.data_ptr(), found)
+    return adopt(result.clone() if shares else result, gpu)
+
+
+def _shares_bytes(plan: KernelPlan, pointer: int, found: Found) -> bool:
+    """Whether a result has an argument's bytes, which the schema does not tell."""
+    strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
+    return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
     """Return an argument that the kernel wrote into, of the shape and with the bytes of `low`."""
     if not plan.dense and low.layout is not torch.strided:
         return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
-    if (plan.dense or not low.is_nested) and low.shape != tensor.shape:
-        if tensor.numel() and low.data_ptr() == tensor.data_ptr():
-            tensor.set_(tensor.untyped_storage(), tensor.storage_offset(), low.shape, low.stride())
-        else:
-            new = adopt(low, gpu)
-            tensor.set_(new.untyped_storage(), 0, low.shape, low.stride())
+    if not plan.dense and low.is_nested:
+        return tensor
+    if low.numel() > tensor.numel():
+        new = adopt(low, gpu)
+        return tensor.set_(new.untyped_storage(), 0, low.shape, low.stride())
+    if low.shape != tensor.shape:
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+        tensor.set_(storage, offset, low.shape, low.stride())
+    if low.data_ptr() != tensor.data_ptr():
+        flip(tensor).copy_(low)
     return tensor

@@ -63,13 +63,14 @@ def _attention(
     inputs = (query, key, value)
     attn_mask = added(attn_mask, query.dtype)
     chosen = 0
-    if torch.backends.cuda.math_sdp_enabled():
+    if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
         # As the CPU's kernel chooses, which looks at no bytes: versions of torch differ in it.
         given = (*inputs, attn_mask, dropout_p, is_causal)
         chosen = _choose(*given, scale=scale, enable_gqa=enable_gqa)
     options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     if chosen == _FLASH:
-        return _flash(inputs, attn_mask, options)
+        flash = aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(*inputs, attn_mask=attn_mask, **options)[0]  # type: ignore[no-any-return]
     math = aten._scaled_dot_product_attention_math
     result: Tensor = math(*inputs, attn_mask=attn_mask, enable_gqa=enable_gqa, **options)[0]
     return result
@@ -80,16 +81,6 @@ def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
-
-
-def _flash(inputs: tuple[Tensor, ...], mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-    flat = inputs[0].dim() == 3  # chosen so by some versions, but the operator wants a batch
-    if flat:
-        inputs = tuple(tensor.unsqueeze(0) for tensor in inputs)
-        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
-    flash = aten._scaled_dot_product_flash_attention_for_cpu
-    result: Tensor = flash(*inputs, attn_mask=mask, **options)[0]
-    return result.squeeze(0) if flat else result
 
 
 def _lstm_cell(

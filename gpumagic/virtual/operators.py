@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from gpumagic.ledger.copy_kernels import crossing
+from gpumagic.ledger.copy_kernels import crossing, fills
 from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
-from gpumagic.virtual.cuda_api import belongs_to_cuda
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
 from gpumagic.virtual.memory_account import refuse_as_cuda
@@ -27,14 +26,6 @@ _convolve = kernel_of(aten.convolution.default)
 _convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
-
-# Products that CUDA has of no whole numbers, by what its kernel is called in the error.
-_FLOATS_ONLY = {
-    "addmm_cuda": "mm addmm addmm_",
-    "baddbmm_cuda": "bmm baddbmm baddbmm_",
-    "addmv_impl_cuda": "mv addmv addmv_",
-    "dot": "dot vdot",
-}
 
 
 def overload(name: str, space: str = "aten") -> Any:
@@ -69,23 +60,11 @@ def own_kernels() -> dict[str, Kernel]:
         kernels[name] = on_metadata(overload(name), CPU)
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         kernels[name] = kernels[f"{name}.Tensor"] = lambda *args, **kwargs: False
-    for said, names in _FLOATS_ONLY.items():
-        kernels |= {name: _floats_only(kernel_of(overload(name)), said) for name in names.split()}
     for name in ("_softmax", "_log_softmax"):
         backward = f"{name}_backward_data"
         kernels[name] = _softmax(kernel_of(overload(name)))
         kernels[backward] = _softmax_backward(kernel_of(overload(backward)))
-    return kernels | _PINNING
-
-
-def cpu_kernels() -> dict[str, Kernel]:
-    """Return kernels for the dispatch key CPU: pinning, and operators with a generator.
-
-    C++ takes a virtual GPU's generator for one of the CPU, which it is; a real one it would refuse.
-    """
-    named = (aten.randperm, aten.rand, aten.randn, aten.randint)
-    ops = [*(packet.generator for packet in named), aten.randint.low_generator]
-    return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
+    return kernels | PINNING
 
 
 def _empty(op: Any) -> Kernel:
@@ -145,29 +124,17 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
     """Copy indices and a single value to the written tensor's device; check all others' devices."""
-    home, accumulate = self.device, options[:1] == (True,)
-    masks = [i.device for i in indices if i is not None and i.dtype is torch.bool]
-    fills = values.numel() == 1 and not (values.is_cuda or accumulate) and masks == [home]
-    if not fills:
-        _check_values(self, values, accumulate)
-    if not fills and not (self.is_cuda and values.device == HOST):  # which the operator sends
-        values = values.to(home)
+    home = self.device
+    if not fills(indices, values, *options):
+        if values.dim() and values.device != home:
+            first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
+            raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
+        if not (self.is_cuda and values.device == HOST):  # which the operator sends
+            values = values.to(home)
     brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_
     done: Tensor = put(self, brought, values, *options)
     return done
-
-
-def _check_values(self: Tensor, values: Tensor, accumulate: bool) -> None:
-    home = self.device
-    if not values.dim() or values.device == home:
-        return
-    if accumulate and self.is_cuda:
-        raise RuntimeError(
-            f"expected device {home} but got device {values.device} for value tensor"
-        )
-    first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
-    raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
 
 
 def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
@@ -199,16 +166,6 @@ def _histc(self: Tensor, *options: Any) -> Any:
 
 
 # Half in, float out: CUDA has kernels for it, the CPU has not.
-def _floats_only(multiply: Kernel, said: str) -> Kernel:
-    def kernel(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not (self.is_floating_point() or self.is_complex()):
-            number = self.type().rpartition(".")[2].removesuffix("Tensor")
-            raise NotImplementedError(f"\"{said}\" not implemented for '{number}'")
-        return multiply(self, *args, **kwargs)
-
-    return kernel
-
-
 def _softmax(softmax: Kernel) -> Kernel:
     return lambda x, dim, half_to_float: softmax(x.float() if half_to_float else x, dim, False)
 
@@ -227,19 +184,8 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     return torch.empty_like(self, pin_memory=True).copy_(self)
 
 
-_PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
-_ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
-"""A key that no device here has: it finds the kernels that serve every device."""
-
-
-def _on_host(op: Any) -> Callable[..., Tensor]:
-    def kernel(*args: Any, generator: Any, **options: Any) -> Tensor:
-        if generator is not None and belongs_to_cuda(generator):
-            raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
-        drawn: Tensor = op.redispatch(_ANY_DEVICE, *args, generator=generator, **options)
-        return drawn
-
-    return kernel
+PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
+"""Kernels for the dispatch keys of the host and of GPUs."""
 
 
 # -- collectives, by the CPU's backend on the tensors' bytes without a copy

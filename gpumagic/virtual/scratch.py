@@ -82,9 +82,13 @@ def _partial_sums(
     of_output = {dim: prod(shape[d] for d in others if d > dim) for dim in others}
     reduced = _merged([(shape[dim], strides[dim]) for dim in dims])
     kept = _merged([(shape[dim], strides[dim], of_output[dim]) for dim in others])
-    if not reduced:
-        return []
-    inputs, outputs = prod(shape[dim] for dim in dims), prod(shape[dim] for dim in others)
+    return _of_merged(reduced, kept, offset, size, card) if reduced else []
+
+
+def _of_merged(
+    reduced: list[tuple[int, ...]], kept: list[tuple[int, ...]], offset: int, size: int, card: Any
+) -> list[int]:
+    inputs, outputs = prod(dim[0] for dim in reduced), prod(dim[0] for dim in kept)
     if not kept or reduced[0][1] < kept[0][1]:  # neighboring threads share an output
         adjacent = len(reduced) == reduced[0][1] == 1 and inputs > 128
         width = inputs // _VECTOR if adjacent else inputs
@@ -181,7 +185,7 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     if values is not result and values.numel() == 1 and masks:
         return []  # it is a masked_fill
     taken = [8 * count * n for n in masks]
-    if len(args) > 3 and args[3] and count:  # equal indices are found by sorting
+    if any(args[3:4]) and count:  # equal indices are found by sorting
         taken += [*[8 * count] * 4, _radix_sort(count, 8, 8, max(x.numel(), 1).bit_length())]
     return taken
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -209,18 +210,12 @@ def _record(
         gpu.account.record_events(None if enabled is None else kept)
 
 
-class _Frames(dict[tuple[int, int], list[dict[str, Any]]]):
-    """Lines as torch gives them; each is made once for a snapshot."""
-
-    def of(self, code: CodeType | None, at: int) -> list[dict[str, Any]]:
-        """Return the frame of a line; empty if it is unknown."""
-        if code is None:
-            return []
-        key = id(code), at
-        if key not in self:
-            name, file = code.co_name, code.co_filename
-            self[key] = [{"name": name, "filename": file, "line": line_of(code, at)}]
-        return self[key]
+@lru_cache(maxsize=4096)
+def _frames(code: CodeType | None, at: int) -> list[dict[str, Any]]:
+    """Return a line as torch gives it; empty if it is unknown."""
+    if code is None:
+        return []
+    return [{"name": code.co_name, "filename": code.co_filename, "line": line_of(code, at)}]
 
 
 def _snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
@@ -228,16 +223,16 @@ def _snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
 
     The third item of `pool`: whether events are wanted.
     """
-    frames, traces = _Frames(), pool is None or len(pool) < 3 or pool[2]
+    traces = pool is None or len(pool) < 3 or pool[2]
     return {
-        "segments": [segment for gpu in GPUS for segment in _segments(gpu, frames)],
-        "device_traces": [_trace(gpu, frames) for gpu in GPUS] if traces else [],
+        "segments": [segment for gpu in GPUS for segment in _segments(gpu)],
+        "device_traces": [_trace(gpu) for gpu in GPUS] if traces else [],
         "allocator_settings": {},
         "external_annotations": [],
     }
 
 
-def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
+def _segments(gpu: VirtualGpu) -> list[dict[str, Any]]:
     """Return a segment for each block, and one for the rest of the reserved memory."""
     blocks: list[dict[str, Any]] = [
         {
@@ -245,7 +240,7 @@ def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
             "size": block.place[1],
             "requested_size": block.requested,
             "state": "active_allocated",
-            "frames": frames.of(block.made, block.at),
+            "frames": _frames(block.made, block.at),
             "user_metadata": block.metadata,
         }
         for block in gpu.account.blocks_now()
@@ -274,7 +269,7 @@ def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
     ]
 
 
-def _trace(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
+def _trace(gpu: VirtualGpu) -> list[dict[str, Any]]:
     gpu.account.refresh()
     return [
         {
@@ -286,7 +281,7 @@ def _trace(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
             "compile_context": "",
             "user_metadata": metadata,
             "pool_id": _POOL,
-            "frames": frames.of(*line),
+            "frames": _frames(*line),
         }
         for action, address, size, time, metadata, line in [*(gpu.account.events or ())]
     ]

@@ -187,19 +187,6 @@ def test_random_state_is_kept_and_put_back(same):
     assert sorted(torch.randperm(10, device="cuda").tolist()) == list(range(10))
 
 
-@pytest.mark.filterwarnings("ignore:The torch.cuda:UserWarning")
-def test_old_tensor_types():
-    x = torch.cuda.FloatTensor([1, 2])
-    assert x.device.type == "cuda"
-    assert x.dtype == torch.float32
-    assert isinstance(x, torch.cuda.FloatTensor)
-    assert not isinstance(x, torch.cuda.LongTensor)
-    assert torch.cuda.LongTensor(2, 3).shape == (2, 3)
-    for kind in ("torch.cuda.FloatTensor", torch.cuda.FloatTensor):
-        assert torch.ones(2).type(kind).is_cuda
-    assert x.type() == "torch.cuda.FloatTensor"
-
-
 def test_pinned_memory():
     pinned = torch.ones(4).pin_memory()
     assert pinned.is_pinned()

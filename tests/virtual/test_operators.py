@@ -154,16 +154,6 @@ def test_nothing_grows_in_place(case, gpus):
     assert said[0] == said[1]
 
 
-def test_addbmm_grows_its_first_argument_as_on_cuda(gpus):
-    for d in ("cpu", "cuda:1"):
-        t = torch.full((1, 4), 2.0, device=d)
-        ones = torch.ones(2, 3, 3, device=d), torch.ones(2, 3, 4, device=d)
-        before = torch.cuda.memory_allocated(1)
-        assert t.addbmm_(*ones) is t
-        torch.testing.assert_close(t.cpu(), torch.full((3, 4), 8.0))
-        assert torch.cuda.memory_allocated(1) == before  # a block then, and a block now
-
-
 def test_histc_of_integers_which_cuda_has_and_the_cpu_has_not(gpus):
     experts = torch.tensor([0, 1, 1], dtype=torch.int32, device="cuda")
     counted = torch.histc(experts, bins=2, min=0, max=1)
@@ -332,20 +322,9 @@ def _parts(text):
     return text.splitlines()[-1].partition(": ")[2].split(", ")
 
 
-@pytest.mark.parametrize(
-    ("product", "said"),
-    [
-        (lambda x: x @ x, "\"addmm_cuda\" not implemented for 'Long'"),
-        (lambda x: x @ x[0], "\"addmv_impl_cuda\" not implemented for 'Long'"),
-        (lambda x: x[0] @ x[0], "\"dot\" not implemented for 'Long'"),
-        (lambda x: x[None] @ x[None], "\"baddbmm_cuda\" not implemented for 'Long'"),
-        (lambda x: nn.functional.linear(x, x, x[0]), "\"addmm_cuda\" not implemented for 'Long'"),
-        (lambda x: torch.histogram(x.float(), 3), "aten::histogram.bin_ct"),
-    ],
-)
-def test_what_cuda_has_not_is_not_there(gpus, product, said):
-    with pytest.raises(NotImplementedError, match=re.escape(said)):
-        product(torch.ones(2, 2, dtype=torch.long, device="cuda"))
+def test_what_cuda_has_not_is_not_there(gpus):
+    with pytest.raises(NotImplementedError, match=r"aten::histogram\.bin_ct"):
+        torch.histogram(torch.ones(2, 2, device="cuda"), 3)
 
 
 def test_matrices_of_two_types_are_called_as_cuda_calls_them(gpus):
