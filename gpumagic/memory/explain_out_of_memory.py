@@ -7,6 +7,7 @@ values of some variables, what each pass keeps, or a context in which the code r
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
@@ -18,8 +19,9 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size, some
 from gpumagic.memory import holders_by_name
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
-from gpumagic.memory.oom_trials import CodeTrial, Trials
+from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
+from gpumagic.memory.written_forms import forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -34,6 +36,8 @@ _PAIRED, _DECIDES = 0.4, 0.8
 # The reported number is at most this far below the largest that fits. A closer one would cost dry
 # runs, and depends on fragmentation. On a real GPU there is a margin besides.
 _NEAR, _NEAR_REAL = 0.05, 0.1
+# A number that may be lower: the size of a batch, of a part, or of a sequence.
+_SIZE = re.compile(r"batch|chunk|seq|context|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
@@ -103,8 +107,10 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
         return f"each pass of the loop in line {line} keeps {grows} more"
-    left = size(max(trial.room, 0))
-    return f"the code needs {size(trial.need.most)} more, and only {left} is free for it"
+    left = f"{size(trial.need.most)} more, and only {size(max(trial.room, 0))} is free for it"
+    if s.optimizer is not None:
+        return f"an optimizer makes its state in its first step: the code needs {left}"
+    return f"the code needs {left}"
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
@@ -120,11 +126,11 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    free, less = (free_kept, delete), (other_values, keep_less, no_graph)
+    free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
     first = (free, less) if t.loop is None else (less, free)
     found: list[Lever] = []
-    for group in (*first, (smaller, narrower, other_gpu)):
+    for group in (*first, (smaller, other_gpu, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             enough = [each for each in found if _is_enough(s, each)]
@@ -212,53 +218,80 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
 
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose another GPU with room for what is allocated on this one and for the request."""
+    """Propose another GPU with room for what the cell needs, and for what it reads."""
     if s.shortage.library != TORCH or t.loop is not None:
         return
-    need = t.whole.need.most if t.whole is not None and t.whole.need is not None else 0
-    needed = max((s.device.allocated or 0) + s.wanted, s.held + need)
+    needed, trial = (s.device.allocated or 0) + s.wanted, t.whole
+    if trial is not None and trial.need is not None:
+        moved = (each.nbytes for each in s.storages if each.roots & s.read)
+        needed = trial.need.most + sum(moved)
     cuda = torch_here().cuda
     for ordinal in range(cuda.device_count()):
         free = cuda.mem_get_info(ordinal)[0]
         if ordinal != s.shortage.ordinal and free >= needed:
-            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free)
+            fits = trial.fits(trial.need, free) if trial and trial.need else None
+            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free, fits)
             return
 
 
 # -- what each pass of a loop keeps
+_DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
+_BACKWARD = "`.backward()` of what each pass adds to `{}`, and none after the loop"
+_CACHED = "`{}.cache_clear()` after each pass"
+_COPIED = "keep `.cpu()` of the tensors in `{}`"
+
+
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that each pass of a loop keeps less: without its graph, or on the CPU."""
     trial = t.loop
     path = s.adds_to(trial.rest) if trial is not None else ""
     if trial is None or not path:
         return
-    frame, loop, inside = trial.frame, trial.rest.loops[0], path not in s.namespace
-    local = (n for n in frame.scope.local if s.local(frame, n) == path)
-    name = next(local, "" if inside else path)
+    in_frames = path not in s.namespace
+    name = trial.name_of(path)
     # The results of a pass, which the next one makes again, hold the same graphs.
-    made = {s.local(frame, n) for n in stored(loop)} | {path}
-    graphs = s.alone(made, in_frames=inside, graph_of=path)
+    made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
+    graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
-    whole = s.alone([path], in_frames=inside) or row.nbytes
-    detached = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
+    whole = s.alone([path], in_frames=in_frames) or row.nbytes
+    for do, keep, gives, each in _kept(s, trial, name, graphs, whole):
+        for lever in _helps(trial, do.format(each), gives, whole, keep=(each, keep)):
+            yield lever
+            if lever.fits:
+                return
+
+
+def _kept(
+    s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
+) -> Iterator[tuple[str, Callable[[Any], Any], int, str]]:
+    """Yield in words what a pass is to keep, a function that makes it of the value, the bytes that
+    this gives, and the variable."""
     # A name that each pass makes from its value before, such as a state, may keep all graphs.
-    names = dict.fromkeys((name, *sorted(trial.rest.added_up)) if graphs else ())
-    changes = [(detached, _without_graph, graphs, each) for each in names]
-    changes.append(("keep `.cpu()` of the tensors in `{}`", _on_host, whole, name))
-    for do, keep, gives, each in changes:
-        if each and not _derived(s, loop, each):
-            keeping = each, partial(_each_tensor, keep)
-            for lever in _helps(trial, do.format(each), gives, whole, keep=keeping):
-                yield lever
-                if lever.fits:
-                    return
+    for each in filter(None, dict.fromkeys((name, *sorted(trial.rest.added_up)) if graphs else ())):
+        needed = _needs_graph(s, trial, each)
+        if needed is not True:
+            do = _BACKWARD if needed is None else _DETACHED
+            yield do, partial(_each_tensor, _without_graph), graphs, each
+    if hasattr(trial.frame.scope.name(name), "cache_clear"):
+        yield _CACHED, _cleared, whole, name
+    elif name and not _needs_graph(s, trial, name):
+        yield _COPIED, partial(_each_tensor, _on_host), whole, name
 
 
-def _derived(s: OutOfMemoryState, loop: ast.AST, name: str) -> bool:
-    """Whether a backward pass needs the graphs of a name: one from it, or one after the loop."""
-    calls = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute) and n.attr == "backward"]
-    from_it = any(name in names_read(ast.Expression(call.value)) for call in calls)
-    return from_it or (not calls and any(rest.backward for rest in s.rests))
+def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
+    """Whether a backward pass in the loop is made from a name; None if one follows the loop."""
+    nodes = ast.walk(trial.rest.loops[0])
+    calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
+    if calls:
+        return any(name in names_read(ast.Expression(call.value)) for call in calls)
+    inside = s.rests[: s.rests.index(trial.rest)]  # what the loop calls
+    after = any(rest.backward for rest in s.rests) and not any(rest.backward for rest in inside)
+    return None if after else False
+
+
+def _cleared(function: Any) -> Any:
+    function.cache_clear()
+    return function
 
 
 def _without_graph(tensor: Any) -> Any:
@@ -286,6 +319,17 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 # -- the same in another way
+def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose code that computes the same with less memory."""
+    for form in forms(s.rests[0]):
+        # A dry run does not count what `torch.load` reads.
+        if t.best is not None or "map_location" in form.new:
+            for lever in _helps(t.best or t.every[-1], form.do, form=form):
+                yield lever
+                if lever.fits:
+                    return
+
+
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose one shape for two operands, and float32 for NumPy's float64."""
     for do, names in [*_one_shape(s, t), *_single(s, t)]:
@@ -341,36 +385,59 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
     for trial in t.every if t.loop is None else ():
-        if trial.is_short and (names := _batch(s, trial)):
-            yield from _smaller(s, trial, names)
-            return
+        if trial.is_short:
+            found = [*_smaller(s, trial)]
+            yield from found
+            if found:
+                return
 
 
-def _smaller(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iterator[Lever]:
+def _smaller(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    """Cut the tensors of a batch, else lower a number that is named as its size."""
+    numbers = {name: value for name, value in trial.names.items() if type(value) is int}
+    if names := _batch(s, trial):
+        count = len(trial.names[names[0]])
+        sizes = [name for name, value in numbers.items() if value == count]
+        cut = lambda n: {name: trial.names[name][:n] for name in names}  # noqa: E731
+        # A number that is the batch's size, as in `torch.zeros(batch_size)`.
+        then = lambda n: trial.tried(cut(n)) or trial.tried(cut(n) | dict.fromkeys(sizes, n))  # noqa: E731
+        do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}"
+        if any(rest.backward for rest in s.rests):
+            do += ", the gradients of {} added up"
+        yield from _largest(s, trial, do, count, then, _PAIRED)
+    read = names_read(ast.Module(trial.code, []))
+    for name in (n for n in read if _SIZE.search(n) and numbers.get(n, 0) > 1):
+        do = f"`{name} = {{}}` instead of {numbers[name]:,}"
+        lower = lambda n, name=name: trial.tried({name: n})  # noqa: E731
+        yield from _largest(s, trial, do, numbers[name], lower, 0.0)
+
+
+def _largest(
+    s: OutOfMemoryState,
+    trial: CodeTrial,
+    do: str,
+    count: int,
+    tried: Callable[[int], Need | None],
+    least: float,
+) -> Iterator[Lever]:
+    """Search the largest number that fits; half of it needs at least this part of the need."""
     from gpumagic.fitting.fit_search import largest
-
-    count = len(trial.names[names[0]])
-    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
-    sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
 
     @cache
     def needed(number: float) -> float:
-        cut = {name: trial.names[name][: int(number)] for name in names}
-        need = trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, int(number)))
+        need = tried(int(number))
         return math.inf if need is None else need.most
 
     need = trial.need
-    if need is None or not _PAIRED <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
+    if need is None or not least <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
         return
     near = _NEAR if s.device.virtual else _NEAR_REAL
     # One sample alone is refused by a layer that normalizes over them.
     values = range(1 if math.isfinite(needed(1)) else 2, count)
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
-        steps, then = -(-count // int(fits)), int(needed(fits))
-        added = f", the gradients of {steps} added up" if any(r.backward for r in s.rests) else ""
-        do = f"{some(f'`{name}`' for name in names)}: a batch of {int(fits):,} instead of {count:,}"
-        do = f"{do}{added} (at most {100 * near:.0f} % less than would fit)"
+        then, words = int(needed(fits)), do.format(int(fits), -(-count // int(fits)))
+        do = f"{words} (at most {100 * near:.0f} % less than would fit)"
         yield Lever(do, need.most - then, trial.fits(need._replace(most=then)))
 
 

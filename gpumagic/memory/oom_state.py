@@ -243,6 +243,12 @@ class OutOfMemoryState:
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
         return list({id(value): value for value in found}.values())
 
+    @property
+    def optimizer(self) -> Any:
+        """Return the optimizer that was making its state, in its first step; None if none was."""
+        begun = (f for f in self._libraries if f.f_code.co_name == "_init_group")
+        return next((frame.f_locals.get("self") for frame in begun), None)
+
     # -- figures
     @cached_property
     def most(self) -> int:
@@ -369,7 +375,10 @@ class OutOfMemoryState:
         return self._exception, self.handled, _ON_THEIR_WAY
 
     def let_go(self) -> None:
-        """Empty the frames of this error, in a copy of this process."""
+        """Empty the frames of this error, in a copy of this process; and forget the state that an
+        optimizer had begun to make, with which no step can be made."""
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
         for frame in _frames_of(self._chain):
             with suppress(RuntimeError):  # it runs: nothing has failed in it
                 frame.clear()

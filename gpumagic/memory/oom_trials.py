@@ -9,13 +9,14 @@ import ast
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
+from gpumagic.memory.written_forms import Form, functions_again, swapped
 from gpumagic.usercode.frames import (
     FailedFrame,
     RestOfCode,
@@ -23,6 +24,7 @@ from gpumagic.usercode.frames import (
     in_own_scope,
     loops_around,
     parents,
+    stored,
 )
 from gpumagic.usercode.values import is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
@@ -102,17 +104,27 @@ class CodeTrial:
         loops = [loop for loop in around if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        self.code: list[ast.stmt] = [*getattr(self._loop or whole, "body", [])]
+        self._followed: Any = self._loop or whole
         # A dry run follows no other framework.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = _compiled(self.code, self.frame) if is_torchs else None
 
+    @property
+    def code(self) -> list[ast.stmt]:
+        """Return the statements that a dry run follows."""
+        return [*getattr(self._followed, "body", [])]
+
     @cached_property
     def stale(self) -> set[str]:
         """The names that the failed run of this code bound, and that it binds again unread."""
-        if not self.frame.at_top:
-            return self.rest.overwritten
+        if not self.frame.at_top:  # a dry run makes passes, but not the loop's own values
+            return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
+
+    def name_of(self, path: str) -> str:
+        """Return the variable of this code that is a row of the table; empty if there is none."""
+        local = (n for n in self.frame.scope.local if self._state.local(self.frame, n) == path)
+        return next(local, path if path in self._state.namespace else "")
 
     @property
     def names(self) -> dict[str, Any]:
@@ -174,14 +186,19 @@ class CodeTrial:
         gone: Iterable[str] = (),
         keep: _Keep = ("", None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        form: Form | None = None,
     ) -> Need | None:
         """Return what the code needs with a change; None if it cannot be followed.
 
         A change is other values of some `names`, names that are `gone`, a name and what each pass
-        is to `keep` of its value, or a context `within` which the code runs.
+        is to `keep` of its value, a context `within` which the code runs, or a replacement.
         """
         if (compiled := self._compiled) is None:
             return None
+        if form is not None:
+            with form.in_place():
+                compiled = _compiled(self.code, self.frame)
+                within = partial(swapped, functions_again(self._state.frames[0]))
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
         # The globals of a cell have its stale names too.

@@ -296,14 +296,19 @@ def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
     yield failed
     inner: ast.AST = failed
     for outer in parents(failed):
-        blocks = (getattr(outer, name, None) for name in _BLOCKS)
-        block = next((b for b in blocks if isinstance(b, list) and inner in b), [])
+        block = block_of(inner)
         yield from block[block.index(inner) + 1 :] if block else ()
         if isinstance(outer, _LOOPS):
             yield outer
         if isinstance(outer, _SCOPES):
             return
         inner = outer
+
+
+def block_of(node: ast.AST) -> list[ast.stmt]:
+    """Return the block of statements that a statement is in; empty for another node."""
+    blocks = (getattr(getattr(node, "parent", None), name, None) for name in _BLOCKS)
+    return next((b for b in blocks if isinstance(b, list) and node in b), [])
 
 
 def bound(block: Iterable[ast.stmt]) -> set[str]:
