@@ -97,7 +97,9 @@ class Allocator:
         stamps, known = self._stamps, self._made
         for address in addresses:
             if (each := blocks.get(address)) is not None:
-                stamp = each.get("user_metadata") or (stamps and stamps.get((device, address))) or ""
+                stamp = each.get("user_metadata") or ""
+                if stamps:
+                    stamp = stamp or stamps.get((device, address), "")
                 origin = id(each["frames"]), stamp
                 found[origin] += each["size"]
                 if origin not in known:
