@@ -18,6 +18,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size, some
 from gpumagic.memory import holders_by_name
+from gpumagic.memory.memory_report import MemoryHolder
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
@@ -176,45 +177,47 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to delete the largest variables that nothing reads any more, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
         trial = t.whole if rest.frame.at_top else inner
-        need = trial.need if trial is not None and trial.is_short else None
-        lacking = s.short_by if trial is None or need is None else need.most - trial.room
-        names = _unread(s, rest, lacking)
-        if not names or rest.failed is None:
-            continue
-        paths = [s.local(rest.frame, name) for name in names]
-        gives = s.alone(paths, in_frames=not rest.frame.at_top)
-        fits = trial.fits(need, gives) if trial is not None and need is not None else None
-        if {*names} & (rest.overwritten | rest.read_anywhere):
-            code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-            timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
-            where = "that line" if timed else f"line {rest.failed.lineno}"
-            yield Lever(f"`{code}` before {where}", gives, fits)
-        elif trial is None or need is None or trial.tried(gone=names) is not None:
-            # Else it is read in a way that the code does not show.
-            do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
-            yield Lever(do, gives, fits)
+        short = trial if trial is not None and trial.is_short else None
+        names = _unread(s, rest, s.short_by if short is None else short.lacking)
+        if names and rest.failed is not None:
+            yield from _deleted(s, rest, rest.failed.lineno, short, names)
+
+
+def _deleted(
+    s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
+) -> Iterator[Lever]:
+    paths = [s.local(rest.frame, name) for name in names]
+    gives = s.alone(paths, in_frames=not rest.frame.at_top)
+    fits = trial.fits(trial.need, gives) if trial is not None else None
+    if {*names} & (rest.overwritten | rest.read_anywhere):
+        code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
+        timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
+        yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
+    elif trial is None or trial.tried(gone=names) is not None:
+        # Else it is read in a way that the code does not show.
+        do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
+        yield Lever(do, gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
-    frame, at_top = rest.frame, rest.frame.at_top
+    at_top = rest.frame.at_top
     # A rerun needs the variables that this code made before, unless it assigns them again.
     needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
-    free = {s.local(frame, n): n for n in frame.scope.local if n not in needed}
-
-    def gives(paths: list[str]) -> int:
-        return s.alone(paths, in_frames=not at_top)
-
-    rows = [
-        [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
-        for row in s.device.holders
-    ]
-    groups = [paths for paths in rows if free.keys() >= {*paths}]
+    free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
+    gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    for paths in sorted(groups, key=gives, reverse=True):
-        if gives(chosen) < max(lacking, 1) and s.worth(gives([*chosen, *paths])):
-            chosen += (path for path in paths if path not in chosen)
+    for row in sorted(s.device.holders, key=lambda row: -gives(_names(s, row, at_top))):
+        paths = _names(s, row, at_top)
+        more = list(dict.fromkeys([*chosen, *paths]))
+        is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
+        chosen = more if is_free and s.worth(gives(more)) else chosen
     return [free[path] for path in chosen]
+
+
+def _names(s: OutOfMemoryState, row: MemoryHolder, at_top: bool) -> list[str]:
+    """Return the paths of a row, which all hold the same memory."""
+    return [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
 
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -385,31 +388,40 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
     for trial in t.every if t.loop is None else ():
-        if trial.is_short:
-            found = [*_smaller(s, trial)]
-            yield from found
-            if found:
-                return
+        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.is_short else []
+        yield from found
+        if found:
+            return
 
 
-def _smaller(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
-    """Cut the tensors of a batch, else lower a number that is named as its size."""
-    numbers = {name: value for name, value in trial.names.items() if type(value) is int}
-    if names := _batch(s, trial):
-        count = len(trial.names[names[0]])
-        sizes = [name for name, value in numbers.items() if value == count]
-        cut = lambda n: {name: trial.names[name][:n] for name in names}  # noqa: E731
-        # A number that is the batch's size, as in `torch.zeros(batch_size)`.
-        then = lambda n: trial.tried(cut(n)) or trial.tried(cut(n) | dict.fromkeys(sizes, n))  # noqa: E731
-        do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}"
-        if any(rest.backward for rest in s.rests):
-            do += ", the gradients of {} added up"
-        yield from _largest(s, trial, do, count, then, _PAIRED)
-    read = names_read(ast.Module(trial.code, []))
-    for name in (n for n in read if _SIZE.search(n) and numbers.get(n, 0) > 1):
-        do = f"`{name} = {{}}` instead of {numbers[name]:,}"
-        lower = lambda n, name=name: trial.tried({name: n})  # noqa: E731
-        yield from _largest(s, trial, do, numbers[name], lower, 0.0)
+def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    if not (names := _batch(s, trial)):
+        return
+    count = len(trial.names[names[0]])
+    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
+    sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
+
+    def tried(number: int) -> Need | None:
+        cut = {name: trial.names[name][:number] for name in names}
+        return trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, number))
+
+    added = ", the gradients of {} added up" if any(rest.backward for rest in s.rests) else ""
+    do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}{added}"
+    yield from _largest(s, trial, do, count, tried, _PAIRED)
+
+
+def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    for name in names_read(ast.Module(trial.code, [])):
+        value = trial.names.get(name)
+        if _SIZE.search(name) and type(value) is int and value > 1:
+            tried = partial(_with_number, trial, name)
+            yield from _largest(
+                s, trial, f"`{name} = {{}}` instead of {value:,}", value, tried, 0.0
+            )
+
+
+def _with_number(trial: CodeTrial, name: str, number: int) -> Need | None:
+    return trial.tried({name: number})
 
 
 def _largest(

@@ -159,13 +159,20 @@ class CodeTrial:
         return self.need is not None and self.need.most > self.room
 
     @property
+    def lacking(self) -> int:
+        """Return how many bytes the code needs more than there are."""
+        return self.need.most - self.room if self.need is not None else 0
+
+    @property
     def grows_much(self) -> bool:
         """Whether a loop keeps so much with each pass that a smaller batch would not help."""
         return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
-    def fits(self, need: Need, gives: int = 0) -> bool | None:
+    def fits(self, need: Need | None, gives: int = 0) -> bool | None:
         """Whether the cell then runs to its end, if `gives` is freed before; None if that is not
         shown for all passes."""
+        if need is None:
+            return None
         if need.most > self.room + gives:
             return None if self.grows_much else False
         around = self._trials.around(self)
@@ -193,12 +200,13 @@ class CodeTrial:
         A change is other values of some `names`, names that are `gone`, a name and what each pass
         is to `keep` of its value, a context `within` which the code runs, or a replacement.
         """
-        if (compiled := self._compiled) is None:
-            return None
+        compiled = self._compiled
         if form is not None:
             with form.in_place():
                 compiled = _compiled(self.code, self.frame)
                 within = partial(swapped, functions_again(self._state.frames[0]))
+        if compiled is None:
+            return None
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
         # The globals of a cell have its stale names too.
@@ -219,8 +227,11 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        most = None if run is None else run.needed(self._state.name)
-        if run is None or most is None:
+        return self._need(run) if run is not None else None
+
+    def _need(self, run: "DryRun") -> Need | None:
+        """Read what a dry run has noted."""
+        if (most := run.needed(self._state.name)) is None:
             return None
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
         held = [int(note.split()[-1]) for note in notes]

@@ -79,7 +79,8 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     first = block.index(rest.failed) if block else 0
     for at in range(first, len(block)):
         is_simple = isinstance(block[at], (ast.Assign, ast.Expr, ast.Return))
-        for node in [*ast.walk(block[at])] if is_simple else ():
+        nodes: list[Any] = [*ast.walk(block[at])] if is_simple else []
+        for node in nodes:
             for form, new in _PARSED:
                 reader = _Reader(rest.frame, block, at)
                 if reader.fits(form, node, at) and first in reader.used:
@@ -104,6 +105,15 @@ class _Swap(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         return self._change(node) or self.generic_visit(node)
+
+
+def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
+    """Read `x[:, None]` as the operation that it is."""
+    index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    written = [ast.unparse(each) for each in index]
+    if {*written} <= {"None", ":"} and written.count("None") == 1:
+        return "unsqueeze", [node.value, ast.Constant(written.index("None"))]
+    return "", []
 
 
 class _Reader:
@@ -139,10 +149,7 @@ class _Reader:
         elif isinstance(node, ast.Attribute):
             return _ALIKE.get(node.attr, ""), [node.value], at
         elif isinstance(node, ast.Subscript):
-            index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            written = [ast.unparse(each) for each in index]
-            if {*written} <= {"None", ":"} and written.count("None") == 1:
-                return "unsqueeze", [node.value, ast.Constant(written.index("None"))], at
+            return *_unsqueezed(node), at
         elif isinstance(node, ast.Call):
             return *self._called(node), at
         return "", [], at
@@ -181,15 +188,16 @@ class _Reader:
         text = ast.unparse(statement)
         _Swap(lambda each: node if each is new else None).visit(statement)
         used = [self._block[n] for n in sorted(self.used)]
-        old = [each for each in used if each is statement or not self._is_read(each, used)]
+        tree = self._frame.tree or statement
+        old = [each for each in used if each is statement or not self._is_read(each, used, tree)]
         lines = [str(each.lineno) for each in old]
         do = f"`{text}` for line{'s' * (len(lines) > 1)} {', '.join(lines)}"
         yield Form(do, text, old, self._block)
 
-    def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: Any = None) -> bool:
+    def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: ast.AST) -> bool:
         """Whether a name that a statement binds is read by other statements than these."""
         inside, names = {id(node) for each in used for node in ast.walk(each)}, stored(made)
-        read = (n for n in ast.walk(within or self._frame.tree) if isinstance(n, ast.Name))
+        read = (n for n in ast.walk(within) if isinstance(n, ast.Name))
         return any(
             n.id in names and isinstance(n.ctx, ast.Load) and id(n) not in inside for n in read
         )

@@ -305,7 +305,7 @@ def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
         inner = outer
 
 
-def block_of(node: ast.AST) -> list[ast.stmt]:
+def block_of(node: ast.AST) -> list[Any]:
     """Return the block of statements that a statement is in; empty for another node."""
     blocks = (getattr(getattr(node, "parent", None), name, None) for name in _BLOCKS)
     return next((b for b in blocks if isinstance(b, list) and node in b), [])
