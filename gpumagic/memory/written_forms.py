@@ -14,35 +14,46 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
-from gpumagic.usercode.values import MISSING, is_module
+from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
 # -- the table: functions, methods and operators by one name; a letter is any expression
-_FORMS = {
-    "sum(pow(sub(unsqueeze(x, 1), unsqueeze(y, 0)), 2), -1)": "torch.cdist(x, y).square()",
-    "sum(abs(sub(unsqueeze(x, 1), unsqueeze(y, 0))), -1)": "torch.cdist(x, y, p=1)",
-    "norm(sub(unsqueeze(x, 1), unsqueeze(y, 0)), -1)": "torch.cdist(x, y)",
+_EXPANDED = {
     "repeat(x, n, 1)": "x.expand(n, -1)",
     "repeat(x, n, 1, 1)": "x.expand(n, -1, -1)",
     "repeat(x, 1, n, 1)": "x.expand(-1, n, -1)",
 }
+_DISTANCES = {
+    "sum(pow({}, 2), -1)": "torch.cdist(x, y).square()",
+    "sum(abs({}), -1)": "torch.cdist(x, y, p=1)",
+    "norm({}, -1)": "torch.cdist(x, y)",
+}
+_DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)"
 _SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
 _MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
 _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
-for (_scaled, _scale), (_masked, _mask), (_dropped, _drop) in product(
-    _SCALES.items(), _MASKS.items(), _DROPS.items()
-):
-    _scores = _masked.format(_scaled.format("matmul(q, transpose(k))"))
-    _weights = _dropped.format(f"softmax({_scores}, -1)")
-    _given = f"q, k, v{_mask}{_drop}, scale={_scale}"
-    _FORMS[f"matmul({_weights}, v)"] = f"F.scaled_dot_product_attention({_given})"
 # A row of these results needs one row of `x`.
 _PAIRS = {"cdist(x, y)": "torch.cdist(rows, y)", "matmul(x, y)": "(rows @ y)"}
-for (_pair, _some), _name, _dim in product(
-    _PAIRS.items(), ("argmin", "argmax", "amin", "amax", "sum", "mean"), ("1", "-1")
-):
-    _new = f"torch.cat([{_some}.{_name}({_dim}) for rows in x.split(512)])"
-    _FORMS[f"{_name}({_pair}, {_dim})"] = _new
-_PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _FORMS.items()]
+_REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
+
+
+def _forms() -> Iterator[tuple[str, str]]:
+    """Yield each form, and what gives the same with less memory."""
+    yield from _EXPANDED.items()
+    for (distance, new), difference in product(_DISTANCES.items(), _DIFFERENCES):
+        yield distance.format(difference), new
+    for (scaled, scale), (masked, mask), (dropped, drop) in product(
+        _SCALES.items(), _MASKS.items(), _DROPS.items()
+    ):
+        scores = masked.format(scaled.format("matmul(q, transpose(k))"))
+        given = f"q, k, v{mask}{drop}, scale={scale}"
+        form = f"matmul({dropped.format(f'softmax({scores}, -1)')}, v)"
+        yield form, f"F.scaled_dot_product_attention({given})"
+    for (pair, some), name, dim in product(_PAIRS.items(), _REDUCED, ("1", "-1")):
+        new = f"torch.cat([{some}.{name}({dim}) for rows in x.split(512)])"
+        yield f"{name}({pair}, {dim})", new
+
+
+_PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments to add to a call."""
 # What a module keeps of its arguments.
@@ -83,7 +94,7 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
         for node in nodes:
             for form, new in _PARSED:
                 reader = _Reader(rest.frame, block, at)
-                if reader.fits(form, node, at) and first in reader.used:
+                if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
                     yield from reader.replaced(node, reader.filled(new))
             reader = _Reader(rest.frame, block, at)
             if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
@@ -124,6 +135,7 @@ class _Reader:
         self.used = {at}
         # By the letters of the form, and the statement where each is written.
         self._found: dict[str, tuple[ast.expr, int]] = {}
+        self._last = set[str]()  # how the last dimension is written
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
         """Whether an expression in the statement `at` has a form; note what its letters are."""
@@ -132,10 +144,19 @@ class _Reader:
             is_meant = form.id != "i" or _MINUS_INFINITY.search(ast.unparse(node)) is not None
             return is_meant and ast.dump(known) == ast.dump(node)
         if not isinstance(form, ast.Call):
-            return ast.unparse(form) == ast.unparse(node)
+            self._last |= {ast.unparse(node)} if ast.unparse(form) == "-1" else set()
+            return ast.unparse(form) in ("-1", ast.unparse(node))
         name, args, at = self.call(node, at)
         alike = name == getattr(form.func, "id", "") and len(args) == len(form.args)
         return alike and all(self.fits(*each, at) for each in zip(form.args, args, strict=True))
+
+    def is_same(self, new: str) -> bool:
+        """Whether the dimensions are those for which a replacement gives the same."""
+        known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
+        dims = {letter: value.dim() for letter, value in known.items() if is_tensor(value)}
+        of_rows = "expand" in new or {dims.get("x", 2), dims.get("y", 2)} == {2}
+        last = 2 if "cdist" in new else dims.get("q", 0) - 1
+        return of_rows and self._last <= {"-1", str(last)}
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
         """Return the name of an operation, its operands, and the statement that has them."""
