@@ -83,7 +83,9 @@ class Allocator:
         if (number := _number(tensor)) < 0:
             return None
         try:
-            return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
+            address = _data_address(tensor)
+            exact = self._places.get(number, {}).get(address)
+            return exact or self._at(number, address) or self._alone(_storage(tensor))
         except (RuntimeError, NotImplementedError):  # no storage: sparse, fake, a wrapper
             return None
 
@@ -120,8 +122,6 @@ class Allocator:
     def _at(self, number: int, address: int) -> Place | None:
         """Return the block that contains an address."""
         places = self._places.get(number, {})
-        if (exact := places.get(address)) is not None:
-            return exact
         if number not in self._starts:
             self._starts[number] = sorted(places)
         before = bisect_right(self._starts[number], address) - 1

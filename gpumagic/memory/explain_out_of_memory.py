@@ -22,9 +22,9 @@ from gpumagic.memory.memory_report import MemoryHolder
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.written_forms import forms
+from gpumagic.memory.written_forms import Form, forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
-from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
+from gpumagic.usercode.frames import RestOfCode, block_of, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -258,7 +258,8 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     row = next(row for row in s.device.holders if row.path == path)
     whole = s.alone([path], in_frames=in_frames) or row.nbytes
     for do, keep, gives, each in _kept(s, trial, name, graphs, whole):
-        for lever in _helps(trial, do.format(each), gives, whole, keep=(each, keep)):
+        names = each.replace(", ", "`, `")
+        for lever in _helps(trial, do.format(names), gives, whole, keep=(each.split(", "), keep)):
             yield lever
             if lever.fits:
                 return
@@ -269,11 +270,12 @@ def _kept(
 ) -> Iterator[tuple[str, Callable[[Any], Any], int, str]]:
     """Yield in words what a pass is to keep, a function that makes it of the value, the bytes that
     this gives, and the variable."""
-    # A name that each pass makes from its value before, such as a state, may keep all graphs.
-    for each in filter(None, dict.fromkeys((name, *sorted(trial.rest.added_up)) if graphs else ())):
-        needed = _needs_graph(s, trial, each)
-        if needed is not True:
-            do = _BACKWARD if needed is None else _DETACHED
+    # Names that each pass makes from their values before, such as a state, may keep all graphs.
+    added = sorted(trial.rest.added_up)
+    for each in filter(None, dict.fromkeys((name, *added, ", ".join(added)) if graphs else ())):
+        needed = {_needs_graph(s, trial, one) for one in each.split(", ")}
+        if True not in needed:
+            do = _BACKWARD if None in needed else _DETACHED
             yield do, partial(_each_tensor, _without_graph), graphs, each
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         yield _CACHED, _cleared, whole, name
@@ -283,13 +285,19 @@ def _kept(
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
     """Whether a backward pass in the loop is made from a name; None if one follows the loop."""
-    nodes = ast.walk(trial.rest.loops[0])
+    at = s.rests.index(trial.rest)
+    in_loop = _backward_of(ast.walk(trial.rest.loops[0]))
+    if in_loop or any(rest.backward for rest in s.rests[:at]):  # also in what the loop calls
+        return name in in_loop
+    if name in _backward_of(trial.rest.nodes):
+        return None
+    return any(rest.backward for rest in s.rests)
+
+
+def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names from whose values backward passes are made."""
     calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
-    if calls:
-        return any(name in names_read(ast.Expression(call.value)) for call in calls)
-    inside = s.rests[: s.rests.index(trial.rest)]  # what the loop calls
-    after = any(rest.backward for rest in s.rests) and not any(rest.backward for rest in inside)
-    return None if after else False
+    return {name for call in calls for name in names_read(ast.Expression(call.value))}
 
 
 def _cleared(function: Any) -> Any:
@@ -411,17 +419,20 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 
 def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
-    for name in names_read(ast.Module(trial.code, [])):
-        value = trial.names.get(name)
+    made = {name: each for each in trial.code for name in stored(each)}
+    for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made)):
+        value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
         if _SIZE.search(name) and type(value) is int and value > 1:
-            tried = partial(_with_number, trial, name)
+            tried = partial(_with_number, trial, name, made.get(name))
             yield from _largest(
                 s, trial, f"`{name} = {{}}` instead of {value:,}", value, tried, 0.0
             )
 
 
-def _with_number(trial: CodeTrial, name: str, number: int) -> Need | None:
-    return trial.tried({name: number})
+def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:
+    if made is None:
+        return trial.tried({name: number})
+    return trial.tried(form=Form("", f"{name} = {number}", [made], block_of(made)))
 
 
 def _largest(

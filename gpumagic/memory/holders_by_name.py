@@ -152,14 +152,15 @@ def _storages(
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
     names = Paths(walk)
     for place, numbers in met.items():
-        kind = f"{library[place]} array" if place in library else ""
+        is_other = bool(library) and place in library
+        kind = f"{library[place]} array" if is_other else ""
         ways = names.ways(numbers[0], kind)
         if len(numbers) > 1:
             numbers = names.plain_first(numbers)
             ways = tuple(dict.fromkeys(way for n in numbers for way in names.ways(n, kind)))
         path = names.path(numbers[0]) if paths else ()
         kept_for = next(filter(None, map(names.parameter, numbers)), ()) if paths else ()
-        found.append(FoundStorage(*place, ways, path, kept_for, place in library))
+        found.append(FoundStorage(*place, ways, path, kept_for, is_other))
     return sorted(found, key=attrgetter("nbytes"), reverse=True)
 
 

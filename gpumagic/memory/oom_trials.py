@@ -7,7 +7,7 @@ forked copies of this process.
 
 import ast
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cached_property, partial
 from types import CodeType
@@ -39,8 +39,8 @@ _MARGIN = 0.05
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
-# A name, and what each pass is to keep of its value.
-_Keep = tuple[str, Any]
+# Names, and what each pass is to keep of their values.
+_Keep = tuple[Sequence[str], Any]
 
 
 class Need(NamedTuple):
@@ -191,14 +191,14 @@ class CodeTrial:
         names: dict[str, Any] | None = None,
         *,
         gone: Iterable[str] = (),
-        keep: _Keep = ("", None),
+        keep: _Keep = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
         """Return what the code needs with a change; None if it cannot be followed.
 
-        A change is other values of some `names`, names that are `gone`, a name and what each pass
-        is to `keep` of its value, a context `within` which the code runs, or a replacement.
+        A change is other values of some `names`, names that are `gone`, names and what each pass
+        is to `keep` of their values, a context `within` which the code runs, or a replacement.
         """
         compiled = self._compiled
         if form is not None:
@@ -243,12 +243,12 @@ class CodeTrial:
     ) -> Iterator[None]:
         """Yield for each pass, and note what is held after it."""
         counter = getattr(getattr(self._loop, "target", None), "id", "")
-        name, change = keep
-        if is_tensor(space.get(name)):  # an operator in place would extend the graph of all passes
-            space[name] = space[name].detach()
+        names, change = keep
+        for name in names:  # an operator in place would extend the graph of all passes
+            space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
         for number in range(2 if self._loop else 1):
             yield
-            if name:
+            for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
             if type(space.get(counter)) is int:  # its next value, as for a key of a cache

@@ -56,8 +56,8 @@ def _forms() -> Iterator[tuple[str, str]]:
 _PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments to add to a call."""
-# What a module keeps of its arguments.
-_SETTINGS = {"softmax": "dim", "dropout": "p"}
+# The arguments that modules keep.
+_SETTINGS = {"softmax": "DIM", "dropout": "{0}.p * {0}.training"}
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
@@ -181,7 +181,9 @@ class _Reader:
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         name = type(value).__name__.lower()
         if is_module(value):
-            return name, [*given, ast.Constant(getattr(value, _SETTINGS.get(name, ""), None))]
+            setting = _SETTINGS.get(name, "None").format(ast.unparse(node.func))
+            dim = str(getattr(value, "dim", None))
+            return name, [*given, _expression(setting.replace("DIM", dim))]
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
@@ -195,6 +197,9 @@ class _Reader:
         known = {letter: node for letter, (node, _) in self._found.items()}
         is_there = getattr(self._frame.scope.name("F"), "__name__", "") == "torch.nn.functional"
         text = new if is_there else new.replace("F.", "torch.nn.functional.")
+        query = self._frame.scope.value(known.get("q", ast.Pass()))
+        if is_tensor(query) and query.dim() == 3:  # the kernels without scores take four
+            text = text.replace("(q, k, v", "(q[None], k[None], v[None]") + "[0]"
         filled: ast.expr = _Swap(lambda n: known.get(getattr(n, "id", ""))).visit(_expression(text))
         return filled
 

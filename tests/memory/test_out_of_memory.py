@@ -19,23 +19,6 @@ MIB = 2**20
 
 
 @pytest.fixture
-def small(shell, _own_runtime_folder, kept_kernels):
-    """A notebook on two GPUs of 64 MiB."""
-    virtual.enable(2, 64 * MIB)
-    yield shell
-    shell.run("%reset -f")
-    virtual.disable()
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """The explanations that are shown."""
-    found = []
-    monkeypatch.setattr("gpumagic.magics.hooks.display", found.append)
-    return found
-
-
-@pytest.fixture
 def noted(small):
     """What torch's allocator says when it fails: device, wanted, limit, free, and its counts."""
     found = []
