@@ -366,18 +366,17 @@ def test_the_batch_that_is_told_is_nearly_the_largest_that_fits(small, shown):
 def test_what_another_framework_took_and_does_not_use_is_the_cause(gpus):
     pool = Pool("JAX", 1 * MIB, None, 48 * MIB, 48 * MIB)
     device = SimpleNamespace(pools=(pool,), total=64 * MIB, free=0, reserved=48 * MIB)
-    s = SimpleNamespace(
+    s = OutOfMemoryState.__new__(OutOfMemoryState)
+    vars(s).update(
         device=device,
         shortage=Shortage(0, 20 * MIB, 64 * MIB),
         wanted=20 * MIB,
-        capacity=48 * MIB,
         most=48 * MIB,
         limit=None,
         short_by=20 * MIB,
         name="cuda:0",
     )
     device.others, device.others_by_name, device.allocated = 0, (), MIB
-    s.unavailable = lambda: OutOfMemoryState.unavailable(s)
     why, (lever,) = by_figures(s, None)
     assert why == "JAX in this process has taken 48.0 MiB of cuda:0, of which it uses 1.0 MiB"
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" in lever.do
