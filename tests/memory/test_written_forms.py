@@ -40,6 +40,12 @@ CASES = {
     "distances": (MATRICES, "out = (x[:, None] - y).abs().sum(-1).amin(1)"),
     "the nearest": (MANY, "d = torch.cdist(x, y)\nout = d.argmin(dim=1)"),
     "the most alike": (MANY, "out = (x @ y.T).argmax(1)"),
+    "gradients of each sample": (
+        "x, y = torch.randn(300, 256, device=D), torch.randn(256, 256, device=D)",
+        "def loss(y, row):\n    return (row @ y).square().sum()\n"
+        "each = lambda row: sum(g.sum() for g in [torch.func.grad(loss)(y, row)])\n"
+        "out = torch.vmap(each)(x) / 1000",
+    ),
     "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
     "parts of a result": (
         MATRICES,
