@@ -6,40 +6,32 @@ values of some variables, what each pass keeps, or a context in which the code r
 """
 
 import ast
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from itertools import chain, permutations
 from typing import Any
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.display.units import size, some
+from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
 from gpumagic.memory.memory_report import MemoryHolder
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
-from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
+from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.written_forms import Form, forms
+from gpumagic.memory.smaller_batch import smaller
+from gpumagic.memory.written_forms import forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
-from gpumagic.usercode.frames import RestOfCode, block_of, failed_frames, stored
+from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
 _MOST = 4
 # A change that saves less than this part of the need is worth no line, unless the cell then fits.
 _WORTH = 0.05
-# Half a batch needs about half of the memory. If it needs more, it does not decide; if less,
-# samples are paired with each other, and a smaller batch computes something else.
-_PAIRED, _DECIDES = 0.4, 0.8
-# The reported number is at most this far below the largest that fits. A closer one would cost dry
-# runs, and depends on fragmentation. On a real GPU there is a margin besides.
-_NEAR, _NEAR_REAL = 0.05, 0.1
-# A number that may be lower: the size of a batch, of a part, or of a sequence.
-_SIZE = re.compile(r"batch|chunk|seq|context|^(?:bs|B|T)$")
-_CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
+# A change of what each pass keeps must save a quarter of it.
+_LEFT = 0.75
 
 
 def explain_out_of_memory(
@@ -127,7 +119,7 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
+    free, less = (free_kept, delete), (other_form, other_values, no_graph, keep_less)
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
     first = (free, less) if t.loop is None else (less, free)
     found: list[Lever] = []
@@ -148,14 +140,24 @@ def _is_enough(s: OutOfMemoryState, lever: Lever) -> bool:
 
 
 def _helps(
-    trial: CodeTrial | None, do: str, gives: int | None = None, freed: int = 0, **change: Any
+    trial: CodeTrial | None,
+    do: str,
+    gives: int | None = None,
+    freed: int = 0,
+    *,
+    grown: int = 0,
+    **change: Any,
 ) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
+    """Try a change; yield it as a lever if the code then fits, or clearly needs less.
+
+    Of the bytes that have `grown` in a loop it gives the part by which a pass keeps less.
+    """
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
     if trial.grows_much:  # then all that counts is what each pass keeps
-        helps = then.grows is not None and 4 * then.grows <= 3 * (need.grows or 0)
+        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
+        helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
         helps = fits or need.most - then.most >= _WORTH * need.most
     if helps:
@@ -310,7 +312,7 @@ def _without_graph(tensor: Any) -> Any:
 
 
 def _on_host(tensor: Any) -> Any:
-    return tensor.detach().cpu()
+    return tensor.cpu()
 
 
 def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
@@ -376,7 +378,9 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """`torch.no_grad()` where no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
         do = "`with torch.no_grad():` around it: no backward pass follows"
-        yield from _helps(t.best, do, within=torch_here().no_grad)
+        path = s.adds_to(t.loop.rest) if t.loop is not None else ""
+        grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
+        yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -390,104 +394,3 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         # In a dry run's process nothing needs to be restored.
         made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
         yield from _helps(t.whole, do, within=made)
-
-
-# -- a smaller number
-def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
-    for trial in t.every if t.loop is None else ():
-        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.is_short else []
-        yield from found
-        if found:
-            return
-
-
-def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
-    if not (names := _batch(s, trial)):
-        return
-    count = len(trial.names[names[0]])
-    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
-    sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
-
-    def tried(number: int) -> Need | None:
-        cut = {name: trial.names[name][:number] for name in names}
-        return trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, number))
-
-    added = ", the gradients of {} added up" if any(rest.backward for rest in s.rests) else ""
-    do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}{added}"
-    yield from _largest(s, trial, do, count, tried, _PAIRED)
-
-
-def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
-    made = {name: each for each in trial.code for name in stored(each)}
-    for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made)):
-        value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
-        if _SIZE.search(name) and type(value) is int and value > 1:
-            tried = partial(_with_number, trial, name, made.get(name))
-            yield from _largest(
-                s, trial, f"`{name} = {{}}` instead of {value:,}", value, tried, 0.0
-            )
-
-
-def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:
-    if made is None:
-        return trial.tried({name: number})
-    return trial.tried(form=Form("", f"{name} = {number}", [made], block_of(made)))
-
-
-def _largest(
-    s: OutOfMemoryState,
-    trial: CodeTrial,
-    do: str,
-    count: int,
-    tried: Callable[[int], Need | None],
-    least: float,
-) -> Iterator[Lever]:
-    """Search the largest number that fits; half of it needs at least this part of the need."""
-    from gpumagic.fitting.fit_search import largest
-
-    @cache
-    def needed(number: float) -> float:
-        need = tried(int(number))
-        return math.inf if need is None else need.most
-
-    need = trial.need
-    if need is None or not least <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
-        return
-    near = _NEAR if s.device.virtual else _NEAR_REAL
-    # One sample alone is refused by a layer that normalizes over them.
-    values = range(1 if math.isfinite(needed(1)) else 2, count)
-    fits = largest(values, needed, trial.room, near=near / 2)
-    if fits is not None:
-        then, words = int(needed(fits)), do.format(int(fits), -(-count // int(fits)))
-        do = f"{words} (at most {100 * near:.0f} % less than would fit)"
-        yield Lever(do, need.most - then, trial.fits(need._replace(most=then)))
-
-
-def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the largest tensor that a model reads as a whole, and others with as many samples."""
-    every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
-    values: dict[str, Any] = {name: trial.names.get(name) for name in read}
-    found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
-    names = sorted(found, key=lambda name: -found[name].nbytes)
-    alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
-    learns = any(is_module(every.get(name)) for name in s.read.union(read))
-    learns = learns or any(rest.backward for rest in s.rests)
-    return alike if learns and not _is_cut(trial.code, alike) else []
-
-
-def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
-    """Whether code takes rows of these tensors, or cuts batches from any by itself."""
-    for node in (node for stmt in code for node in ast.walk(stmt)):
-        part: Any = None
-        if isinstance(node, ast.Subscript):
-            part = node.value
-            if isinstance(node.slice, ast.Slice) and names_read(ast.Expression(node.slice)):
-                return True
-        elif isinstance(node, ast.Attribute) and node.attr in _CUTS:
-            part = node.value
-        elif isinstance(node, (ast.For, ast.comprehension)):
-            part = node.iter
-        if getattr(part, "id", "") in names:
-            return True
-    return False
