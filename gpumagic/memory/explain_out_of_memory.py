@@ -119,7 +119,7 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    free, less = (free_kept, delete), (other_form, other_values, no_graph, keep_less)
+    free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
     first = (free, less) if t.loop is None else (less, free)
     found: list[Lever] = []
