@@ -251,7 +251,7 @@ def sidebar(browser: Browser) -> None:
 
 
 def counts(browser: Browser) -> None:
-    for count, height in ((1, 250), (2, 480), (4, 480), (8, 620), (64, 876)):
+    for count, height in ((1, 285), (2, 480), (4, 480), (8, 620), (64, 876)):
         with busy_lab(browser, count, 1100, 940) as (_, view):
             to_width(view, 300)
             in_both_themes(view.page, f"gpus-{count}", the_panel(view, height))

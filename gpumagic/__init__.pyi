@@ -31,6 +31,8 @@ from .memory.holders_by_name import memory as memory
 from .memory.memory_report import MemoryReport as MemoryReport
 from .memory.out_of_memory import OutOfMemory as OutOfMemory
 from .memory.save_host import save_host as save_host
+from .numerics.diff_result import NumericDiff as NumericDiff
+from .numerics.numeric_diff import diff as diff
 from .telemetry.collect import snapshot as snapshot
 from .timing import Comparison as Comparison
 from .timing import compare as compare

@@ -1,15 +1,15 @@
 """The command line, but for the demo, whose test is with the examples."""
 
 import pytest
+from snapshots import snapshot_in
 
 import gpumagic
 from gpumagic import cli, virtual
-from gpumagic.telemetry import Snapshot
 
 
 def test_snapshot_as_json_and_as_a_table(capsys, gpus):
     assert cli.main(["snapshot", "--json"]) == 0
-    snapshot = Snapshot.from_json(capsys.readouterr().out)
+    snapshot = snapshot_in(capsys.readouterr().out)
     assert [g.virtual for g in snapshot.gpus] == [True, True]
     assert cli.main(["snapshot"]) == 0
     assert "cuda:1" in capsys.readouterr().out

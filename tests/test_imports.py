@@ -50,10 +50,12 @@ MAY = {
         "frameworks",
         "checked",
         "profiling",
+        "numerics",
     },
     "cluster": GROUND
     | {"cell", "copies", "isolation", "ledger", "moving", "placement", "telemetry"}
     | {"virtual", "mismatch", "memory"},
+    "numerics": GROUND | {"copies", "isolation", "ledger", "placement", "timing"},
     "timing": GROUND
     | {"copies", "isolation", "ledger", "moving", "placement", "nvml"}
     | {"frameworks", "telemetry"},
@@ -97,6 +99,7 @@ WITH_TORCH = {
     "ledger",
     "mismatch",
     "moving",
+    "numerics",
     "placement",
     "profiling",
 }

@@ -48,6 +48,8 @@ class Bounded(NamedTuple):
     at: Any  # the values as the call has them: a tensor, an array or a list
     of: Any  # the tensor that has the bound; None if none has
     ignored: int | None = None  # a value that is allowed too
+    role: str = "index"  # what the call has the values for
+    part: str = ""  # how the values are made of `at`: "[0]", ".sum(-1)"
 
 
 Find = Callable[[Any, Any], Iterator[Bounded]]
@@ -65,12 +67,17 @@ class Indexing(NamedTuple):
     dim: int | None = None  # that is indexed, where it is no parameter
     high: float = math.inf  # if nothing is indexed
     wraps: bool = False  # negative indices count from the end
+    unless: str = ""  # a parameter that is used in place of the index
 
     def find(self, args: Any, kwargs: Any) -> Iterator[Bounded]:
         """Yield the bounds of one call."""
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if self.unless in given:
+            return
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
+        if isinstance(of, (tuple, list)):  # the size of a sparse tensor, first its batches
+            of = of[values.dim()] if isinstance(values, Tensor) else None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
         if isinstance(of, Tensor):
@@ -78,7 +85,8 @@ class Indexing(NamedTuple):
             bounds = _along(of, dim, self.unit, wraps=self.wraps)
         elif of is not None and of >= 0:
             bounds = 0, of - 1, f"{self.of} is {of}: 0 … {of - 1}"
-        yield Bounded(values, *bounds, values, of if isinstance(of, Tensor) else None, ignored)
+        of = of if isinstance(of, Tensor) else None
+        yield Bounded(values, *bounds, values, of, ignored, self.at)
 
 
 def _along(
@@ -97,8 +105,10 @@ _ALONG = (
     "index_add index_add_ index_copy index_copy_ index_reduce index_reduce_"
 )
 _LOSS = "input target weight size_average ignore_index"
-_LARGEST, _FINITE = torch.finfo(torch.double).max, "finite numbers from 0"
-_BCE, _TO_1 = "F.binary_cross_entropy", "numbers from 0 to 1"
+_LEAST, _LARGEST = 5e-324, torch.finfo(torch.double).max
+_FINITE = "finite numbers from 0"
+_COLUMNS = "col_indices values size"
+_BCE, _TO_1, _TARGETS = "F.binary_cross_entropy", "numbers from 0 to 1", "targets from 0 to 1"
 # Negative indices are allowed where the kernel counts them from the end.
 _TABLE = (
     Indexing("F.embedding F.embedding_bag", "input weight", "input", "weight", "rows", 0),
@@ -109,9 +119,12 @@ _TABLE = (
     Indexing("take_along_dim", "input indices dim", "indices", "input", wraps=True),
     Indexing("take put put_", "input index", "index", "input", wraps=True),
     Indexing("F.one_hot", "tensor num_classes", "tensor", "num_classes", "numbers from 0"),
-    Indexing("bincount", "input", "input", unit="numbers from 0"),
+    Indexing("bincount poisson", "input", "input", unit="numbers from 0"),
+    Indexing("repeat_interleave", "input repeats", "repeats", unit="numbers from 0"),
+    Indexing("sparse_csr_tensor", f"crow_indices {_COLUMNS}", "col_indices", "size"),
     Indexing(_BCE, "input target", "input", unit=_TO_1, high=1),
-    Indexing(_BCE, "input target", "target", unit=_TO_1, high=1),
+    Indexing(_BCE, "input target", "target", unit=_TARGETS, high=1),
+    Indexing("bernoulli", "input p", "input", unit=_TO_1, high=1, unless="p"),
     Indexing("multinomial", "input", "input", unit=_FINITE, high=_LARGEST),
 )
 
@@ -119,8 +132,9 @@ _TABLE = (
 _NAN = "--check nan finds where NaN is made"
 _LOGITS = "These look like logits: use sigmoid or softmax first, or a loss with logits"
 _NO_CLASS = "{0} often marks no class: ignore_index={0} leaves it out"
-_FROM_1 = "They run from 1 to {}: subtract 1"
-_PADDING = "Only {} is beyond: a token (padding?) that was added later"
+_SCALE = "Map them to 0 … 1: bytes by 1 / 255, labels of -1 and 1 by (y + 1) / 2, for example"
+_FROM_1 = "They run from 1 to {}: if they count from 1, subtract 1"
+_PADDING = "Only {} is beyond: perhaps a token (padding?) that was added later"
 _FROM_END = "{} does not count from the end here"
 
 
@@ -129,6 +143,7 @@ def finders() -> dict[Any, list[Find]]:
     """Return how to find what is bounded, by torch's functions and methods."""
     rows: list[tuple[str, Find]] = [(row.functions, row.find) for row in _TABLE]
     rows.append(("__getitem__ __setitem__ index_put index_put_", _of_subscript))
+    rows += [("multinomial", _of_sums), ("sparse_coo_tensor", _of_sparse)]
     found: dict[Any, list[Find]] = {}
     for functions, find in rows:
         for name in functions.split():
@@ -149,6 +164,22 @@ def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
         elif index is not None and dim < of.dim():
             yield Bounded(index, *_along(of, dim), given, of)
         dim += dims
+
+
+def _of_sums(args: Any, kwargs: Any) -> Iterator[Bounded]:
+    """Yield the sums of the probabilities of `multinomial`, which divides by them."""
+    of = args[0] if args else kwargs["input"]
+    sums, bound = of.sum(-1, dtype=torch.double), "a sum above 0 is needed"
+    yield Bounded(sums, _LEAST, math.inf, bound, of, None, role="input", part=".sum(-1)")
+
+
+def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
+    """Yield the indices of a sparse tensor, which torch itself does not check."""
+    given = dict(zip(("indices", "values", "size"), args, strict=False)) | kwargs
+    of = given.get("indices", ())
+    for dim, (row, size) in enumerate(zip(of, given.get("size", ()), strict=False)):
+        bound = f"size[{dim}] is {size}: 0 … {size - 1}"
+        yield Bounded(_index_item(row)[1], 0, size - 1, bound, of, None, part=f"[{dim}]")
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
@@ -185,6 +216,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     if low <= ends[0] and ends[1] <= high:
         return ""
     values = values.detach().cpu()
+    values = values.double() if values.is_floating_point() else values  # as the bounds are
     bad = ~((values >= low) & (values <= high)) & (values != bounded.ignored)
     if not bad.any():
         return ""
@@ -192,7 +224,8 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     call = RunningCall(args, kwargs)
     owner = call.name(bounded.of) if bounded.of is not None else None
     has = "" if owner is None else f"{owner} has " if owner else "there are "
-    text = f"{call.expression}{call.name(bounded.at) or 'the index'}{place} = {value:.6g}, "
+    name = f"{call.name(bounded.at) or f'the {bounded.role}'}{bounded.part}{place}"
+    text = f"{call.expression}{name} = {value:.6g}, "
     text += f"but {has}{bounded.bound}"
     if wrong > 1:
         text += f"; {wrong} of {values.numel()} are out of range"
@@ -203,13 +236,16 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
 def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> str:
     """Return the likely cause, if the data shows it; `same`: all bad values are this one."""
     index, above = not bounded.values.is_floating_point(), value - bounded.high
+    indexed = index and bounded.of is not None and " classes: " not in bounded.bound
+    targets = bounded.bound.startswith(_TARGETS)
     causes = (
         (_NAN, math.isnan(value)),
-        (_LOGITS, not index and ends[0] < 0 < ends[1]),
+        (_SCALE, targets),
+        (_LOGITS, bounded.bound.startswith((_TO_1, _FINITE)) and ends[0] < 0 < ends[1]),
         (_NO_CLASS, same and bounded.ignored is not None and value in (-1, 255)),
         (_FROM_1, same and above == ends[0] == 1),
         (_PADDING, same and above > 0 and " rows: " in bounded.bound),
-        (_FROM_END, same and index and value < 0 == bounded.low),
+        (_FROM_END, same and indexed and value < 0 == bounded.low),
     )
     return next((text.format(value) for text, is_it in causes if is_it), "")
 
@@ -251,6 +287,7 @@ class RunningCall:
             self.expression = f"{text}: " if len(text) <= _LONG else f"{text[:_LONG]}…: "
             self._names = _variables(found, found.failed)
             self._names |= _results(found, found.failed, tree_leaves((args, kwargs)), self._names)
+            self._names |= _subscripts(found, found.failed, args)
 
     def name(self, value: Any) -> str:
         """Return the user's expression for an argument, which can be indexed; empty if unknown."""
@@ -268,6 +305,17 @@ def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
     return names
 
 
+def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str]:
+    """Return the expressions of an index's items, such as lists and arrays, by their ids."""
+    if not isinstance(failed, ast.Subscript) or not frame.direct or len(args) < 2:
+        return {}
+    nodes = failed.slice.elts if isinstance(failed.slice, ast.Tuple) else [failed.slice]
+    items = args[1] if type(args[1]) is tuple else (args[1],)
+    if len(nodes) != len(items):
+        return {}
+    return {id(i): bracketed(n, frame.text(n)) for i, n in zip(items, nodes, strict=True)}
+
+
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
@@ -278,5 +326,7 @@ def _results(
         return {}  # torch is given what these modules make
     gone = [part for part in parts if part.value is None and part.kind != "module"]
     texts = [bracketed(part.node, part.text) for part in gone]
-    lost = [id(each) for each in given if isinstance(each, Tensor) and id(each) not in known]
+    # The parameters that have no name are those of a module that has none.
+    given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]
+    lost = [id(each) for each in given if id(each) not in known]
     return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

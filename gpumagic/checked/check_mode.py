@@ -8,6 +8,8 @@ thread; a backward pass uses no index that no forward pass had.
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +20,17 @@ from gpumagic import faults
 from gpumagic.checked.bounds import RunningCall, find_bad_value, finders, first, readable
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.placement import FunctionMode
-from gpumagic.usercode.files import expression, in_cell, leave_out_ours, line_at, unseen, user_frame
+from gpumagic.usercode.files import (
+    expression,
+    in_cell,
+    is_torchs,
+    leave_out_ours,
+    line_at,
+    module_of,
+    stands_in,
+    unseen,
+    user_frame,
+)
 
 _MARK = "gpumagic.check"
 # Their results are what is there, or was there before.
@@ -94,8 +106,9 @@ class NanFinder:
     """Find the first operation that makes NaN or infinity from finite numbers, while a mode runs.
 
     An operation whose inputs have NaN passes it on, and is not the one. Infinity that the code
-    writes itself (a mask of -inf) is an input; NaN that comes of it is made. A `GradScaler` skips
-    a step whose gradients overflow in float16: that is no error.
+    writes itself (a mask of -inf, or of the least number) is an input, as is what a library makes
+    in a forward pass; NaN that comes of it is made. A `GradScaler` skips a step whose gradients
+    overflow in float16: that is no error.
     """
 
     def __init__(self, mode: FunctionMode) -> None:
@@ -108,34 +121,43 @@ class NanFinder:
         name = getattr(func, "__name__", "")
         scales = sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"
         self._scaled |= scales
-        if scales or name in _MAKES_NONE or "empty" in name or name.startswith("new_"):
+        makes_none = scales or name in _MAKES_NONE or "empty" in name or name.startswith("new_")
+        if makes_none and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
         writes = name.endswith("_")  # to its first argument; or it is an operator
-        before, nodes, text = set[Flaw](), _nodes(given), ""
+        before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
+            self._watch_backward(given, earlier=True)
             before = _flaws(given[:writes])
         result = func(*args, **kwargs)
+        if makes_none:
+            return result
         with faults.kept("reading results"), uncounted(), torch._C.DisableTorchFunction():
             made = tree_leaves(result)
-            self._watch_backward(made, nodes)
+            self._watch_backward(made)
             if any(isinstance(each, Tensor) for each in given) and (after := _flaws(made)):
                 before |= _flaws(given[writes:])
-                if flaw := _new_flaw(before, after):
-                    text = _described(made, flaw, before, args, kwargs)
+                flaw = _new_flaw(before, after)
+                library = _library(sys._getframe(1)) if flaw else None
+                if flaw is _NAN or (flaw and library is None and not _has_extreme(given)):
+                    text = _described(made, flaw, before, library, args, kwargs)
         if text:
             raise MadeNanError(text)
         return result
 
-    def _watch_backward(self, made: Iterable[Any], known: set[Any]) -> None:
-        """Have the backward of an operation checked, in the name of the line that runs now."""
-        queue = _nodes(made) - known
+    def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
+        """Have the backward pass that leads to values checked, in the name of the running line.
+
+        What is `earlier` than this line is a `torch.autograd.Function`, or older than the check.
+        """
+        queue = {node for node in _nodes(values) if _MARK not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return
         code, at = in_cell(frame)
 
         @unseen
-        def check_backward(made: Any, given: Any) -> None:
+        def check_backward(name: str, made: Any, given: Any) -> None:
             __tracebackhide__ = True
             text = ""
             if not self._mode.running:
@@ -144,8 +166,9 @@ class NanFinder:
                 flaw = _new_flaw(before := _flaws(given), _flaws(made))
                 half = any(getattr(each, "dtype", None) == torch.float16 for each in made)
                 if flaw and not (self._scaled and (before or half)):
-                    text = f"{expression(code, at)} ({line_at(code, at).place}): its backward pass "
-                    text += f"{_makes(made, flaw)[0]} of a gradient, from finite gradients"
+                    text = f"{name} before " if earlier else ""
+                    text += f"{expression(code, at)} ({line_at(code, at).place}): its backward "
+                    text += f"pass {_makes(made, flaw)[0]} of a gradient, from finite gradients"
             if text:
                 raise MadeNanError(text)
 
@@ -153,8 +176,8 @@ class NanFinder:
             node: Any = queue.pop()
             if _MARK not in node.metadata:
                 node.metadata[_MARK] = True
-                node.register_hook(check_backward)
-                queue |= {earlier for earlier, _ in node.next_functions} - known - {None}
+                node.register_hook(partial(check_backward, node.name()))
+                queue |= {before for before, _ in node.next_functions} - {None}
 
 
 def _nodes(values: Iterable[Any]) -> set[Any]:
@@ -180,6 +203,21 @@ def _flaws(values: Iterable[Any]) -> set[Flaw]:
     return found
 
 
+def _has_extreme(values: Iterable[Any]) -> bool:
+    """Whether a number is the largest or the least of its type, as in masks."""
+    found = (each.detach() for each in values if readable(each) and each.is_floating_point())
+    return any((each.abs() == torch.finfo(each.dtype).max).any().item() for each in found)
+
+
+def _library(frame: FrameType | None) -> FrameType | None:
+    """Return the frame that calls torch's functions, if it is a library's."""
+    while frame is not None and (
+        stands_in(frame.f_code.co_filename) or is_torchs(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    return frame if frame is not None and module_of(frame.f_code.co_filename) else None
+
+
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
     """Return what results have and inputs had not: NaN, else infinity."""
     if _NAN in after - before:
@@ -196,9 +234,15 @@ def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
     return text + (f" ({count} of {result.numel()})" if count > 1 else ""), wrong, place
 
 
-def _described(made: Any, flaw: Flaw, before: set[Flaw], args: Any, kwargs: Any) -> str:
+def _described(
+    made: Any, flaw: Flaw, before: set[Flaw], library: FrameType | None, args: Any, kwargs: Any
+) -> str:
     """Return what was made, and the inputs of the same shape: their value in the same place."""
     call, (text, wrong, place), read = RunningCall(args, kwargs), _makes(made, flaw), ""
+    if library is not None:
+        code = library.f_code
+        where = f"{module_of(code.co_filename)}, line {library.f_lineno}"
+        text = f"{expression(code, library.f_lasti)} in {where}, {text}"
     for each in args:
         if readable(each) and each.shape == wrong.shape and not any(each is one for one in made):
             name, value = call.name(each), first(each.detach().cpu(), wrong)[2]

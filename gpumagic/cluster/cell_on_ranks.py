@@ -23,15 +23,12 @@ from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
-from gpumagic.usercode.program import awaits
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 # A rank that has not ended this long after its interrupt is replaced.
 GRACE_S = 5.0
 # Ranks that wait for one another, idle, for this long are deadlocked.
 HANGS_S = 5.0
-# An interrupt may come before the code that it must end, so it is sent again.
-_AGAIN_S = 0.5
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
 # Returned values above this many bytes are reported.
@@ -62,9 +59,6 @@ class CellOnRanks:
         asked: Sharing,
         line: ProgressLine,
     ) -> None:
-        if awaiting := awaits(tree):
-            what = f"line {awaiting} awaits, and ranks have no loop"
-            raise GpuError(f"{what}; await it in a cell before")
         space, ipython = user_namespace(), shell()
         check(asked, tree, space)
         self.ranks, self.asked = list(ranks), asked
@@ -92,7 +86,6 @@ class CellOnRanks:
         self.interrupted = False  # by Ctrl-C
         self.replaced: list[int] = []  # ranks that did not end
         self._signaled: float | None = None
-        self._signaled_last = 0.0
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
         self._streamed = Streamed()
@@ -214,11 +207,8 @@ class CellOnRanks:
         del self._running[rank.number]
         self.outcomes[part] = outcome
         if outcome.error is not None:
-            # A rank that was interrupted because another failed has not failed itself. A closed
-            # connection may follow from another rank's failure and is not the cause.
-            victim = self.failed is not None and self.failed[1].is_of_the_group
-            own = outcome.error.kind != "KeyboardInterrupt" and not outcome.error.is_of_the_group
-            if self._signaled is None or (victim and own):
+            # A rank that was interrupted because another failed has not failed itself.
+            if self._signaled is None:
                 self.failed = rank.number, outcome.error
             self._signal()
         self._next(rank)
@@ -233,12 +223,9 @@ class CellOnRanks:
 
     def _signal(self) -> None:
         """Interrupt all ranks that still run."""
-        now = time.monotonic()
         if self._signaled is None:
-            self._signaled = now
-        if now > self._signaled_last + _AGAIN_S:
-            self._signaled_last = now
-            self._engines.interrupt(self._pending(), self._order.cell)
+            self._signaled = time.monotonic()
+            self._engines.interrupt(self._order.cell)
 
     def _end_the_stuck(self) -> None:
         if self._signaled is None:
@@ -247,13 +234,12 @@ class CellOnRanks:
         elif self._pressed > 1 or time.monotonic() - self._signaled > GRACE_S:
             self.replaced += self._running
             self._running.clear()
-        else:
-            self._signal()
 
     def _end_a_deadlock(self) -> None:
         """Fail if all ranks wait, not in the same place; say where each rank waits."""
         waits = {rank.number: self._where(rank) for rank in self._pending()}
-        if not waits or not all(map(_waits, waits.values())):
+        hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
+        if not waits or not all(hang):
             return
         said = {n: f"waits in {w['call']} ({_place(w)})" for n, w in waits.items()}
         for rank in self._engines.ranks:
@@ -273,17 +259,12 @@ class CellOnRanks:
         if seconds < self._said + _SAY_S:
             return
         self._said = seconds
-        parts = [duration(seconds)]
-        if self.asked.chunk:
-            parts.append(f"{len(self.outcomes)} of {self.split.total} parts")
-        for rank in self.ranks[:_SHOWN]:
-            state = "runs" if rank.number in self._running else "has ended"
-            if state == "runs" and (where := self._where(rank)) and where["line"]:
-                state = f"line {where['line']} {where['bar']}".rstrip()
-            parts.append(f"rank {rank.number} {state}")
-        if left := self.ranks[_SHOWN:]:
-            parts.append(f"{len(left)} more")
-        self._line.update(" · ".join(parts))
+        parts = [f"{len(self.outcomes)} of {self.split.total} parts"] if self.asked.chunk else []
+        for rank in self._pending()[:_SHOWN]:
+            where = self._where(rank)
+            at = f"line {where['line']} {where['bar']}" if where and where["line"] else "runs"
+            parts.append(f"rank {rank.number} {at}".rstrip())
+        self._line.update(" · ".join([duration(seconds), *parts]))
 
     def _replace_stuck(self) -> None:
         """Replace ranks that do not end; the user decides about dead ones."""
@@ -295,10 +276,6 @@ class CellOnRanks:
             for rank in stuck:
                 rank.lost = rank.lost or "it did not end its cell"
             raise
-
-
-def _waits(where: dict[str, Any]) -> bool:
-    return bool(where) and bool(where["call"]) and bool(where["idle"] >= HANGS_S)
 
 
 def _place(where: dict[str, Any]) -> str:

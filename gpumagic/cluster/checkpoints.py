@@ -27,7 +27,7 @@ from gpumagic.faults import in_words
 from gpumagic.isolation.settings import deferred
 from gpumagic.usercode.files import shell
 
-dist: Any = torch.distributed  # without the types that leave names out
+dist: Any = torch.distributed  # Any, since torch's annotations lack some names
 dcp: Any = torch.distributed.checkpoint
 _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
 _FAILURES = (Exception, CheckpointException)  # torch's derives from BaseException
@@ -71,7 +71,12 @@ class State(NamedTuple):
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return the state of a variable; an optimizer's with room for its entries in `saved`."""
+    """Return the state of a variable, with room for what was saved of it."""
+    whole = saved.get("")
+    if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
+        return _assigned(name, space, _room(whole))
+    if name not in space:
+        raise GpuError(f"there is no {name}; read or make it in a cell of %%ongpu @all")
     value = space[name]
     if isinstance(value, Optimizer):
         return _optimizer(value, saved)
@@ -86,14 +91,14 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
     leaves = tree_leaves(value)
     if not all(isinstance(leaf, _DATA) or type(leaf).__module__ == "numpy" for leaf in leaves):
         raise GpuError(
-            f"{name} is a {type(value).__name__}, which cannot be saved; what has a state_dict(), "
-            "tensors, numbers, texts, and lists and dicts of them can"
+            f"{name} is a {type(value).__name__}, which cannot be saved; save tensors, numbers, "
+            "texts, lists and dicts of them, or objects with a state_dict()"
         )
     return _assigned(name, space, _on_cpu(value))
 
 
 def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
-    """Return the state of a variable that is assigned, not changed."""
+    """Return the state of a variable that a load assigns, instead of changing its object."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 
@@ -119,7 +124,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _room(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor for a saved one, sharded as its parameter if they are alike; 0 for data."""
+    """Return a tensor to load into, sharded as its parameter if their shapes match; 0 for data."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -131,25 +136,14 @@ def _on_cpu(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
 
 
-def _states(names: list[str], space: dict[str, Any], saved: dict[str, Any]) -> dict[str, State]:
-    if missing := [name for name in names if name not in space]:
-        raise GpuError(f"there is no {some(missing)}; read or make it in a cell of %%ongpu @all")
-    return {name: _state(name, space, saved.get(name, {})) for name in names}
-
-
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
     """Return the states of the variables here; raise `GpuError` if they do not fit."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
-    new = {
-        name: _assigned(name, space, _room(each[""]))
-        for name, each in saved.items()
-        if "" in each and not (hasattr(each[""], "properties") and torch.is_tensor(space.get(name)))
-    }
-    found = new | _states([name for name in saved if name not in new], space, saved)
+    found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch compares shapes and missing entries.
+        # torch itself checks shapes, and entries that the checkpoint lacks.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
     return found
@@ -186,7 +180,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
     values: dict[str, Any] = {}
 
     def look() -> dict[str, Any]:
-        values.update(_by_path(_states(names, shell().user_ns, {})))
+        values.update(_by_path({name: _state(name, shell().user_ns, {}) for name in names}))
         return {path: getattr(value, "shape", 0) for path, value in values.items()}
 
     try:

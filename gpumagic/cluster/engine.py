@@ -189,15 +189,18 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time twice a second.
+        """Report the cell's position and idle time twice a second; interrupt one that is to end.
 
-        Abort a collective in which a cell waits that is to end.
+        The interrupt is repeated, since it may come before the code. If the cell then waits in a
+        collective, abort that.
         """
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
             cell, said = self._running, ""
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
+            if ending_for and self._running == cell:
+                signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= _FREE and self._running == cell:
                 self.cut |= _cut()
             if cell:
@@ -265,12 +268,6 @@ class ErrorInRank:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" if self.message else self.kind
-
-    @property
-    def is_of_the_group(self) -> bool:
-        """Whether the error is a lost connection to another rank."""
-        words = ("gloo", "Connection closed by peer", "NCCL", "Connection reset by peer")
-        return any(word in self.message for word in words)
 
 
 @dataclass

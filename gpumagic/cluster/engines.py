@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -258,16 +258,9 @@ class Engines:
         found = self._store.get(key) if self._store.check([key]) else b""
         return dict(json.loads(found or b"{}"))
 
-    def interrupt(self, ranks: Iterable[RankEngine], cell: str) -> None:
-        """Interrupt a cell on ranks, and no other cell."""
+    def interrupt(self, cell: str) -> None:
+        """Have the ranks interrupt a cell, and no other cell."""
         self._store.set(ENDING.format(cell), "")
-        self._signal(ranks, signal.SIGINT)
-
-    def _signal(self, ranks: Iterable[RankEngine], number: int) -> None:
-        """Send a signal to the processes of ranks, on any host."""
-        for rank in ranks:
-            if rank.engine in self._client.ids:
-                self._client.send_signal(number, targets=rank.engine, block=False)
 
     # -- dying
     def check(self) -> None:
@@ -320,8 +313,8 @@ class Engines:
         """Kill the engines of ranks and their children."""
         with deferred():
             for rank in ranks:
-                if rank.about.get("host") != host_name():
-                    self._signal([rank], signal.SIGKILL)
+                if rank.about.get("host") != host_name() and rank.engine in self._client.ids:
+                    self._client.send_signal(signal.SIGKILL, targets=rank.engine, block=False)
                 launching.end(rank.mark)
                 with contextlib.suppress(KeyError):
                     _run(self._cluster.stop_engines(rank.engine_set.key))

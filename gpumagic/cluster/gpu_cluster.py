@@ -4,6 +4,7 @@ import ast
 import atexit
 import os
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         Returns
         -------
         values : list or None
-            The last expression's values by rank or part, tensors on the CPU; None if all are.
+            The last expression's values by rank or part, tensors on the CPU; None if all are None.
         made : dict
             Gathered and reduced variables, by name.
 
@@ -110,19 +111,22 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return self._finish(cell, sent_s, time.perf_counter() - began)
 
     def _ranks(self, where: str) -> list[RankEngine]:
+        """Return the ranks that ``"@all"`` or ``"@0,1"`` names, if all of them are alive."""
         asked = where.removeprefix("@").strip()
         ranks = self._engines.ranks
         if asked != "all":
-            numbers = [part.strip() for part in asked.split(",")]
-            wrong = [n for n in numbers if not n.isdecimal() or int(n) >= self.size]
-            if wrong or len(set(numbers)) < len(numbers):
-                there = f"the ranks are 0 to {self.size - 1}"
-                raise GpuError(f"@{asked}: {there}; type @all, @0 or @0,1")
-            ranks = [ranks[number] for number in sorted(map(int, numbers))]
+            ranks = self._numbered([part.strip() for part in asked.split(",")], "@all, @0 or @0,1")
         self._engines.check()
         if lost := [rank for rank in ranks if rank.lost]:
             raise GpuError(lost[0].died)
         return ranks
+
+    def _numbered(self, numbers: Sequence[str], typed: str) -> list[RankEngine]:
+        known = {str(rank.number): rank for rank in self._engines.ranks}
+        if not numbers or not known.keys() >= {*numbers} or len({*numbers}) < len(numbers):
+            there = f"the ranks are 0 to {self.size - 1}"
+            raise GpuError(f"{', '.join(numbers)}: {there}; type {typed}")
+        return [known[number] for number in sorted(numbers, key=int)]
 
     def _finish(
         self, cell: CellOnRanks, sent_s: float, seconds: float
@@ -136,8 +140,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             kept = [{n: sending.unpack(data) for n, data in o.kept.items()} for o in done]
             made, wrong = put_together(cell.asked, kept)
         said = [
-            *([str(cell.split)] if cell.asked.split else []),
-            *sent_in_words(cell.sent, cell.sent_bytes, sent_s),
+            str(cell.split),
+            sent_in_words(cell.sent, cell.sent_bytes, sent_s),
             *cell.transfers(),
             *sharing_in_words(cell.asked, made, len(done)),
         ]
@@ -152,10 +156,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return (None if all(value is None for value in values) else values), made
 
     def _notes(self, cell: CellOnRanks) -> list[str]:
-        notes = [
-            f"rank {number} did not end and was replaced; its variables are lost"
-            for number in cell.replaced
-        ]
+        lost = "did not end and was replaced; its variables are lost"
+        notes = [f"rank {number} {lost}" for number in cell.replaced]
         if self._broken or cell.replaced:
             notes.append(_REWRAP)
         if kept := cell.kept:
@@ -169,16 +171,16 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def checkpoint(self, *names: str, to: str | None) -> str:
         """Save variables of the ranks; return the new directory.
 
-        Tensors, numbers, lists, dicts, and objects with a `state_dict`; replicated values from
-        rank 0. `to` is a directory that all ranks see. If it raises `GpuError`, there is no new
-        checkpoint.
+        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`; rank 0 saves those
+        that are replicated. `to` is a directory that all ranks see. If it raises `GpuError`, there
+        is no new checkpoint.
         """
         if not names or len(set(names)) < len(names) or not to:
             raise GpuError("name each variable once, as in checkpoint net,opt --to runs/cats")
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":
-        """Load a checkpoint into the variables of all ranks, of any number.
+        """Load a checkpoint into the variables of all ranks, however many there are.
 
         Loads the last complete one in the directory, or the directory itself. Raises `GpuError` if
         a module or an optimizer is missing or has another shape; then nothing is changed.
@@ -213,7 +215,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Keep the ranks' values of variables until the notebook's change."""
+        """Keep the ranks' values of these variables until the notebook changes its own."""
         prints = sending.prints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", prints)
 
@@ -227,11 +229,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
 
         Afterwards all ranks are in a new process group. Raises `GpuError`.
         """
-        ranks = [self._engines.ranks[n] for n in sorted(set(numbers)) if 0 <= n < self.size]
-        if len(ranks) < len(set(numbers)) or not ranks:
-            there = f"the ranks are 0 to {self.size - 1}"
-            again = "type %gpucluster restart 0"
-            raise GpuError(f"restart {', '.join(map(str, numbers))}: {there}; {again}")
+        ranks = self._numbered([*map(str, numbers)], "%gpucluster restart 0")
         with ProgressLine(shell()) as line:
             self._engines.replace(ranks, line.update)
             self._broken = False

@@ -154,10 +154,10 @@ class RanksReport(Shown):
     wrong: tuple[str, ...] = ()
 
 
-def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> list[str]:
+def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> str:
     """Return what was sent, as a part of the report; empty if nothing was."""
     sent = some(names) if nbytes else ""
-    return [f"sent {sent}: {size(nbytes)} in {duration(seconds)}"] if sent else []
+    return f"sent {sent}: {size(nbytes)} in {duration(seconds)}" if sent else ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,7 +200,7 @@ def _parts(report: RanksReport) -> list[str]:
     head = f"{len(names)} ranks" if several else some(names)
     virtual = " (virtual)" if any(each.virtual for each in report.ranks) else ""
     peaks = {size(each.peak): each for each in report.ranks if each.peak is not None}
-    parts = [head + virtual, _times(report), *report.said]
+    parts = [head + virtual, _times(report), *filter(None, report.said)]
     if len(peaks) == 1:
         parts.append(f"peak {next(iter(peaks))}" + " each" * (len(names) > 1))
     elif peaks:

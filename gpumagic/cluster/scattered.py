@@ -12,7 +12,7 @@ import ast
 import copy
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from numbers import Number
@@ -25,6 +25,7 @@ from torch.utils.data import Subset
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, meant
 from gpumagic.faults import first_line
+from gpumagic.usercode.program import awaits
 from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
@@ -109,18 +110,10 @@ def _join_columns(parts: Sequence[Any]) -> Any:
         raise GpuError("the parts have different keys; assign the same ones on each")
     made = copy.copy(parts[0])
     for name in parts[0]:
-        made[name] = _of_column(name, gather, [part[name] for part in parts])
+        made[name] = gather([part[name] for part in parts])
     if getattr(made, "_encodings", None):
         made._encodings = [*chain.from_iterable(part._encodings for part in parts)]
     return made
-
-
-def _of_column(name: Any, function: Callable[[Any], Any], value: Any) -> Any:
-    """Call a function for a column; its error says which column."""
-    try:
-        return function(value)
-    except GpuError as error:
-        raise GpuError(f"{name!r}: {error}") from None
 
 
 def _refuse(parts: Sequence[Any]) -> Any:
@@ -162,7 +155,7 @@ def length(value: Any) -> int:
     """Return the number of items; raise `GpuError` for a value that cannot be split."""
     kind = _kind_of(value)
     if kind is _COLUMNS:
-        lengths = {_of_column(name, length, column): name for name, column in value.items()}
+        lengths = {length(column): name for name, column in value.items()}
         if len(lengths) > 1:
             counted = ", ".join(f"{name!r} has {count:,}" for count, name in lengths.items())
             raise GpuError(f"different lengths: {counted}; give all the same number of items")
@@ -307,20 +300,21 @@ def put_together(
     return made, wrong
 
 
-def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> list[str]:
-    """Return what was gathered and reduced, in words."""
-    if not made:
-        return []
-    on_cpu = any(isinstance(made[name], Tensor) for name in asked.gather)
-    gathered = f"gathered {some(asked.gather)}{' on the CPU' * on_cpu}"
-    reduced = [f"{name} is the {how} of {parts} parts" for name, how in asked.reduce]
-    return [*([gathered] if asked.gather else []), *reduced]
+def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Iterator[str]:
+    """Yield what was gathered and reduced, in words."""
+    if made and asked.gather:
+        on_cpu = any(isinstance(made[name], Tensor) for name in asked.gather)
+        yield f"gathered {some(asked.gather)}{' on the CPU' * on_cpu}"
+    if made:
+        yield from (f"{name} is the {how} of {parts} parts" for name, how in asked.reduce)
 
 
 # -- checking
-def check(asked: Sharing, tree: ast.AST, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for a split name that the cell does not read, a gathered name that it does
-    not assign, or an unknown reduction."""
+def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
+    """Raise `GpuError` for an `await`, a split name that the cell does not read, a gathered name
+    that it does not assign, or an unknown reduction."""
+    if line := awaits(tree):
+        raise GpuError(f"line {line} awaits, and here is no loop; await it in a cell before")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
     assigned, hows = names_assigned(tree), dict(asked.reduce)
     for option, names, known, does in (

@@ -1,9 +1,9 @@
 """Send the variables that a cell reads to the ranks, with the notebook's code.
 
 A variable is sent if the rank does not have it, or if the notebook has assigned or changed it
-since. A value that the rank changed stays as it is until then. A tensor that the rank has is sent
-by number, so an optimizer that follows finds its parameters. A function reads the variables of its
-rank.
+since. A value that the rank changed stays as it is until then. If the rank has a tensor, only its
+number is sent, so an optimizer that is sent later finds its parameters. A function reads the
+variables of its rank.
 
 The notebook calls `fingerprint`, `prints_of` and `pack`; the ranks call `wanted` and `receive`, and
 remember which of the notebook's values they have, so a rank that was replaced lacks all.
@@ -101,7 +101,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Return how pickle recreates a tensor; here its number and state, for a fingerprint."""
+        """Return how to pickle a tensor: here as its number and state, for a fingerprint."""
         return tuple, ((_number(tensor), _state(tensor)),)
 
 
@@ -134,7 +134,7 @@ def prints_of(
 ) -> tuple[dict[str, Any], dict[str, Print]]:
     """Return the variables that a cell reads, also indirectly, with their fingerprints.
 
-    Without those in `hidden`, which IPython has put there.
+    Leaves out those in `hidden`, which IPython defines.
     """
     values: dict[str, Any] = {}
     prints: dict[str, Print] = {}
@@ -195,8 +195,8 @@ _states: dict[int, State] = {}
 """Their states in the notebook when they were sent."""
 _sent: dict[str, Print] = {}
 """The notebook's variables that this rank has received, or replaced by its own."""
-_received: dict[str, bytes | None] = {}
-"""Fingerprints of the variables sent to this rank, as it got them."""
+_received: dict[str, bytes] = {}
+"""Fingerprints of this rank's variables just after it received them."""
 
 
 def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
@@ -232,7 +232,7 @@ def wanted(prints: dict[str, Print]) -> Wants:
         before = _sent.get(name) if name in space else None
         if before is None or before[0] != now:
             same = before is not None and before[1] == thing
-            if same and _received.get(name) != _now(name):
+            if same and _received.get(name) != _prints_now([name]).get(name):
                 wants.kept.append(name)
             else:
                 wants.names[name] = before is not None
@@ -242,18 +242,17 @@ def wanted(prints: dict[str, Print]) -> Wants:
 def receive(variables: bytes, prints: dict[str, Print]) -> str:
     """Take variables and remember what the notebook has; or return why not.
 
-    Without variables, the rank has replaced the notebook's by its own.
+    Empty `variables` mean that the rank has replaced the notebook's values by its own.
     """
     try:
         got = unpack(variables) or {}
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
-        return f"{in_words(error)} (where the rank made what the notebook has sent)"
+        return f"{in_words(error)} (when the rank unpickled what the notebook sent)"
     user_namespace().update(got)
-    _received.update({name: _now(name) for name in got})
+    _received.update(_prints_now(got))
     _sent.update(prints)
     return ""
 
 
-def _now(name: str) -> bytes | None:
-    print_ = prints_here([name]).get(name)
-    return print_ and print_[0]
+def _prints_now(names: Iterable[str]) -> dict[str, bytes]:
+    return {name: print_ for name, (print_, _) in prints_here(names).items()}

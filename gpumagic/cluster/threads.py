@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,12 +36,14 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.files import innermost_of
-from gpumagic.usercode.program import awaits, compile_cell, own_code
+from gpumagic.usercode.program import compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
 # One thread at a time: an object with a lock cannot be copied twice at once.
 _copying = threading.Lock()
+_label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
+"""The device whose thread prints; None on other threads."""
 
 
 class SharedVariables:
@@ -56,7 +58,7 @@ class SharedVariables:
         module = namespace.get("__name__", "__main__")
         mine = dict.fromkeys(own)
         space = {**mine, **namespace}
-        self._kept: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}  # shared values by id
         self.with_tensors: list[str] = []
         for name, value in variables_read(names, space, module):
             if name not in namespace:  # values of a closure belong to its function
@@ -67,18 +69,14 @@ class SharedVariables:
             if any(found.root == name for found in finder.tensors):
                 self.with_tensors.append(name)
             if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
-                self.keep(value)
-
-    def keep(self, value: Any) -> None:
-        """Add a shared value."""
-        self._kept[id(value)] = value
+                self.kept[id(value)] = value
 
     def __call__(self, value: Any) -> bool:
-        return id(value) in self._kept or issubclass(type(value), Dataset)
+        return id(value) in self.kept or issubclass(type(value), Dataset)
 
 
-def _is_plain(value: Any) -> bool:
-    # Classes of the notebook are shared by all parts, not copied.
+def _is_class(value: Any) -> bool:
+    # Classes of the notebook are shared by all parts, not copied; so are datasets.
     return issubclass(type(value), (type, Dataset))
 
 
@@ -122,16 +120,11 @@ class DeviceThread:
             return part
         space = {**self._namespace, **part}
         with _copying:
-            copies = CopiedVariables(space, part, self._target, stays=_is_plain)
+            copies = CopiedVariables(space, part, self._target, stays=_is_class)
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.sent
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}
-
-    def time(self, peaks: Mapping[str, int]) -> RankTime:
-        """Return its time, with the peak memory by device."""
-        name, virtual = str(self.device), self.device.virtual
-        return RankTime(name, self.seconds, peaks.get(name), self.parts, virtual)
 
     def close(self, *, failed: bool) -> None:
         """End the thread. Gathered functions keep its variables. An error loses them, or its frames
@@ -156,7 +149,7 @@ class CellOnDevices:
         *,
         flags: int = 0,
     ) -> None:
-        _refuse(tree)
+        _refuse_magics(tree)
         check(asked, tree, namespace)
         self._asked, self._namespace = asked, namespace
         self._devices = devices
@@ -170,16 +163,15 @@ class CellOnDevices:
 
     def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
         """Run the cell; return its last expression by part, None if all are; set the variables."""
-        labels: dict[int, str] = {}
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
             self._copy(progress)
             stack.callback(meter.stop)
             meter.start()
-            stack.enter_context(whole_lines(lambda: labels.get(threading.get_ident()), bars=True))
+            stack.enter_context(whole_lines(_label.get, bars=True))
             began = time.perf_counter()
-            self._run_all(partial(self._work, thread_modes(), labels, progress))
+            self._run_all(partial(self._work, thread_modes(), progress))
             seconds = time.perf_counter() - began
             self._failed = False
             peaks = {memory.device: memory.peak for memory in meter.stop()}
@@ -192,8 +184,8 @@ class CellOnDevices:
 
     def _copy(self, progress: Callable[[str], object]) -> None:
         stays = SharedVariables(self._names, self._namespace, self._own)
-        for name in self._asked.split:
-            stays.keep(self._namespace[name])
+        split = [self._namespace[name] for name in self._asked.split]
+        stays.kept |= {id(value): value for value in split}
         for device in self._devices:
             progress(f"copying to {device}")
             self._threads.append(DeviceThread(device, self._namespace, self._names, stays))
@@ -220,13 +212,12 @@ class CellOnDevices:
     def _work(
         self,
         modes: Callable[[ExitStack], None],
-        labels: dict[int, str],
         progress: Callable[[str], object],
         thread: DeviceThread,
         queue: "deque[int]",
     ) -> None:
         """On a thread: run parts until none is left, with the caller's modes."""
-        labels[threading.get_ident()] = str(thread.device)
+        _label.set(str(thread.device))
         where = some(str(device) for device in self._devices)
         codes = [None if code is None else own_code(code) for code in self._codes]
         with ExitStack() as stack:
@@ -268,12 +259,15 @@ class CellOnDevices:
         notes = [f"{device}: {device.note}" for device in self._devices if device.note]
         notes += dict.fromkeys(line for each in threads for line in each.notes)
         said = [
-            *([str(self._split)] if self._asked.split else []),
-            *sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
+            str(self._split),
+            sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
             *sharing_in_words(self._asked, made, len(self._came)),
         ]
-        times = tuple(each.time(peaks) for each in threads)
-        return RanksReport(times, seconds, tuple(said), tuple(notes), tuple(wrong))
+        times = [
+            RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)
+            for name, each in zip(map(str, self._devices), threads, strict=True)
+        ]
+        return RanksReport(tuple(times), seconds, tuple(said), tuple(notes), tuple(wrong))
 
     def _close(self) -> None:
         with deferred():
@@ -283,9 +277,7 @@ class CellOnDevices:
             self._came.clear()
 
 
-def _refuse(tree: ast.Module) -> None:
-    if line := awaits(tree):
-        raise GpuError(f"line {line} awaits, and threads have no loop; await it in a cell before")
+def _refuse_magics(tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _MAGICS:
             name = "%" + str(ast.literal_eval(node.args[0]))

@@ -40,8 +40,9 @@ _LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 _MADE_IN_PYTHON = 1 << 9
 
 # Types that pickle saves as they are, at C speed.
-_INLINE = frozenset({int, float, bool, complex, type(None), tuple, list, dict, set, frozenset})
-_LONG = 4096  # characters: strings from this length on are shared, not pickled
+_INLINE = frozenset(
+    {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
+)
 
 _SHARED_KINDS = frozenset(
     (
@@ -90,7 +91,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._namespace, self._storages, self._stays = namespace, storages, stays
         # The variables that functions read, by name.
         self.met: dict[str, Any] = {}
-        self.notes: dict[str, None] = {}  # notes for the user, in order
         self.finishing: list[Callable[[], Any]] = []  # called when all copies exist
         self.alive: list[Any] = []  # objects held by weak references alone
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
@@ -209,12 +209,12 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     # -- shared objects
     def _shares(self, value: Any) -> bool:
         kind = type(value)
-        if kind in (str, bytes):
-            return len(value) >= _LONG
         if kind is types.FunctionType:
             return not self.is_notebooks(value) and self._is_library_function(value)
         if kind is _CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
+        if kind is types.BuiltinFunctionType:  # of a module made in C, or bound to an object
+            return isinstance(value.__self__, (types.ModuleType, type, type(None)))
         if _is_jitted(kind):
             return self._is_of_library(value)
         if issubclass(kind, type):
@@ -223,7 +223,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             copied = is_tensor(value) or self.is_ours(kind)
             self._kinds[kind] = copied, not copied and _is_shared_kind(kind), _of_its_module(kind)
         copied, shared, of_module = self._kinds[kind]
-        return not copied and (shared or id(value) in of_module or _is_of_process(value, kind))
+        return not copied and (shared or id(value) in of_module)
 
     def _is_library_function(self, function: types.FunctionType) -> bool:
         held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
@@ -270,15 +270,6 @@ def _of_its_module(kind: type) -> frozenset[int]:
     return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
 
 
-def _is_of_process(value: Any, kind: type) -> bool:
-    """Whether it is a standard stream, or a function of a module made in C."""
-    if kind is types.BuiltinFunctionType:
-        owner = value.__self__
-        return owner is None or isinstance(owner, (types.ModuleType, type))
-    streams = (sys.stdout, sys.stderr, sys.stdin, sys.__stdout__, sys.__stderr__)
-    return any(value is stream for stream in streams)
-
-
 # -- functions
 def _reduce_function(copier: Copier, function: types.FunctionType) -> Any:
     made = copier.recreate(function, _new_function, copier, function.__closure__)
@@ -320,7 +311,6 @@ def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 def _reduce_cached(copier: Copier, cached: Any) -> Any:
     held = dict(vars(cached))
-    copier.notes[f"{cached.__name__}: copied with an empty cache"] = None
     return *copier.recreate(cached, _new_cached, held.pop("__wrapped__")), held
 
 
@@ -430,9 +420,6 @@ def _new_reference(old: Any, copier: Copier, target: Any, callback: Any) -> Any:
 
 
 def _reduce_lock(copier: Copier, lock: Any) -> Any:
-    if not lock.acquire(blocking=False):
-        raise TypeError("cannot copy a lock that is held")
-    lock.release()
     return (threading.Lock if type(lock) is _LOCK else threading.RLock), ()
 
 

@@ -112,6 +112,10 @@ class StorageCopier:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the copies of tensors."""
+        return [item for item in self._finished.values() if is_tensor(item)]
+
     def made(self) -> list[weakref.ref[Any]]:
         """Return weak references to all copies."""
         return [weakref.ref(item) for item in (*self._finished.values(), *self._made.values())]

@@ -76,6 +76,10 @@ class CopiedVariables:
             self.close()
             raise error.with_traceback(None) from None
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the copies of tensors."""
+        return self._storages.tensors()
+
     def close(self, *, emptied: bool = True) -> None:
         """Free the memory at once.
 
@@ -109,7 +113,7 @@ class CopiedVariables:
                 raise GpuError(
                     f"copying {', '.join(values)} raised {in_words(error)}; make them in the cell"
                 ) from None
-            self.notes = (*tracked, *copier.notes)
+            self.notes = tuple(tracked)
         finally:
             copier.clear()
         self.function = made.pop(_FUNCTION, None)

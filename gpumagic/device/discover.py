@@ -86,8 +86,6 @@ class Device:
 
 
 CPU = Device("cpu")
-# Sixteen hexadecimal digits, each as the hexadecimal code of its letter.
-_SPELLED = re.compile(r"(?:-?(?:3[0-9]|6[1-6])){16}")
 _virtual: Callable[[], Sequence[Device]] | None = None
 _cuda_order: tuple[Device, ...] | None = None
 _cuda_free: Callable[[int], int | None] | None = None
@@ -172,12 +170,6 @@ def _numbered(gpus: Iterable[Device], certain: bool = True) -> list[Device]:
     return [replace(gpu, ordinal=n, ordinal_certain=certain) for n, gpu in enumerate(gpus)]
 
 
-def cards(root: Path = Path("/")) -> list[str]:
-    """Return the models of AMD's and Intel's cards here, for any build of torch."""
-    found = [card for vendor in ("amd", "intel") for card in drm.graphics_cards(root, vendor)]
-    return [card.name or card.address for card in found if not card.integrated]
-
-
 def here(*, memory: bool = True) -> list[Device]:
     """Return torch's GPUs in this process, by ordinal; empty without any. Never raises.
 
@@ -190,11 +182,7 @@ def here(*, memory: bool = True) -> list[Device]:
     if build.xpu is not None:
         return intel_gpus(os.environ)
     if build.hip is not None:
-        found = amd_gpus(os.environ)
-        known = {_bare(gpu.uuid) for gpu in found}
-        # HIP has no comparable id for a GPU without its own.
-        told = _cuda_order is not None and known.issuperset(_bare(d.uuid) for d in _cuda_order)
-        return _in_cuda_order(found, _cuda_order or ()) if told else found
+        return amd_gpus(os.environ)
     if _cuda_order is not None:
         found = _in_cuda_order(physical_gpus(), _cuda_order)
     else:
@@ -216,10 +204,8 @@ def _in_cuda_order(physical: Iterable[Device], order: Sequence[Device]) -> list[
 
 
 def _bare(uuid: str | None) -> str:
-    # torch's UUID has no prefix, and HIP's is the bytes of its text.
-    bare = (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
-    spelled = bytes.fromhex(bare.replace("-", "")) if _SPELLED.fullmatch(bare) else b""
-    return spelled.decode() if spelled else bare
+    # torch's UUID has no prefix.
+    return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import index
 from platform import machine
 
-from gpumagic.device.discover import CPU, Device, cards, here
+from gpumagic.device.discover import CPU, Device, here
 from gpumagic.errors import GpuError, as_typed, meant
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"
@@ -43,7 +43,10 @@ def resolve(
             devices = [] if _CPU.fullmatch(text.strip()) else here()
         for part in text.split(","):
             for device in _resolve_part(part.strip(), text, devices, current, cpu):
-                _add(device, found, text)
+                if device in found:
+                    twice = f"{device} stands twice in {_quote(text)}"
+                    raise GpuError(f"{twice}; name each device once")
+                found.append(device)
     except _NotADevice as error:
         numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in (d.kind, "gpu")]
         question = meant(str(where), ["cpu", "free", "all", "mps", *numbered])
@@ -75,8 +78,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
     if start:  # only if somebody has begun to type them
-        for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:"):
-            offers += [spelling + number for number in numbers]
+        offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
     return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
@@ -177,16 +179,6 @@ def _freest(devices: Sequence[Device]) -> Device:
     return max(known, key=lambda device: device.memory_free or 0)
 
 
-def _add(device: Device, found: list[Device], whole: str) -> None:
-    same = [other for other in found if other == device]
-    if same and not (device.note and same[0].note):
-        raise GpuError(f"{device} stands twice in {_quote(whole)}; name each device once")
-    if same:  # two missing devices become one CPU, with two notes
-        found.remove(device)
-        device = replace(device, note=f"{same[0].note}; {device.note}")
-    found.append(device)
-
-
 def _list(devices: Sequence[Device]) -> str:
     labels = [str(device) for device in devices]
     if len(labels) > 8:
@@ -198,11 +190,9 @@ def _list(devices: Sequence[Device]) -> str:
 
 
 def _there_is(devices: Sequence[Device]) -> str:
-    if devices:
-        return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
-    # There may be a card that torch was not built for.
-    names = dict.fromkeys(cards())
-    return f"torch here cannot use the {' and the '.join(names)}" if names else NO_GPU
+    if not devices:
+        return NO_GPU
+    return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
 
 
 def _choices(devices: Sequence[Device], cpu: bool = True) -> str:

@@ -1,6 +1,6 @@
 """Show records by their registered views and as JSON; lay out tables as text and HTML.
 
-A room's `__init__.py` registers the view of each of its records. A view is imported when it is
+A package's `__init__.py` registers the view of each of its records. A view is imported when it is
 first needed, so that importing a record is cheap. The JSON has units in its keys and names no other
 user, process or notebook. Colors are those of palette.css, for light and dark pages; text is always
 escaped.
@@ -33,7 +33,7 @@ def register(record: str, module: str) -> None:
 
 
 def view(record: object) -> Any:
-    """Return the module that shows a record, or the nearest of its base classes that has one."""
+    """Return the module registered for a record's class, or for its nearest base class."""
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(record).__mro__)
     return import_module(next(_views[name] for name in names if name in _views))
 
@@ -151,7 +151,7 @@ class Column:
     head: str
     cells: Sequence[str]
     number: bool = False  # right-aligned
-    # If a table is too wide for text, cells are "cut", or "wrap", to no less than this.
+    # How cells are narrowed if the text is too wide, "cut" or "wrap"; and their least width.
     fit: str = ""
     least: int = 20
     # A line below each row, from this column to the end; "" for none.
@@ -226,7 +226,7 @@ def lines(
     if not columns or not (columns[0].cells or columns[0].head):
         return []
     count, space = len(columns), room - len(margin)
-    # At least two fit, since the first names the rows.
+    # Show two columns at least, since the first only names the rows.
     while _total(_widths(columns[:count], space)) > space and count > 2:
         count -= 1
     shown = _table(columns[:count], fold or _UNFOLDED, space)

@@ -200,7 +200,6 @@ _KINDS = ("total", "memory", "resident")
 _HELD = re.compile(
     r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE
 )
-_RAN = re.compile(r"^drm-(?:engine|cycles)-(?!capacity-)(\S+):\s*([0-9]{1,20})\b", re.MULTILINE)
 _CLIENT = re.compile(r"^drm-client-id:\s*([0-9]{1,20})$", re.MULTILINE)
 _PDEV = re.compile(r"^drm-pdev:\s*(\S+)$", re.MULTILINE)
 
@@ -211,7 +210,6 @@ class DrmClient(NamedTuple):
     pid: int
     address: str  # of the GPU on the PCI bus
     memory: Mapping[str, int]  # bytes by region: "vram", "gtt", "system0"
-    ran: frozenset[str]  # the types of engines that have worked for it
 
 
 def read_clients(root: Path) -> list[DrmClient]:
@@ -224,8 +222,7 @@ def read_clients(root: Path) -> list[DrmClient]:
             if number and address:
                 held = sorted(_HELD.findall(text), key=lambda line: _KINDS.index(line[0]))
                 memory = {region: int(count) * _UNITS[unit] for _, region, count, unit in held}
-                ran = frozenset(engine for engine, used in _RAN.findall(text) if int(used))
-                client = DrmClient(int(pid), address[1], memory, ran)
+                client = DrmClient(int(pid), address[1], memory)
                 found.setdefault((address[1], number[1]), client)
     return list(found.values())
 

@@ -1,10 +1,10 @@
 """Confine the code that a forked child follows: no file written, no program run, nothing sent.
 
-Guarantees: what would reach out of the child ends the dry run at the user's line, in words, and the
+Guarantees: an action outside the child ends the dry run at the user's line, with a reason; the
 kernel refuses the same to code that Python does not see; what the code prints or shows is caught.
 Only for a child that will end by itself: nothing here can be undone. Python's audit hook alone is
 not enough: Landlock stops torch's PyTorchFileWriter, `os.mkfifo`, shared memory and C's own writes;
-seccomp stops signals, priorities and limits of other processes, and chmod and connections from C.
+seccomp stops chmod and connections from C, and signals, priorities and limits for other processes.
 """
 
 import builtins
@@ -90,7 +90,7 @@ class Confinement:
         if reason and self._importing:
             raise PermissionError(reason)  # a library can do without its cache
         if reason:
-            stopped = Stopped(reason)  # reported, unless the library continues without it
+            stopped = Stopped(reason)  # creating it records it for the report
             if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
                 raise PermissionError(reason)  # such as a library that runs `nvidia-smi`
             raise stopped
@@ -150,7 +150,7 @@ def held_by_the_kernel() -> bool:
     return _no_file_written(libc) and refused == 0 and machine in _CALLS
 
 
-# Files are Landlock's, of Linux 5.13 and newer: system calls have the same numbers everywhere.
+# Landlock protects files, on Linux 5.13 and newer; its calls have these numbers on any machine.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
@@ -179,13 +179,13 @@ def _no_file_written(libc: Any) -> bool:
     return bool(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
 
 
-# All else is a filter of system calls.
+# A filter of system calls stops everything else.
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# By machine, which has a number itself: calls that change a file but for its content (its length,
-# mode, owner, times and attributes), that connect and send, start a program or reach into another
-# process; then calls that signal or change the process in their first argument, or second.
+# For each machine: its number; calls that change a file's length, mode, owner, times or attributes,
+# connect, send, start a program or reach into another process; calls that signal or change the
+# process that their first argument names; those whose second argument names it.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
@@ -216,7 +216,7 @@ def _filter(machine: str) -> bytes:
     """The program that the kernel runs before each system call, in its own code."""
 
     def step(does: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("=HBBI", does, then, otherwise, value)  # and how many steps to leave out
+        return struct.pack("=HBBI", does, then, otherwise, value)  # the steps to skip, by result
 
     allow, refuse = step(_RETURN, _ALLOW), step(_RETURN, _REFUSE)
     if machine not in _CALLS:

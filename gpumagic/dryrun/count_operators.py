@@ -1,4 +1,4 @@
-"""Count what operators allocate and copy in a dry run: its inner mode.
+"""Count what operators allocate and copy: a dry run's inner mode.
 
 Copies between devices are recorded as the ledger records them, so the table and the advice are
 those of a real run, without times. Composite operators are split into those that CUDA runs. Where
@@ -64,7 +64,7 @@ class Crossings:
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
-        """Count a copy, or a wait of the host, that the running line would make, and `how`."""
+        """Count a copy or wait that the running line would make; `how`: through whose code."""
         nothing = source == destination or "meta" in (source, destination)
         if self.silent or nothing or (copy and not nbytes):
             return
@@ -190,14 +190,14 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine adds up the gradients of one tensor: the first is from another node. It writes
-        # into no view, nor into what is expanded.
+        # The engine adds up the gradients of one tensor in the first, which another node made. It
+        # writes into no view or expanded tensor.
         sums = overload == "add.Tensor" and not (of_node or torch.is_grad_enabled())
         return (first, False) if sums and _is_whole(first) else None
 
 
 def _node() -> tuple[str, int] | None:
-    """Return the name and number of the graph's running node, which itself keeps what it saved."""
+    """Return the name and number of the running node; the node itself would keep tensors alive."""
     node = C._current_autograd_node()
     return None if node is None else (node.name(), node._sequence_nr())
 
@@ -206,8 +206,8 @@ def _is_whole(tensor: Any) -> bool:
     return not tensor._is_view() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
-# In these nodes of the graph torch writes into what the node has just made, and, if certain, keeps
-# until its end: zeros, a mask, a sum.
+# In these nodes of the graph torch writes into a tensor that the node has just made: zeros, a mask,
+# a sum. If certain, the node keeps that tensor until its end.
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
@@ -218,7 +218,7 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# torch knows the shapes of those in parts, and not what they need on the way.
+# For `IN_PARTS` torch knows the shapes of the results, not the memory needed in between.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -370,7 +370,7 @@ def _attention(
 ) -> Any:
     """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none.
 
-    Those for half precision hold as much as the one that is taken here.
+    The kernels for half precision hold as much as the one that is used here.
     """
     given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype

@@ -1,10 +1,10 @@
 """Run a function in a forked copy of this process, and bring back what it returns.
 
 Guarantees: whatever the function does, this process, its files and its terminal are as before; the
-copy has ended when the call returns, also after Ctrl-C or when it takes too long. On Linux it can
-read files that were open from where they were, without moving the parent's position, and not write
-them; every other descriptor (terminal, pipe, socket, GPU) leads nowhere, and shared memory is a
-private copy. The function is not kept from anything else here: see `confined`.
+copy has ended when the call returns, also after Ctrl-C or when it takes too long. On Linux the copy
+can read open files, not write them, and does not move the parent's position in them; every other
+descriptor (terminal, pipe, socket, GPU) is the null device, and shared memory is a private copy.
+Nothing else is prevented here: see `confined`.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ class OverLimit(TimeoutError):
 
 
 def run_forked(work: Callable[[], Any], limit: float) -> Any:
-    """Return what `work()` returns, plain data, called in a copy of this process.
+    """Call `work()` in a copy of this process and return its result, which must be plain data.
 
     Ctrl-C kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and
     `GpuError` when this system has no fork or the copy has crashed.
@@ -49,16 +49,16 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     receiver, sender = Pipe(duplex=False)
     answer, pid, status, end = None, 0, 0, time.monotonic() + limit
     try:
-        # Raised here, an interrupt would leave a copy that nobody ends, or go on in the copy.
+        # An interrupt here would leave a copy that nobody ends, or be raised in the copy.
         with deferred(), warnings.catch_warnings():
-            # The copy computes nothing and waits for no lock that it could not be killed in.
+            # The warned deadlock does no harm: a copy that waits too long is killed.
             warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
             pid = os.fork()
             if pid == 0:
                 _work_in_child(work, sender)
         sender.close()
-        # For no longer: a signal that another thread gets is seen after a wait only.
+        # A second at a time: a signal that another thread gets is handled only after a wait.
         while not receiver.poll(min(limit, 1.0)):
             if time.monotonic() > end:
                 raise OverLimit
@@ -92,17 +92,17 @@ def _end(pid: int) -> int:
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
-        os.setpgid(0, 0)  # what signals its own group reaches it alone
+        os.setpgid(0, 0)  # a signal to its own group must not reach the parent
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         collects = gc.isenabled()
-        gc.disable()  # it could end a mapping that is about to be replaced
+        gc.disable()  # a collection could unmap memory that is about to be replaced
         _detach(keep=sender.fileno())
-        # What came along stays: the end of a process group would wait for threads left behind.
+        # Inherited objects stay: a process group's end would wait for threads that are not here.
         gc.freeze()
         if collects:
             gc.enable()
-        faults.forget()  # those from now on are sent
+        faults.forget()  # later ones are sent to the parent
         try:
             done, value = True, work()
         except BaseException as error:  # noqa: BLE001  the parent raises it
@@ -141,7 +141,7 @@ def _detach_descriptor(descriptor: int, nowhere: int) -> None:
         os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
         os.dup2(own, descriptor, inheritable=False)
         os.close(own)
-    except OSError:  # one that listing them had opened, or a file that may not be read
+    except OSError:  # the listing's own descriptor, closed by now, or an unreadable file
         os.dup2(nowhere, descriptor, inheritable=False)
 
 
@@ -166,7 +166,7 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
     access = mmap.PROT_READ | mmap.PROT_WRITE
     try:
         file = os.open(path, os.O_RDONLY)
-    except OSError:  # it has no name, or no more
+    except OSError:  # it has no name, or has lost it
         content = ctypes.string_at(start, size)
         remap(start, size, access, _PRIVATE_FIXED | mmap.MAP_ANONYMOUS, -1, 0)
         ctypes.memmove(start, content, size)
@@ -178,7 +178,7 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
 # Once a backward pass has run with a GPU, torch's engine refuses every backward pass in a forked
 # child, because the engine's threads are gone. A dry run needs none of them: it runs all of it on
 # its own thread. The refusal is a variable of libtorch_cpu that fork sets, and torch has no way to
-# reset it. Its address is in the instructions of the one function that reads it first.
+# reset it. Its address is in the instructions of a function that begins by reading it.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
 _COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # cmpb $0, at a distance
 _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # mask and code

@@ -32,8 +32,8 @@ from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
-_MOST_RUNS = 8  # up and down, where what is measured leads back and forth
-# Questions after which the answer may be within `near` of the largest value, and after which the
+_MOST_RUNS = 8  # since measurements may send the search up and down again
+# After `_FEW` questions the answer may be within `near` of the largest value; after `_MANY` the
 # bracket is halved.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
@@ -48,7 +48,7 @@ class Search:
     name: str
     values: Sequence[float]  # ascending
     device: Device
-    cards: tuple[Card, ...]  # that are not here, in the place of `device`
+    cards: tuple[Card, ...]  # not on this machine; they replace `device`
     margin: float
     tell: Callable[[str], object]
     trains: bool | None = None
@@ -66,11 +66,11 @@ class Search:
         here = [] if self.cards else [(str(self.device), cuda_state.room(self._target))]
         where = [*here, *((card.name, card.usable) for card in self.cards)]
         self._rooms = {name: (free, int(free * (1 - self.margin))) for name, free in where}
-        # To find it closer than the margin would cost dry runs that nobody would notice.
+        # Nobody would notice a closer answer, which would cost more dry runs.
         self._near = self.margin / 2
         self._last = self.values[0]
         self._reads = self._read()
-        # Bytes of the copies of variables that are on the device already.
+        # Bytes of the variables that are on the device already, which a run copies.
         self._copied = nbytes_held(self._reads, str(self._target))
 
     def _read(self) -> list[tuple[str, Any]]:
@@ -130,11 +130,11 @@ class Search:
         if best is not None and not ran:
             self.notes[
                 f"{self.name} = {best} is only predicted: a run would need {size(self._copied)} "
-                "more, for copies of the variables that are on it"
+                "more, for copies of the variables on the device"
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate a value's need from all results; infinite from the first that did not run."""
+        """Estimate a value's need from all results; infinite at and above one that did not fit."""
         if value in self._measured:
             return self._measured[value]
         if any(math.isinf(need) and value >= most for most, need in self._measured.items()):
@@ -144,7 +144,7 @@ class Search:
         return self._predict(value) + max(more, default=0.0)
 
     def stop(self, error: Exception) -> bool:
-        """Take an error as the end of the search; False where it is the code's or all there is."""
+        """Let an error end the search; False if the code raised it, or if nothing was tried yet."""
         if error is self._error or not self.tried():
             return False
         ours = "" if isinstance(error, GpuError) else "a fault of gpumagic: "
@@ -189,7 +189,7 @@ class Search:
             ends = [str(each) for each in run.unknown if each.ended]
             self._ended[value] = [*raised, *ends][0]
             self._raises |= {value} if raised else set()
-        # A larger value that takes so much longer is not waited for.
+        # A larger value may take three times as long, or 20 s; then it is given up.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -304,10 +304,10 @@ def largest(
 ) -> float | None:
     """Return the largest of ascending `values`, all above 0, that needs at most `limit`, or None.
 
-    What is needed never falls as the value grows, and may be infinite. The answer was asked about.
-    So was the next value, which needs more; or, where six questions do not tell it, one that is
-    larger by at most the part `near`. Four are enough where the need is affine. `from_below` asks
-    for no value that is more than twice one that was within the limit.
+    `need` must not fall as the value grows, and may return infinity. In the end it was called for
+    the answer and for the next value, which is over the limit. If six calls do not find these, the
+    value over the limit is larger than the answer by at most the part `near`. Four calls are enough
+    if the need is affine. `from_below` at most doubles a value that was within the limit.
     """
     asked, low, high = 2, 0, len(values) - 1
     if need(values[low]) > limit:

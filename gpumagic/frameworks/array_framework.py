@@ -19,7 +19,7 @@ from typing import Any
 from gpumagic.device import CPU, Device, devices_changed
 from gpumagic.device import here as devices_here
 from gpumagic.faults import first_line
-from gpumagic.frameworks.framework import Counting, Framework, Split
+from gpumagic.frameworks.framework import Counting, Framework, Split, wholes
 from gpumagic.frameworks.watching import CopyCounting
 from gpumagic.ledger.entry import Tally
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, keep_origins
@@ -95,6 +95,11 @@ class ArrayFramework(Framework):
                 origin = Origin(name, home, there, "", type(value), committed, originals)
                 origins.append(((self.name, name), origin))
         return moving.finish()
+
+    def allocated(self, device: Device) -> tuple[int, int | None]:
+        """Return the bytes of its live arrays on a device; memory that they share counts once."""
+        every = wholes(place for array in self.live() for place in self.places(array))
+        return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origin of each variable from before the first cell that moved it."""

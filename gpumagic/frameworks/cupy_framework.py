@@ -4,7 +4,7 @@ CuPy never copies an operand silently, so its copies are not counted: the code n
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import cupy
@@ -51,8 +51,10 @@ class CuPy(ArrayFramework):
     def make_virtual(self, count: int) -> None:
         raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
 
-    def place(self, device: Device, **options: Any) -> AbstractContextManager[None]:
-        return _current(self.own(device))
+    @contextmanager
+    def place(self, device: Device, **options: Any) -> Iterator[None]:
+        with self.own(device):
+            yield
 
     def is_array(self, value: object) -> bool:
         return isinstance(value, cupy.ndarray)
@@ -92,9 +94,3 @@ class CuPy(ArrayFramework):
         with self.own(device):
             pool = cupy.get_default_memory_pool()
             return Pool(self.name, int(pool.used_bytes()), None, int(pool.total_bytes()), None)
-
-
-@contextmanager
-def _current(own: Any) -> Iterator[None]:
-    with own:
-        yield

@@ -9,15 +9,8 @@ A compiled program, and every function of `jax.numpy` is one, is called by C++ w
 while something counts, a call that moves something is not kept in C++'s tables, and passes through
 Python each time. Calls that move nothing go their usual way, and no program is compiled again.
 
-Private parts of JAX that are patched, as they are in 0.10; where one is missing, `count` raises
-`GpuError` and has patched nothing:
-
-* ``jax._src.lib.xla_client``: ``batched_block_until_ready``, and, by which all copies to devices
-  go, ``batched_device_put`` and ``batched_copy_array_to_devices_with_sharding``;
-* ``jax._src.array.ArrayImpl``: ``block_until_ready``; ``_value``, by which all copies to the host
-  go; and on virtual GPUs its C slot for buffers, by which NumPy reads memory of the CPU's alone;
-* ``jax._src.pjit``: ``_get_fastpath_data`` and the two tables of calls; ``PjitFunctionCache``;
-* ``jax._src.interpreters.pxla.MeshExecutableFastpathData``; ``jax._src.traceback_util``.
+`JaxCopies.patch` replaces private parts of JAX, as they are in 0.10; where one is missing, `count`
+raises `GpuError` and has patched nothing.
 """
 
 import ctypes
@@ -74,24 +67,10 @@ def as_code(device: str) -> str:
     return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'
 
 
-_MOST = 4096  # leaves of a variable that are looked at
-
-
-def name_of(array: Any, user: FrameType) -> str:
-    """Return the variable in a user's expression that is or holds an array; empty if none does."""
-    return name_in(user, partial(_holds, array))
-
-
-def _holds(array: Any, value: Any) -> bool:
-    """Whether a variable is an array, or a pytree with it, which a copy may replace."""
-    leaves = _leaves(value)
-    return any(_is(array, leaf) for leaf in leaves[:_MOST]) and can_be_put(value)
-
-
 def _is(array: Any, value: Any) -> bool:
     """Whether a value is an array; NumPy's come here as other objects of their bytes."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
-        return array is not None and value is array
+        return value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
     return bool(ours["data"] == theirs["data"] and ours["shape"] == theirs["shape"])
 
@@ -122,7 +101,6 @@ _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 # From a type's beginning to its tp_as_buffer: the head of an object, its size, and 17 words.
 _BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
-_NAMED = 8  # calls of an instruction whose arrays' names are looked for
 
 ADVISERS["JAX"] = advise
 
@@ -170,12 +148,14 @@ class JaxCopies(CopyCounting):
 
         _leave_out(traceback_util.register_exclusion)
         for owner, name, ask in (
+            # All copies to devices go by the first two.
             (xla_client, "batched_device_put", self._put),
             (xla_client, "batched_copy_array_to_devices_with_sharding", self._copied),
             (xla_client, "batched_block_until_ready", self._blocked),
             (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
         ):
             replace(stack, owner, name, self.door(getattr(owner, name), ask))
+        # All copies to the host go by this property, once NumPy cannot read the CPU's memory.
         value = self.door(vars(ArrayImpl)["_value"].fget, self._value)
         replace(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
@@ -237,12 +217,10 @@ class JaxCopies(CopyCounting):
         if call is None or not shards:
             return None
         copies = [_Copy(device, None, nbytes, array) for device, nbytes in shards]
-        getting = call.function in _PUTTING
-        if array.size == 1 and not getting:
+        operator, asked = _reading(call)
+        if array.size == 1 and operator != "device_get":
             return self._counted("wait", "item", call, copies, False)
-        user = call.user is not None and called(*in_cell(call.user)) in _READING
-        operator = "device_get" if getting else "asarray" if user else "value"
-        return self._counted("copy", operator, call, copies, getting or user)
+        return self._counted("copy", operator, call, copies, asked)
 
     def _blocked(self, arrays: Sequence[Any]) -> _After | None:
         """Count a wait for each device of the arrays."""
@@ -282,8 +260,23 @@ class JaxCopies(CopyCounting):
         return f"bring it there first: {put_call(count.destination, count.names)}"
 
 
+def _reading(call: Call) -> tuple[str, bool]:
+    """Return the operator that reads an array, and whether the code asked for it."""
+    if call.function in _PUTTING:
+        return "device_get", True
+    asked = call.user is not None and called(*in_cell(call.user)) in _READING
+    return "asarray" if asked else "value", asked
+
+
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    name = name_of(array, user) if count.calls < _NAMED and user is not None else ""
+    """Note the variable in a user's line that is an array, or a pytree with it, at the first."""
+    if array is None or user is None or count.calls:
+        return
+
+    def holds(value: Any) -> bool:
+        return any(_is(array, leaf) for leaf in _leaves(value)) and can_be_put(value)
+
+    name = name_in(user, holds)
     count.names += (name,) if name and name not in count.names else ()
 
 

@@ -26,9 +26,9 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
-from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late, wholes
+from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
-from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
+from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
 from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import MISSING
 
@@ -108,10 +108,6 @@ class Jax(ArrayFramework):
         except RuntimeError:
             if (there := len(jax.local_devices(backend="cpu"))) <= count:
                 raise GpuError(too_late("JAX", there, count)) from None
-        except (AttributeError, KeyError):
-            raise GpuError(
-                f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
-            ) from None
 
     def patch(self, stack: ExitStack) -> None:
         for name, position in _ASKED.items():
@@ -222,14 +218,10 @@ class Jax(ArrayFramework):
             raise errors[0]
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU).
-
-        Memory that arrays share counts once.
-        """
+        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
         if stats := self.own(device).memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
-        every = wholes(place for array in self.live() for place in self.places(array))
-        return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
+        return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
         """Return the pieces of memory of an array, one for each of its shards in this process."""
@@ -333,16 +325,23 @@ def _explained(
     whole: Counter[str] = sum((where[part] for part in stays or parts), Counter())
     target = whole.most_common(1)[0][0]
     odd = [part for part, devices in where.items() if {*devices} != {target}]
-    rows = {
-        frame.text(p): _row(p, frame, arrays, where[p], p in odd) for p, arrays in parts.items()
-    }
-    fix, stmt = None, statement(node)
-    if stmt is not None and "+" not in target and not {*odd} & {*stays}:
-        edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
-        put = as_code(target)
-        edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
-        fix = edit.fix(total(rows[frame.text(part)].nbytes for part in odd))
-    return Explanation(*expression(frame, node), tuple(rows.values()), fix, _REASON)
+    rows = [_row(part, frame, arrays, where[part], part in odd) for part, arrays in parts.items()]
+    fix = None
+    if "+" not in target and not {*odd} & {*stays}:
+        fix = _fix(frame, node, odd, target, total(row.nbytes for row in rows if row.odd))
+    return Explanation(*expression(frame, node), tuple(dict.fromkeys(rows)), fix, _REASON)
+
+
+def _fix(
+    frame: FailedFrame, node: ast.AST, odd: Sequence[ast.expr], target: str, nbytes: int | None
+) -> Fix | None:
+    """Write `jax.device_put` around the odd operands."""
+    if (stmt := statement(node)) is None:
+        return None
+    edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
+    put = as_code(target)
+    edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
+    return edit.fix(nbytes)
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,12 +50,10 @@ class _Finder:
     """Find awaited modules as Python would, and have their loaders call back."""
 
     def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
-        if (then := _waiting.pop(name, None)) is None:
+        if name not in _waiting:
             return None
-        try:  # all finders are asked, this one included, which does not know it meanwhile
-            spec = importlib.util.find_spec(name)
-        finally:
-            _waiting[name] = then
+        found = (each.find_spec(name, *others) for each in sys.meta_path if each is not self)
+        spec = next(filter(None, found), None)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
@@ -72,13 +69,8 @@ class _Finder:
 _FINDER: Any = _Finder()
 
 
-# By the module that people import: the class, which imports it; and packages that build on it.
-_CLASSES = {
-    "torch": ("gpumagic.frameworks.torch_framework", "Torch"),
-    "jax": ("gpumagic.frameworks.jax_framework", "Jax"),
-    "tensorflow": ("gpumagic.frameworks.tensorflow_framework", "TensorFlow"),
-    "cupy": ("gpumagic.frameworks.cupy_framework", "CuPy"),
-}
+# By the module that people import: the class of its adapter; and packages that build on it.
+_CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}
 _PACKAGES = {
     "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
     "tensorflow": {"tensorflow", "keras"},
@@ -198,9 +190,8 @@ def jax_here() -> Any:
 
 @cache
 def _made(module: str) -> Framework:
-    where, name = _CLASSES[module]
-    made: Any = getattr(importlib.import_module(where), name)()
-    framework: Framework = made
+    adapter = importlib.import_module(f"gpumagic.frameworks.{module}_framework")
+    framework: Framework = getattr(adapter, _CLASSES[module])()
     return framework
 
 

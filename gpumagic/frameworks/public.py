@@ -14,9 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from gpumagic import faults
 from gpumagic.device import CPU, Device, cuda_state
+from gpumagic.display.units import both
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import known
-from gpumagic.frameworks.framework import FrameworksOn, device_of
+from gpumagic.frameworks.framework import Framework, FrameworksOn, device_of
 from gpumagic.frameworks.known import Needed, holds, imported
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moves, all_of
@@ -26,34 +27,34 @@ from gpumagic.usercode.values import Step, class_name, parts_of, walk
 
 def devices(*, memory: bool = True) -> list[Device]:
     """Return the framework's GPUs here, by ordinal; without `memory` no driver is called."""
-    return _callers("devices").devices(memory)
+    return needed_in(sys._getframe(1).f_globals, "gpumagic.devices").devices(memory)
 
 
 def cpu() -> Any:
     """Return the CPU: ``device(type='cpu')``, ``CpuDevice(id=0)``, ``tf.device("/CPU:0")``."""
-    return native(_callers("cpu"), CPU)
+    return _framework("cpu").own(CPU)
 
 
 def gpu(i: int = 0) -> Any:
     """Return GPU `i`: ``device(type='cuda', index=i)``, which may not exist; JAX's must exist."""
-    return native(_callers("gpu"), Device("cuda", i))
+    return _framework("gpu").own(Device("cuda", i))
 
 
 def num_gpus() -> int:
     """Return the number of GPUs that the framework can use."""
-    return len(_gpus(_callers("num_gpus")))
+    return len(_framework("num_gpus").devices())
 
 
 def try_gpu(i: int = 0) -> Any:
     """Return GPU `i` if it exists, else the CPU."""
-    needed = _callers("try_gpu")
-    return native(needed, dict(enumerate(_gpus(needed))).get(i, CPU))
+    framework = _framework("try_gpu")
+    return framework.own(dict(enumerate(framework.devices())).get(i, CPU))
 
 
 def try_all_gpus() -> list[Any]:
     """Return all GPUs; an empty list if there are none."""
-    needed = _callers("try_all_gpus")
-    return [native(needed, device) for device in _gpus(needed)]
+    framework = _framework("try_all_gpus")
+    return [framework.own(device) for device in framework.devices()]
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
@@ -66,17 +67,9 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
     return needed
 
 
-def native(needed: Needed, device: Device) -> Any:
-    """Return the object for a device of the framework that the code uses."""
-    return needed.frameworks[0].own(device)
-
-
-def _callers(name: str) -> Needed:
-    return needed_in(sys._getframe(2).f_globals, f"gpumagic.{name}")
-
-
-def _gpus(needed: Needed) -> list[Device]:
-    return needed.frameworks[0].devices()
+def _framework(name: str) -> Framework:
+    """Return the first framework of the code that calls a function of this name."""
+    return needed_in(sys._getframe(2).f_globals, f"gpumagic.{name}").frameworks[0]
 
 
 def where(value: object) -> str:
@@ -114,20 +107,15 @@ def where(value: object) -> str:
     found = _device(value)
     if found is not None:
         return found
-    devices = sorted({each for array in _arrays(value) for each in array.split(" + ")}, key=_order)
+    found_within = {each for array in _arrays(value) for each in array.split(" + ")}
+    devices = sorted(found_within, key=lambda each: (each == "cpu", len(each), each))
     if not devices:
         kind = class_name(type(value))
         raise GpuError(
             f"where: there is no array in this {kind}, so it is on no device; give an array, or "
             "what holds arrays: a list, a dict, a module"
         )
-    *first, last = devices
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _order(device: str) -> tuple[bool, str, int]:
-    kind, _, ordinal = device.partition(":")
-    return kind == "cpu", kind, int(ordinal or 0) if ordinal.isdecimal() or not ordinal else 0
+    return both(devices)
 
 
 def _device(value: Any) -> str | None:
@@ -280,7 +268,7 @@ class on:
     def __init__(self, where: object, *, batches: bool = True) -> None:
         self._needed = needed_in(sys._getframe(1).f_globals, "gpumagic.on")
         self._on = self._needed.find(where)
-        self.device = native(self._needed, self._on)
+        self.device = self._needed.frameworks[0].own(self._on)
         self.batches = batches
         self._running: list[ExitStack] = []
 

@@ -1,11 +1,11 @@
 """Count TensorFlow's copies between devices and its waits, by the user's line.
 
 TensorFlow silently copies an operand from another device, and keeps the copy while the tensor
-lives, so each tensor counts once per device. A copy is implicit where TensorFlow's own policy
-"explicit" would refuse it, except `tf.identity` and batches of `tf.data`, and where an operator
-converts an array of NumPy's. Each call of a `tf.function` copies its operands and the variables
+lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
+"explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
+`tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
 that it has captured, if they are on another device. Not seen: other copies within a function, and
-what NumPy reads by itself (`np.asarray(x)`). Only reads have a time of their own.
+what NumPy reads by itself (`np.asarray(x)`). Only reads are timed.
 
 Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
 `convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
@@ -35,11 +35,12 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 def advise(entry: Entry) -> Advice | None:
     """Advise on what only TensorFlow does; None for any other entry."""
     if entry.kind == "placement":
-        return Advice(f"{fell(entry)}: {_SOFT}")
+        where = "the CPU" if entry.destination == "cpu" else entry.destination
+        return Advice(f"asked for {own(entry.source)[1:]}, is on {where}: {_SOFT}")
     if entry.operator == "operand":
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "NumPy's, or on the CPU" if entry.source == "cpu" else f"on {entry.source}"
-        text = f"an operand is {where}: make it there, or put it there once, {put}"
+        text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
         return Advice(text, entry.count)
     if entry.operator == "tf.function":
         text = f"each call copies it: give the function what is on {entry.destination}"
@@ -50,21 +51,10 @@ def advise(entry: Entry) -> Advice | None:
     return None
 
 
-def fell(entry: Entry) -> str:
-    """``"asked for GPU:7, is on the CPU"``."""
-    where = "the CPU" if entry.destination == "cpu" else entry.destination
-    return f"asked for {own(entry.source)[1:]}, is on {where}"
-
-
 def own(device: str) -> str:
     """Return TensorFlow's name of a device: ``"/GPU:1"``."""
     kind, _, number = device.partition(":")
     return f"/GPU:{number}" if kind == "cuda" else "/CPU:0"
-
-
-def is_function(operation: str) -> bool:
-    """Whether it is a call of a `tf.function`."""
-    return op_def_registry.get(operation) is None
 
 
 @lru_cache(maxsize=512)
@@ -75,7 +65,7 @@ def takes_shapes(operation: str) -> bool:
 
 
 def size_of(tensor: Any) -> int | None:
-    """Return the bytes of a tensor's data, or of a variable's by its handle; None if unknown."""
+    """Return the bytes of a tensor, or of the variable whose handle it is; None if unknown."""
     shape, dtype = tensor.shape, tensor.dtype
     if dtype == tf.resource:
         (held,) = tensor._handle_data.shape_and_type
@@ -84,10 +74,10 @@ def size_of(tensor: Any) -> int | None:
     return None if elements is None else int(elements * dtype.size)
 
 
-# Methods that read a single value, and all of TensorFlow's that read by themselves.
+# Methods that read a single value, and all methods of tensors that read.
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
 _OWN = PRINTING | _READING | {"numpy", "__array__"}
-# Functions that make a tensor of an array, as their name says, and a variable where the code says.
+# Not counted, since the code asks for it: functions that make a tensor or variable of an array.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
 _VARIABLES = {"_init_from_args"}
 _NO_DATA = (tf.resource, tf.variant, tf.string)
@@ -96,7 +86,7 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count on the threads that began it; `name` is gpumagic's name for TensorFlow's device."""
+    """Count on the threads that began to count; `name` turns TensorFlow's names into gpumagic's."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -105,9 +95,9 @@ class TensorFlowCopies(CopyCounting):
     def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
         self._name = name
-        self._batches: dict[int, weakref.ref[Any]] = {}
-        # Copies that TensorFlow keeps: of which tensor, and where.
-        self._copied: dict[tuple[int, str], weakref.ref[Any]] = {}
+        # By the tensor's id, as long as it lives; a copy that TensorFlow keeps by its device too.
+        self._batches = weakref.WeakValueDictionary[int, Any]()
+        self._copied = weakref.WeakValueDictionary[tuple[int, str], Any]()
 
     @contextmanager
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
@@ -137,7 +127,7 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # A library reads by itself; so does a function of TensorFlow's own that is no read.
+        # Name the library, or the function of TensorFlow, that reads without being asked to.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -155,7 +145,7 @@ class TensorFlowCopies(CopyCounting):
         return self._given([value]) if isinstance(value, np.ndarray) else None
 
     def _execute(self, ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
-        """Count an operator's arrays of NumPy's."""
+        """Count the NumPy arrays among an operator's operands."""
         # Integers are mostly shapes and indices, which stay with the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
         return self._given(arrays) if arrays else None
@@ -174,7 +164,7 @@ class TensorFlowCopies(CopyCounting):
             there = self._name(first.backing_device)
             counts: list[Count] = []
             for array in arrays:
-                counts += self._copy(call, "operand", "cpu", there, array.nbytes)
+                counts += self._add(call, "copy", "operand", ("cpu", there), [array.nbytes])
             self.refuse(counts)
 
     def _seen(
@@ -196,7 +186,7 @@ class TensorFlowCopies(CopyCounting):
         __tracebackhide__ = True
         if operation == "IteratorGetNext":
             for result in results:
-                _note(self._batches, id(result), result)
+                self._batches[id(result)] = result
         ran_on = _ran_on(operands, results)
         away = [each for each in operands if ran_on and _held_on(each) != ran_on]
         fallen = results and results[0].dtype not in _NO_DATA and self._asked(ran_on, operands)
@@ -209,42 +199,30 @@ class TensorFlowCopies(CopyCounting):
             counts += self._operand(call, operation, operand, there)
         if fallen:
             ends, nbytes = (self._name(f"/device:{fallen}"), there), map(size_of, results)
-            counts += self._added(call, "placement", "soft placement", ends, [*nbytes])
+            counts += self._add(call, "placement", "soft placement", ends, [*nbytes])
         self.refuse(counts)
 
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
         """Count an operand if it was copied now, not kept from an earlier copy."""
-        source, function = self._name(_held_on(operand)), is_function(operation)
-        if function and operand.dtype == tf.resource:
-            held = getattr(operand, "_handle_data", None)
-            if held is None or not held.shape_and_type:  # of no variable
+        ends = self._name(_held_on(operand)), there
+        if op_def_registry.get(operation) is None:  # a call of a tf.function
+            if not (_is_variable(operand) or self._is_data(operand.dtype)):
                 return []
-            return self._copy(call, "tf.function", source, there, size_of(operand))
-        if not self._is_data(operand.dtype):
-            return []
-        if function:
-            return self._copy(call, "tf.function", source, there, size_of(operand))
-        if operand.dtype.is_integer and takes_shapes(operation):
-            return []
-        key = id(operand), there
-        if (known := self._copied.get(key)) is not None and known() is operand:
-            return []
-        _note(self._copied, key, operand)
-        batch = self._batches.get(id(operand))
-        kind = "batch" if batch is not None and batch() is operand else "operand"
-        kind = "identity" if operation == "Identity" else kind
-        return self._copy(call, kind, source, there, size_of(operand))
+            operator = "tf.function"
+        else:
+            shapes = operand.dtype.is_integer and takes_shapes(operation)
+            if shapes or not self._is_data(operand.dtype) or (id(operand), there) in self._copied:
+                return []
+            self._copied[id(operand), there] = operand
+            operator = "batch" if id(operand) in self._batches else "operand"
+            operator = "identity" if operation == "Identity" else operator
+        return self._add(call, "copy", operator, ends, [size_of(operand)])
 
-    def _copy(
-        self, call: Call, kind: str, source: str, destination: str, nbytes: int | None
-    ) -> list[Count]:
-        if source == destination:
-            return []
-        return self._added(call, "copy", kind, (source, destination), [nbytes])
-
-    def _added(
+    def _add(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], sizes: list[int | None]
     ) -> list[Count]:
+        if ends[0] == ends[1]:
+            return []
         about = {"implicit": operator not in ("batch", "identity"), "seconds": None}
         found = self.counts(call, kind, operator, ends, **about)
         for count in found:
@@ -253,7 +231,7 @@ class TensorFlowCopies(CopyCounting):
         return found
 
     def _is_data(self, dtype: Any) -> bool:
-        """Whether it is data that devices hold; a GPU has small integers in host memory."""
+        """Whether devices hold data of this type; TensorFlow keeps a GPU's int32 in host memory."""
         return dtype not in (*_NO_DATA, tf.int32)
 
     def _asked(self, ran_on: str, operands: Sequence[Any]) -> str:
@@ -262,7 +240,7 @@ class TensorFlowCopies(CopyCounting):
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
-        # What works on a variable, or on a pipeline, is where that is.
+        # An operation on a variable, or on a pipeline, runs on its device.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
 
@@ -271,7 +249,7 @@ class TensorFlowCopies(CopyCounting):
         if count.kind == "placement":
             return "ask for a device that is there"
         if count.destination == "cpu":
-            return "name it first, by .numpy()"
+            return "read it first, by .numpy()"
         put = f"with tf.device('{own(count.destination)}'): … = tf.identity(…)"
         return f"bring it there first: {put}"
 
@@ -281,14 +259,15 @@ def _held_on(operand: Any) -> str:
     return str(operand.device if operand.dtype == tf.resource else operand.backing_device)
 
 
+def _is_variable(operand: Any) -> bool:
+    """Whether it is a variable's handle, not one of an iterator or a table."""
+    held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
+    return held is not None and bool(held.shape_and_type)
+
+
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
     """Return TensorFlow's name of an operation's device; its variable's if it has no result."""
     if results:
         return str(results[0].device)
     bound = next((each for each in operands if each.dtype == tf.resource), None)
     return str(bound.device if bound is not None else context.context().device_name or "")
-
-
-def _note(table: dict[Any, "weakref.ref[Any]"], key: Any, tensor: Any) -> None:
-    """Put a tensor into a table as long as it lives."""
-    table[key] = weakref.ref(tensor, lambda _: table.pop(key, None))

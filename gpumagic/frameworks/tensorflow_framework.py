@@ -4,8 +4,8 @@ If GPUs are virtual, TensorFlow has logical devices of the CPU: number 0 is the 
 virtual GPU k. `tf.device("/GPU:1")` and the lists of `tf.config` then return these, and are put
 back when virtual GPUs go. The name of a missing GPU is left to TensorFlow.
 
-Of TensorFlow's private parts, `context.context()` is touched for the device scope that holds
-between two hooks, where no `with` can stand.
+The private `context.context()` is used to set the device between two hooks, since a `with` cannot
+span them.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from tensorflow.python.eager import context
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.array_framework import ArrayFramework, failures, operands
+from gpumagic.frameworks.array_framework import ArrayFramework, failures
 from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
-from gpumagic.mismatch.explanation import Explanation, Operand, expression
+from gpumagic.mismatch.explanation import Explanation, expression
 
 _STAYS = (
-    "a tf.Variable stays where it was made; make it in this cell, or give the cell a copy: "
-    "v = tf.Variable(v)"
+    "TensorFlow's variables stay where they were made; make it in this cell, or copy it here: "
+    "v = tf.Variable(v), or new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 )
-_VARIABLES_STAY = "its variables stay where they were made; make it in this cell"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
-    "XLA, with which Keras compiles by itself, ran it on {ran} and reaches no variable elsewhere: "
+    "XLA, which Keras uses by default, ran it on {ran} and reaches no variable elsewhere: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# Bits, so that what counts as two pieces of memory never overlaps.
+# Bits by which ids are shifted to serve as addresses, so that no two tensors seem to overlap.
 _APART = 48
 # TensorFlow's own, before anything stands in front of it.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Parts of Keras that would choose cuDNN's kernels, and layouts that only GPUs have.
+# Parts of Keras that, if GPUs are listed, choose cuDNN's kernels and layouts that only GPUs have.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
 class TensorFlow(ArrayFramework):
-    """Adapt TensorFlow, and Keras if imported, to the contract; it starts when placed on."""
+    """Adapt TensorFlow, and Keras if imported; the first placement starts TensorFlow."""
 
     name = "TensorFlow"
 
@@ -104,7 +103,7 @@ class TensorFlow(ArrayFramework):
         cpu = _physical_devices("CPU")[0]
         each = tf.config.LogicalDeviceConfiguration()
         try:
-            # Each is an error where TensorFlow has started, and starts nothing.
+            # Neither call starts TensorFlow; both raise if it has started.
             tf.config.set_logical_device_configuration(cpu, [each] * (count + 1))
             tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
         except RuntimeError:
@@ -121,16 +120,19 @@ class TensorFlow(ArrayFramework):
         for owner in (config, config.experimental):
             for name, kind, word in listings:
                 replace(stack, owner, name, self._listing(getattr(owner, name), kind, word))
-        growing = _growing(config.experimental.set_memory_growth)
-        replace(stack, config.experimental, "set_memory_growth", growing)
-        replace(stack, tf, "device", self._on(tf.device))
+        on, grow = tf.device, config.experimental.set_memory_growth
 
-    def _on(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real)
+        @functools.wraps(on)
         def device(device_name: Any) -> Any:
-            return real(self._translated(device_name))
+            return on(self._translated(device_name))
 
-        return device
+        @functools.wraps(grow)
+        def set_memory_growth(device: Any, enable: bool) -> Any:
+            # A virtual GPU takes what its tensors take.
+            return None if device.device_type == "GPU" else grow(device, enable)
+
+        replace(stack, tf, "device", device)
+        replace(stack, config.experimental, "set_memory_growth", set_memory_growth)
 
     def _translated(self, given: Any) -> Any:
         """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""
@@ -165,7 +167,7 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # Not by that scope's own exit, which is an error if the cell has left one entered.
+            # The scope's own exit would raise if the cell has entered another and not left it.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:
@@ -191,7 +193,7 @@ class TensorFlow(ArrayFramework):
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
-            raise GpuError(_STAYS if isinstance(array, tf.Variable) else _stays(array))
+            raise GpuError(_STAYS)
         with self.place(device):
             return tf.identity(array)
 
@@ -219,8 +221,7 @@ class TensorFlow(ArrayFramework):
         if own.startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
             return info["current"], info["peak"]
-        every = [place for array in self.live() for place in self.places(array)]
-        return sum(place.nbytes for place in every if place.device == str(device)), None
+        return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
         """Return its pieces of memory; for a model, its variables'.
@@ -251,17 +252,8 @@ class TensorFlow(ArrayFramework):
         """Explain that XLA reaches no variable on another device; None for any other error."""
         for said, frame, node in failures(error, namespace, _SAID):
             there, ran = map(self.name_of, said.groups())
-
-            def held(value: Any, there: str = there) -> list[Any]:
-                return [value] if self.is_array(value) and self.where(value) == there else []
-
-            rows: dict[str, Operand] = {}
-            for part, (value,) in operands(node, frame, held):
-                name, about = frame.text(part), type(value).__name__
-                rows[name] = Operand(name, (there,), self.nbytes(value), about, odd=True)
-            if rows:
-                why = _WHY.format(ran=ran, there=there)
-                return Explanation(*expression(frame, node), tuple(rows.values()), None, why)
+            why = _WHY.format(ran=ran, there=there)
+            return Explanation(*expression(frame, node), (), None, why)
         return None
 
 
@@ -269,15 +261,6 @@ def _logical_cpus() -> int:
     """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
-
-
-def _growing(real: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(real)
-    def set_memory_growth(device: Any, enable: bool) -> Any:
-        # A virtual GPU takes what its tensors take.
-        return None if device.device_type == "GPU" else real(device, enable)
-
-    return set_memory_growth
 
 
 def _subclasses(kind: type) -> Iterator[type]:
@@ -301,15 +284,6 @@ def _variables(value: object) -> list[tf.Variable]:
     if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
         return [variable.value for variable in value.variables]
     return []
-
-
-def _stays(value: object) -> str:
-    """Say how to have a module or a model on this device."""
-    keras = sys.modules.get("keras")
-    if keras is None or not isinstance(value, keras.Model):
-        return _VARIABLES_STAY
-    how = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
-    return f"{_VARIABLES_STAY}, or copy it here: {how}"
 
 
 def _model_like(value: Any) -> Any:

@@ -26,7 +26,6 @@ from gpumagic.ledger.entry import (
     PRINT,
     USER,
     Count,
-    Entry,
     Ledger,
     Tally,
     kinds,
@@ -116,11 +115,6 @@ class watch:
         """What was counted, up to now if it still runs."""
         tally = self._tally
         return tally.ledger() if tally.counts else Ledger(virtual=tally.virtual)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """The ledger's entries."""
-        return self.ledger.entries
 
     def __repr__(self) -> str:
         return ledger_view.line(self.ledger) or ledger_view.NOTHING

@@ -17,7 +17,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
-# The GPUs of a holder are listed up to this many; of more, the sum is shown.
+# Up to this many GPUs of a holder are listed; if there are more, their sum is shown.
 _LISTED = 4
 
 
@@ -42,7 +42,7 @@ _GPU_COLUMNS: tuple[tuple[str, dict[str, Any]], ...] = (
 def _gpu_columns(
     gpus: Sequence[GpuSample], splits: Sequence[dict[str, int] | None], length: int = _BAR
 ) -> list[Column]:
-    """Return a row for each GPU, without empty columns; text has bars of this length."""
+    """Return the columns of the table of GPUs, without empty ones; text bars have this length."""
     parents = {gpu.mig for gpu in gpus}
     rows = [
         _gpu_row(gpu, parts, "MIG mode" if gpu.uuid in parents else device(gpu), length)
@@ -158,7 +158,7 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
 def _holder_columns(
     holders: Sequence[Holder], gpus: Sequence[GpuSample], *more: Column
 ) -> list[Column]:
-    """Return a row for each holder: its name, `more`, its memory."""
+    """Return the columns of the table of holders: name, `more`, memory."""
     parts = [_held(holder, gpus) for holder in holders]
     looks = {True: "gm-name gm-this", False: "gm-name"}
     return [
@@ -201,7 +201,7 @@ class GpuTable:
 
     def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
         self.snapshot, self.processes, self.width = snapshot, processes, width
-        # Another kernel's virtual GPUs cannot be used here: their holder's row has their number.
+        # Another kernel's virtual GPUs cannot be used here; their holder's row says how many.
         self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
         self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch._tensor_str
-from torch.cuda import device_count  # all of them, also while a library is told of one
+from torch.cuda import device_count  # the original: a placement's twin may answer 1
 
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
@@ -66,7 +66,7 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
 
 
 def _synchronizing(synchronize: Kernel) -> Kernel:
-    # torch.accelerator's may call torch.cuda's: one wait of the user's.
+    # torch.accelerator's may call torch.cuda's: this counts as one wait.
     return counted(synchronize, _before, within="synchronize")
 
 
@@ -87,7 +87,7 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# The operators whose own code reads a size; other code that waits calls operators that read.
+# Operators whose own code reads a size; all others that wait call an operator that reads.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 # Calling a kernel that was replaced needs torch 2.9.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
@@ -99,7 +99,7 @@ class Hooks:
     """Keep our kernels at one dispatch key, and around torch's functions that synchronize."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
-        # The first virtual GPU's UUID, where virtual GPUs have their kernels there.
+        # `virtual`: the first virtual GPU's UUID, if virtual GPUs have kernels at this key.
         self.key, self.virtual = key, virtual
         self._library = torch.library.Library("aten", "IMPL")
         self._known = set(torch.library._impls)
@@ -140,12 +140,12 @@ class Hooks:
         return copy_kernels.sizing if name in _SIZED else copy_kernels.naming
 
     # A kernel that is called from Python holds Python's lock while it waits; `redispatch` does not.
-    # So whatever waits is called by an operator that we do not replace.
+    # So kernels that wait are called by operators that we do not replace, not from here.
 
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # The same kernel serves every device, found here by way of one that nobody has.
+        # One kernel serves every device: the key of a device that nobody has finds it, not ours.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         redispatch = aten.copy_.default.redispatch
         return lambda self, src, *rest: redispatch(
@@ -164,14 +164,14 @@ class Hooks:
         return aten.nonzero.out.redispatch(keys, tensor, out=out)
 
     def _replaced(self, name: str) -> Kernel:
-        # A virtual GPU's is Python's: called as it is, it costs no second way through C++.
+        # A virtual GPU's kernel is a Python function: call it directly, not through C++ again.
         virtuals = sys.modules.get("gpumagic.virtual.switch") if self.virtual else None
         stands = C._dispatch_dump(f"aten::{name}")
         if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
             kernel_of_virtual: Kernel = virtuals.kernels[name]
             return kernel_of_virtual
         kernel = torch.library.get_kernel(f"aten::{name}", self.key)
-        # Kernels of a device's own key look at no other.
+        # A kernel at a device's own key ignores all other keys.
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
         return functools.partial(kernel.call_boxed, keys)
 
@@ -183,9 +183,9 @@ class Hooks:
             _retired.append(kernels)
         ours = set(self._library._op_impls)
         self._library._destroy()
-        self._library._op_impls.clear()  # it is struck out once more when the library is collected
+        self._library._op_impls.clear()  # else the library's finalizer would remove them once more
         if self.virtual == _virtual():
-            # torch strikes out what it had noted of the virtual GPUs' kernels of the same name.
+            # torch has also forgotten the virtual GPUs' kernels of the same names: restore them.
             torch.library._impls.update(ours & self._known)
 
 
@@ -222,7 +222,7 @@ def uninstall() -> None:
             gone.remove()
 
 
-# What stood in front of the kernels of GPUs that are gone is in front of nothing.
+# If GPUs are gone, so are the kernels in front of which ours were registered.
 devices_changed.append(uninstall)
 
 
@@ -238,7 +238,7 @@ _changing = threading.RLock()
 
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
-    """Count within the context, also in threads that the code starts and in nested ones.
+    """Count within the context, also in nested contexts and in threads that the code starts.
 
     It may be left by any thread.
     """
@@ -282,7 +282,7 @@ class MemoryMeter:
     def start(self) -> None:
         """Begin, on every device that CUDA has started."""
         for index, (allocated, peak, allocations) in _read_memory():
-            for meter in _meters:  # torch keeps one peak, which is reset: they would lose it
+            for meter in _meters:  # they need the peak so far, which the reset erases
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
             torch.cuda.reset_peak_memory_stats(index)
             self._before[index] = allocated, allocations

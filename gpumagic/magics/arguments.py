@@ -71,7 +71,7 @@ def parser_of(typed: str) -> LineParser:
     name = typed.lstrip("%")
     magic = MAGICS[name]
     words = [typed, magic.usage, *(f"[{option.usage}]" for option in options(name))]
-    words += ["-- expression"] * (typed == "%gputime")
+    words += ["-- expression"] * (typed in ("%gputime", "%gpudiff"))
     parser = LineParser(typed, usage=f"type {' '.join(words)}", add_help=False)
     if magic.verbs:
         parser.add_argument("verb", nargs="?", choices=magic.verbs, type=str.lower)
@@ -130,7 +130,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
             yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
         if words and flag in magic.alone:
             word = words if isinstance(words, str) else words[0]
-            yield f"with {flag}, nothing else is named; leave out {word}"
+            yield f"{flag} and {word} do not combine; leave out one of them"
     for group in magic.excludes:
         if len(both := [flag for flag in group if flag in given]) > 1:
             yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
@@ -185,17 +185,17 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
     return asked
 
 
-def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:
+def timing_request(line: str, cell: str | None, name: str = "gputime") -> tuple[Namespace, str]:
     """Parse a line of ``%gputime`` or ``%%gputime``; return it and the code to time."""
     if cell is not None:
-        return checked("%%gputime", line), cell
+        return checked(f"%%{name}", line), cell
     split = _BEFORE_CODE.match(line)
     if split is None:
         raise UsageError(
-            "%gputime: no code; put it after --, as in %gputime cpu 0 -- torch.mm(a, a),"
-            " or below a line %%gputime"
+            f"%{name}: no code; put it after --, as in %{name} cpu 0 -- torch.mm(a, a),"
+            f" or below a line %%{name}"
         )
-    return checked("%gputime", split[1]), line[split.end() :]
+    return checked(f"%{name}", split[1]), line[split.end() :]
 
 
 _TYPED = re.compile(rf"\s*(%{{1,2}}(?:{'|'.join(MAGICS)}))\s+(.*?)(\S*)$")
@@ -235,6 +235,7 @@ def _arguments(typed: str, words: list[str], prefix: str) -> list[str]:
     if magic.verbs or one_word:
         return [*magic.verbs] if not words else []
     found = ["home", "off"] * (typed == "%ongpu")
+    found += ["float32", "float64", "float16", "bfloat16"] * ("dtypes" in magic.completes)
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:

@@ -218,6 +218,39 @@ class GpuMagics(Magics):
         with in_one_line("%%gputime" if above else "%gputime"), self.cells.timing():
             time_cell(self.shell, asked, above, code, local_ns)
 
+    @needs_local_scope
+    @magic(line_cell_magic, parsed=False)
+    def gpudiff(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
+        """Find the first operation at which two devices, or two dtypes, give different numbers.
+
+        The code runs once on each, on copies of its variables, with the same random numbers. An
+        operation parts them if its results differ by more than the tolerance of torch.testing and
+        its inputs do not. A backward pass is shown at the line of its forward pass. For dtypes,
+        floating tensors are converted.
+
+        Usage::
+
+            %%gpudiff WHERE WHERE [options]
+            %gpudiff float32 bfloat16 [options] -- expression
+
+            {options}
+
+        Examples::
+
+            %%gpudiff cpu 0
+            loss = F.cross_entropy(net(X), y)
+            loss.backward()
+
+        In a program: `gpumagic.diff(code, "cpu", 0)`.
+        """
+        from gpumagic.magics.arguments import timing_request
+        from gpumagic.magics.run_elsewhere import diff_cell
+
+        asked, code = timing_request(line, cell, "gpudiff")
+        above = "" if cell is None else f"%%gpudiff {line}"
+        with in_one_line("%%gpudiff" if above else "%gpudiff"), self.cells.timing():
+            diff_cell(self.shell, asked, above, code, local_ns)
+
     @magic(line_magic)
     def gpumem(self, asked: Namespace) -> Any:
         """Show who holds the memory of the GPUs, by name, the largest first, to the last byte.

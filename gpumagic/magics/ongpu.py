@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
-_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
+_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|diff|fit)'")
 # IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)")
@@ -71,7 +71,7 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 
 def _is_timed(body: list[ast.stmt]) -> bool:
-    """Whether it is a cell of `%%gputime` or `%%gpufit`, which choose the devices themselves."""
+    """Whether it is a cell of a magic that chooses the devices itself, as `%%gputime` does."""
     return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
 
 

@@ -21,7 +21,7 @@ class Magic(NamedTuple):
     name: str = "where"  # the attribute of the parsed line
     number: str = "?"  # as argparse's `nargs`
     verbs: tuple[str, ...] = ()  # words that may come first
-    completes: tuple[str, ...] = ("devices",)  # or "gpus", "variables"
+    completes: tuple[str, ...] = ("devices",)  # or "gpus", "dtypes", "variables"
     needs: Mapping[str, str] = {}  # an option, and the one without which it means nothing
     excludes: tuple[tuple[str, ...], ...] = ()  # options of which a line has one at most
     alone: tuple[str, ...] = ()  # options with which nothing else is named
@@ -151,6 +151,7 @@ MAGICS = {
     ),
     "gpuwatch": Magic("on|off", number="", verbs=("on", "off")),
     "gputime": Magic("WHERE WHERE …", number="*"),
+    "gpudiff": Magic("WHERE WHERE, or DTYPE DTYPE", number="*", completes=("devices", "dtypes")),
     "gpufit": Magic("[WHERE] batch=1..4096", number="*"),
     "gpumem": Magic(
         *("[WHERE or NAME …]", "what", "*"),
@@ -207,8 +208,10 @@ OPTIONS = (
     Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run"),
     Option("gputime", "--max-time 5", "seconds for each device and value", _seconds, 5.0),
     Option("gputime", "--against last", "compare with the last result, or a variable"),
-    Option("gputime gpufit", "-o --output result", "assign the result to a variable", variable),
-    Option("ongpu gputime gpufit", "-q --quiet", "show nothing"),
+    Option(
+        "gputime gpudiff gpufit", "-o --output result", "assign the result to a variable", variable
+    ),
+    Option("ongpu gputime gpudiff gpufit", "-q --quiet", "show nothing"),
     Option("gpumem", "--since", "show what changed since the last %gpumem"),
     Option("gpumem", "--record on|off", "record the line of each allocation, from now on", _switch),
     Option("gpufree", "--grads", "free the gradients of the notebook's modules too"),

@@ -24,7 +24,7 @@ from gpumagic.magics.arguments import on_cluster
 from gpumagic.usercode.sweep import parse, range_of
 
 # Magics that choose a device, as IPython translates them to Python.
-_ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpufit)'")
+_ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
 # The file name of code that is in no cell, such as a set-up.
 _TEXT = "<timed "
 
@@ -147,6 +147,18 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     _give(shell, asked, line, made)
 
 
+def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
+    """Find where two runs of `text` part, as `time_cell` times it."""
+    with torch_needed("%%gpudiff"):
+        from gpumagic.numerics.numeric_diff import diff
+    code, name = _compiled_name(shell, text, magic)
+    namespace = shell.user_ns | (scope or {})
+    with _progressing(shell, asked, name) as line:
+        line.update("the code runs on both sides")
+        made = diff(code, *asked.where, namespace=namespace, filename=name, text=text)
+    _give(shell, asked, line, made)
+
+
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
     """Return "last", or the earlier result of that name."""
     from gpumagic.timing import last_comparison
@@ -255,7 +267,7 @@ def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
     if asked.output:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)
-    if made.interrupted:
+    if getattr(made, "interrupted", False):
         error = KeyboardInterrupt("the result has what was finished")
         _show_briefly(error)
         raise error

@@ -5,7 +5,8 @@ the text of the error, or a cause is not certain, nothing is said.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -16,13 +17,19 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from gpumagic import faults
-from gpumagic.mismatch import operation
-from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
+from gpumagic.mismatch.explanation import (
+    Edit,
+    Explanation,
+    Fix,
+    Operand,
+    before_loops,
+    can_precede,
+    expression,
+    total,
+)
 from gpumagic.mismatch.fixes import (
     Choice,
     Site,
-    before_loops,
-    can_precede,
     choose,
     climb,
     with_device,
@@ -38,13 +45,23 @@ from gpumagic.mismatch.operand import (
     is_torch,
     tensors_of,
 )
-from gpumagic.mismatch.operation import Operation, also_needed, conflict, named_in, result_clashes
+from gpumagic.mismatch.operation import (
+    Message,
+    Operation,
+    also_needed,
+    conflict,
+    named_in,
+    read,
+    result_clashes,
+    sent_home,
+)
+from gpumagic.mismatch.unregistered import register, unregistered
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell, source_of
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
-from gpumagic.usercode.values import MISSING, contents, own
 
 _SHOWN = 3
+_PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
@@ -55,8 +72,9 @@ _STATE = (
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
-    "the workers of a DataLoader are processes that can read tensors on the CPU alone; run "
-    "%ongpu home, then run the cell again that makes {}, without %%ongpu or with num_workers=0"
+    "the workers and pin_memory of a DataLoader can read tensors on the CPU alone; run %ongpu "
+    "home, then run the cell again that makes {}, without %%ongpu or with num_workers=0, "
+    "pin_memory=False"
 )
 _SHUFFLES = (
     "the default device is {0}, where it shuffles by a generator of the CPU: make {1} with "
@@ -74,7 +92,7 @@ def explain(
     # In an except block an error of ours would hide the user's own.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
-            message = operation.read(each)
+            message = read(each)
             found = failed_frames(each.__traceback__) if message is not None else []
             if message is not None and found:
                 found[0].scope.outer = {**(namespace or {}), **found[0].scope.outer}
@@ -82,7 +100,7 @@ def explain(
     return None
 
 
-def _explain(found: list[FailedFrame], message: operation.Message) -> Explanation | None:
+def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
     frame, outer = found[0], found[1:]
     if message.kind == "generator":
         return _for_generator(found)
@@ -92,53 +110,69 @@ def _explain(found: list[FailedFrame], message: operation.Message) -> Explanatio
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
-        if not on_host and (call := _module_call(found[at], found[at - 1], message)):
+        if not on_host and (call := _module_call(found[at], found[at - 1], message, clash)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
     choice = choose(clash, message) if clash else None
     if clash is None or choice is None:
         return None
     explanation = _mismatch(clash, choice, outer, message.kind)
-    return replace(explanation, first=_placed(found[-1], choice))
+    return replace(explanation, first=_placed(found, choice))
 
 
 def _module_call(
-    frame: FailedFrame, within: FailedFrame, message: operation.Message
+    frame: FailedFrame, within: FailedFrame, message: Message, clash: Operation | None
 ) -> Operation | None:
     """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
 
-    None if `within`, the called code, has moved its data since.
+    Also if only the layer that `clash` calls is elsewhere. None if `within`, the called code, has
+    moved its data since.
     """
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
-    now = map(within.scope.name, within.parameters)
-    devices = {full(value.device) for value in now if issubclass(type(value), Tensor)}
     data = {part.device for part in call.parts if part.kind != "module"}
-    known = all(len(part.devices) == 1 and _moves_whole(part) for part in call.parts)
-    return call if known and data and data <= devices else None
+    besides = "cpu" if clash and _layer_at_home(clash) else ""
+    whole = all(_moves_whole(part, besides) for part in call.parts)
+    return call if whole and data and data <= _given_devices(within) else None
 
 
-def _moves_whole(part: Part) -> bool:
-    """Whether `.to()` of a module moves all of its tensors."""
+def _given_devices(frame: FailedFrame) -> set[str]:
+    now = map(frame.scope.name, frame.parameters)
+    return {full(value.device) for value in now if issubclass(type(value), Tensor)}
+
+
+def _layer_at_home(clash: Operation) -> bool:
+    return {part.kind for part in clash.parts if part.device == "cpu"} == {"module"}
+
+
+def _moves_whole(part: Part, besides: str) -> bool:
+    """Whether `.to()` moves all of an operand, which is on one device, `besides` apart."""
+    if len({*part.devices} - {besides}) > 1:
+        return False
     if part.kind != "module" or part.value is None:
         return True
     moving = [*nn.Module.parameters(part.value), *nn.Module.buffers(part.value)]
     return {id(t) for _, t in tensors_of(part.value)} <= {id(t) for t in moving}
 
 
-def _placed(frame: FailedFrame, choice: Choice) -> str | None:
+def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
     """Return the line that places this cell as an earlier one was placed; None if none was."""
-    history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
-    *earlier, now = [text.split(maxsplit=2)[:2] for text in history]
+    frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
-    gpu, _, number = choice.target.partition(":")
     home = all(part.device == "cpu" and part.value is not None for part in choice.odd)
-    if not (here and home and gpu == "cuda") or now[:1] == ["%%ongpu"]:
+    if not (here and home and gpu == "cuda") or any(map(_stays_home, found)):
         return None
-    spellings = {number, choice.target, f"gpu:{number}", f"/gpu:{number}"}
-    places = {words[1].rstrip("?") for words in earlier if words[:1] == ["%%ongpu"] and words[1:]}
-    return f"%%ongpu {number}" if spellings & places else None
+    history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
+    *earlier, now = map(_PLACED.match, history)
+    places = {match[1] for match in earlier if match}
+    return f"%%ongpu {number}" if number in places and not now else None
+
+
+def _stays_home(frame: FailedFrame) -> bool:
+    """Whether a placed cell would bring an operand to the CPU too, because its code says so."""
+    node = frame.failed
+    return node is not None and sent_home([node], node, frame, made=True)
 
 
 def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
@@ -146,13 +180,19 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     extra = also_needed(frame, node, odd, choice.target)
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)
+    # What a comprehension names is named by the function around it too.
+    around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
+    places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
+    tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
+    fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
+    fix = next(filter(None, fixes), None)
     # An index is moved where it is used: the function's other uses of it stay as they are.
-    fix = write_fix(site, site if kind == "index" else above, choice)
+    fix = fix or write_fix(site, site if kind == "index" else above, choice)
     # What moves in a function does not move in the code that called it.
     same = [frame for frame in outer[:1] if fix and frame.filename == fix.filename]
     if any(result_clashes(frame, odd, choice.target) for frame in same):
         fix = None
-    why = _reason(clash.parts, [(frame, odd), (above.frame, above.odd)], kind)
+    why = _reason(clash.parts, places, kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
@@ -215,8 +255,8 @@ def _reason(
         return told
     for frame, odd in frames:
         for part in odd:
-            if told := _left_behind(part, frame):
-                return told
+            if left := unregistered(part, frame):
+                return left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
     return _INDEX if kind == "index" else None
@@ -234,37 +274,6 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
                 "%ongpu home undoes that, and --back in that cell avoids it"
             )
     return None
-
-
-def _left_behind(part: Part, frame: FailedFrame) -> str | None:
-    """Say that a module's plain attribute, list or dict holds it, which `.to()` does not move."""
-    nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
-    odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
-    owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
-    owners["self"] = frame.scope.local.get("self", MISSING)
-    for owner, name, held, which in _unregistered(owners):
-        kind = type(held)
-        if id(held) in odd and issubclass(kind, Tensor):
-            return (
-                f"{owner}.{name} is a {which} attribute, and .to() moves parameters and buffers "
-                f'only; for good: {owner}.register_buffer("{name}", …) in __init__'
-            )
-        found = next((type(item) for _, item in contents(held) if id(item) in odd), type(None))
-        if issubclass(found, (nn.Module, nn.Parameter)):
-            what = "Module" if issubclass(found, nn.Module) else "Parameter"
-            better = f"{owner}.{name} = nn.{what}{'Dict' if kind is dict else 'List'}(…)"
-            why = f"{owner}.{name} is a plain {kind.__name__}, and .to() does not see into it"
-            return f"{why}; for good: {better}"
-    return None
-
-
-def _unregistered(owners: dict[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield the attributes of modules that are no parameter, buffer or module of theirs."""
-    for owner, value in owners.items():
-        held = own(value) if issubclass(type(value), nn.Module) else {}
-        for name, item in {**vars(type(value)), **held}.items() if held else ():
-            if not name.startswith("_"):
-                yield owner, name, item, "plain" if name in held else "class"
 
 
 # -- optimizers, files, loaders, generators

@@ -10,7 +10,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.frames import FailedFrame, loops_around, root, statement, stored
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Fix:
     filename: str  # of the file or cell, as in the traceback
     label: str = ""  # the same as people know it: "In [3]", "train.py"
     nbytes: int | None = None  # that it moves; None where that is not known
-    other_nbytes: int | None = None  # that the other way would move, where there is one
 
     def apply(self, source: str) -> str:
         """The source of `filename` with the fix in it."""
@@ -147,9 +146,7 @@ def _where(fix: Fix) -> str:
 def _cost(fix: Fix) -> str:
     if fix.nbytes is None:
         return ""
-    moves = f"moves {size(fix.nbytes)}" if fix.nbytes else "moves nothing"
-    other = f"; the other way, {size(fix.other_nbytes)}" if fix.other_nbytes else ""
-    return f" ({moves}{other})"
+    return f" (moves {size(fix.nbytes)})" if fix.nbytes else " (moves nothing)"
 
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
@@ -161,6 +158,9 @@ def bracketed(node: ast.AST, text: str) -> str:
     return text if isinstance(node, _ATOMS) and not text.startswith(("-", "~")) else f"({text})"
 
 
+NEAR = 12  # lines that one edit may be about
+
+
 @dataclass
 class Edit:
     """Changes around one statement."""
@@ -170,7 +170,7 @@ class Edit:
     before: list[str] = field(default_factory=list)
     replaced: list[tuple[ast.AST, str]] = field(default_factory=list)
 
-    def fix(self, nbytes: int | None, other_nbytes: int | None = None) -> Fix:
+    def fix(self, nbytes: int | None) -> Fix:
         """The changes as a fix."""
         lines = self.frame.source.splitlines()
         start, end = self.stmt.lineno, self.stmt.end_lineno or self.stmt.lineno
@@ -183,7 +183,31 @@ class Edit:
         if self.replaced:
             code += _edited(lines[start - 1 : end], start, self.replaced)
         file, name = self.frame.filename, label(self.frame.filename)
-        return Fix("\n".join(code), where, start, end, file, name, nbytes, other_nbytes)
+        return Fix("\n".join(code), where, start, end, file, name, nbytes)
+
+
+def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
+    """Return the edit of some statements; None if they are far apart."""
+    stmts = [stmt for node, _ in edits if (stmt := statement(node)) is not None]
+    stmts.sort(key=lambda stmt: stmt.lineno)
+    near = stmts and stmts[-1].lineno - stmts[0].lineno <= NEAR
+    return Edit(frame, stmts[0], replaced=edits) if near else None
+
+
+def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether a line put before `stmt` runs each time just before its code."""
+    line = frame.source.splitlines()[stmt.lineno - 1]
+    if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
+        return False  # `if ready: y = net(x)`, `a; b`
+    return not isinstance(stmt, (ast.While, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
+    """Return the outermost loop around a statement, if a line before it may use `texts`."""
+    loops = loops_around(stmt)
+    names = {root(text) for text in texts}
+    once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
+    return loops[-1] if once else stmt
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

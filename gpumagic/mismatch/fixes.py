@@ -14,13 +14,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Edit, Fix, bracketed, total
+from gpumagic.mismatch.explanation import (
+    NEAR,
+    Edit,
+    Fix,
+    around,
+    before_loops,
+    bracketed,
+    can_precede,
+    total,
+)
 from gpumagic.mismatch.operand import (
     FACTORIES,
-    TRANSFERS,
     Part,
     Reader,
-    arguments,
     device_of,
     full,
 )
@@ -31,7 +38,9 @@ from gpumagic.mismatch.operation import (
     also_needed,
     meets,
     named_in,
+    nodes_around,
     operation,
+    sent_home,
     wants_one_device,
 )
 from gpumagic.usercode.frames import (
@@ -42,39 +51,39 @@ from gpumagic.usercode.frames import (
     parents,
     root,
     statement,
-    stored,
     uses,
 )
 from gpumagic.usercode.values import contents, own
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
-_NEAR = 12  # lines
 
 
 # -- what moves
 @dataclass(frozen=True)
 class Choice:
-    """The operands that move, their device, and the bytes that the other way would move."""
+    """The operands that move, and their device."""
 
     target: str
     odd: tuple[Part, ...]
-    other_nbytes: int | None = None
     to_host: bool = False  # copied for code of the host, where they are used
 
 
 def choose(found: Operation, message: Message) -> Choice | None:
-    """Return what moves, by three rules; None if it is not certain."""
+    """Return what moves, by these rules; None if it is not certain."""
     leaves, indexed = found.parts, message.kind == "index"
     if message.kind in ("numpy", "host"):
         read = _read_on_host(found.node, leaves)
         return Choice("cpu", read, to_host=True) if read else None
-    target = _table_on(found) if indexed else None
-    target = target or _written_on(found) or _heaviest(leaves)
+    target = _target(found, indexed=indexed)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index may be on the CPU, wherever its table is
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
-    others = _bytes(part for part in leaves if part not in odd)
-    return Choice(target, tuple(odd), others) if odd else None
+    return Choice(target, tuple(odd)) if odd else None
+
+
+def _target(found: Operation, *, indexed: bool) -> str:
+    table = _table_on(found) if indexed else None
+    return table or _written_on(found) or _left_home(found) or _heaviest(found.parts)
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -102,24 +111,30 @@ def _written_on(found: Operation) -> str | None:
         return None
     others = [part.device for part in found.parts if part.device not in (fixed.device, "cpu")]
     gpu = next(iter(others), None)
-    if gpu and _maker(fixed, found.reader.frame, found.node, gpu, written=True):
+    if gpu and _maker(fixed, {fixed.key: gpu}, found, written=True):
         return None  # better made on the GPU than added to on the host
     return fixed.device
 
 
+def _left_home(found: Operation) -> str | None:
+    """Return the CPU, if the code brought results there in so many words: the others follow."""
+    if any(part.kind == "module" for part in found.parts):
+        return None
+    named = [part.node for part in found.parts if part.device == "cpu"]
+    frame = found.reader.frame
+    return "cpu" if sent_home(named, found.node, frame, made=False) else None
+
+
 def _heaviest(leaves: tuple[Part, ...]) -> str:
-    """Return the device of a module or parameter, or with most bytes; a GPU before the CPU."""
+    """Return the device of a module, or with most bytes; a GPU before the CPU."""
 
     def weight(device: str) -> tuple[bool, bool, int]:
         here = [part for part in leaves if device in part.devices]
-        model = any(p.kind == "module" or type(p.value) is nn.Parameter for p in here)
-        return device != "cpu", model, _bytes(here) or 0
+        sizes = {part.key: part.nbytes for part in here}
+        model = any(part.kind == "module" for part in here)
+        return device != "cpu", model, total(sizes.values()) or 0
 
     return max((device for part in leaves for device in part.devices), key=weight)
-
-
-def _bytes(parts: Iterable[Part]) -> int | None:
-    return total({part.key: part.nbytes for part in parts}.values())
 
 
 # -- where a fix goes, and how it names the device
@@ -166,10 +181,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 
 def _written_device(site: Site, target: str, line: ast.stmt) -> str:
     """Return an expression for the device, as its user would write it at `line`."""
-    nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
-    nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and not in_own_scope(n)]
-    at_hand = [*map(ast.unparse, nodes), *site.frame.parameters]
-    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in at_hand)]
+    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site))]
     unknown = _bound_later(line, site.frame)
     # A variable of the notebook has no place in a class.
     if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
@@ -182,20 +194,19 @@ def _written_device(site: Site, target: str, line: ast.stmt) -> str:
     return f'"{target}"'
 
 
+def _at_hand(site: Site) -> list[str]:
+    """Return the names of the operation, and the function's arguments."""
+    nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
+    nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and not in_own_scope(n)]
+    return [*map(ast.unparse, nodes), *site.frame.parameters]
+
+
 def _bound_later(line: ast.stmt, frame: FailedFrame) -> set[str]:
     """Return the names of a function that are first bound at a line or further down."""
     bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
     bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
     known = {n.id for n in bound if n.lineno < line.lineno} | {*frame.parameters}
     return {n.id for n in bound} - known
-
-
-def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether a line put before `stmt` runs each time just before its code."""
-    line = frame.source.splitlines()[stmt.lineno - 1]
-    if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
-        return False  # `if ready: y = net(x)`, `a; b`
-    return not isinstance(stmt, (ast.While, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
 
 
 # -- the edits
@@ -215,35 +226,51 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix in the one call that made the odd operand; None if another is better."""
-    frame, reader = site.frame, Reader(site.frame)
-    parts = {p.key: p for odd in site.odd for p in named_in(odd, reader) if p.kind == "tensor"}
-    if len(parts) != 1 or len(site.odd) != 1:
+    """Return the fix in the calls that made the odd operands; None if another is better."""
+    frame, reader, fixed = site.frame, Reader(site.frame), site.at.fixed
+    named = [[p for p in named_in(odd, reader) if p.kind == "tensor"] for odd in site.odd]
+    if any(len(parts) != 1 for parts in named):
         return None
-    (part,) = parts.values()
-    made = _maker(part, frame, site.at.node, target, written=part is site.at.fixed)
-    if made is None:
+    parts = {part.key: part for (part,) in named}
+    moved = dict.fromkeys(parts, target)
+    made = [_maker(part, moved, site.at, written=part is fixed) for part in parts.values()]
+    stmts = sorted(filter(None, made), key=lambda stmt: stmt.lineno)
+    if len(stmts) < len(made):
         return None
-    device = _written_device(site, target, made)
-    return Edit(frame, made, replaced=with_device(made.value, frame, device)).fix(0)
+    device = _written_device(site, target, stmts[0])
+    edit = around(frame, [edit for s in stmts for edit in with_device(s.value, frame, device)])
+    return edit.fix(0) if edit else None
 
 
-def _maker(
-    part: Part, frame: FailedFrame, node: ast.AST, target: str, *, written: bool
-) -> ast.Assign | None:
-    """Return the statement whose call needs `device=`; None if it is better to move the tensor."""
-    scope, reader = function_of(node), Reader(frame)
-    stmts = [s for s in ast.walk(scope or node) if isinstance(s, ast.Assign)]
-    stmts = [s for s in stmts if ast.unparse(s.targets[0]) == part.text and function_of(s) is scope]
-    made = [s for s in stmts if not uses(s.value, part.text)]
-    call = reader.part(made[0].value) if len(made) == 1 else None
-    if call is None or not call.factory:
+def _maker(part: Part, moved: dict[str, str], at: Operation, *, written: bool) -> ast.Assign | None:
+    """Return the statement whose call needs `device=`; None if it is better to move the tensor.
+
+    `moved` has what is made elsewhere with it, and where.
+    """
+    node, frame, target = at.node, at.reader.frame, moved[part.key]
+    made = _only_assignment(part.text, node)
+    call = Reader(frame).part(made.value) if made is not None else None
+    if made is None or call is None or not call.factory:
         return None
-    deeper = len(loops_around(node)) > len(loops_around(made[0]))
-    adds = written or (deeper and statement(node) in stmts)
+    deeper = len(loops_around(node)) > len(loops_around(made))
+    adds = written or (deeper and assigns(statement(node), part.text))
     starts = ((call.node, replace(call, devices=part.devices)), (node, part))
-    clashes = any(meets(frame, start, [odd], {odd.key: target}, target) for start, odd in starts)
-    return None if clashes or (frame.at_top and not adds) else made[0]
+    clashes = any(
+        meets(frame, start, [odd], {**moved, odd.key: target}, target) for start, odd in starts
+    )
+    return None if clashes or (frame.at_top and not adds) else made
+
+
+def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
+    """Return the one statement in a node's function that makes a value, not of itself."""
+    stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
+    made = [stmt for stmt in stmts if not uses(stmt.value, text)]
+    return made[0] if len(made) == 1 else None
+
+
+def assigns(stmt: ast.AST | None, text: str) -> bool:
+    """Whether it is a statement that binds a name, attribute or item."""
+    return isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]) == text
 
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
@@ -262,46 +289,59 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     return [(node, f"{inside}{'' if inside.endswith('(') else ', '}device={device})")]
 
 
-def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
-    """Return the outermost loop around a statement, if a line before it may use `texts`."""
-    loops = loops_around(stmt)
-    names = {root(text) for text in texts}
-    once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
-    return loops[-1] if once else stmt
-
-
 def _move(site: Site, choice: Choice) -> Fix | None:
     """Return the fix for the odd operands and the ones that move with them; None if none is right.
 
     One line moves all operands that can be bound again; modules move once.
     """
+    frame, stmt, to_host = site.frame, _before(site), choice.to_host
+    if stmt is None:
+        return None
+    ways = _ways(site, stmt, once=to_host or _used_once(site))
+    if ways is None:
+        return None
+    above, standing = ways
+    device = '"cpu"' if to_host else _written_device(site, choice.target, stmt)
+    edits = [(part, _moved(part, site, device, to_host=to_host)) for part in standing]
+    # Without edits it is used further down only, where its own turn comes.
+    moved = [*above, *(part for part, found in edits if found)]
+    nbytes = {part.key: 0 if part.factory else part.nbytes for part in moved}
+    edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
+    return edit.fix(total(nbytes.values())) if moved else None
+
+
+def _before(site: Site) -> ast.stmt | None:
+    """Return the statement that a move must come before; None if none would be right."""
     stmt = statement(site.at.node)
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
-    if all(part.kind == "module" for part in site.odd):
-        stmt = before_loops(site.frame, stmt, [part.text for part in site.odd])
-    edit, device = Edit(site.frame, stmt), '"cpu"'
-    if not choice.to_host:
-        device = _written_device(site, choice.target, stmt)
-    above, nbytes, once = list[Part](), dict[str, int | None](), _used_once(site) or choice.to_host
+    if any(part.kind != "module" for part in site.odd):
+        return stmt
+    return before_loops(site.frame, stmt, [part.text for part in site.odd])
+
+
+def _ways(site: Site, stmt: ast.stmt, *, once: bool) -> tuple[list[Part], list[Part]] | None:
+    """Return what a line above binds again, and what moves where it stands; None if one cannot."""
+    above, standing = list[Part](), list[Part]()
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
         stands = once and may_stand and part.kind != "module"
         if not stands and _can_be_bound(part, site.frame, stmt):
             above.append(part)
-        elif not may_stand:
-            return None
-        elif edits := _moved(part, site, device, to_host=choice.to_host):
-            edit.replaced += edits
+        elif may_stand:
+            standing.append(part)
         else:
-            continue  # used further down only: its own turn comes
-        nbytes[part.key] = 0 if part.factory else part.nbytes
-    edit.before += [moving(part.text, device) for part in above if part.kind == "module"]
+            return None
+    return above, standing
+
+
+def _lines(above: list[Part], device: str) -> list[str]:
+    """Return the lines that move operands and bind them again: a module by itself."""
+    lines = [moving(part.text, device) for part in above if part.kind == "module"]
     if names := [part.text for part in above if part.kind != "module"]:
         moved = ", ".join(moving(name, device) for name in names)
-        edit.before.append(f"{', '.join(names)} = {moved}")
-    changes = edit.before or edit.replaced
-    return edit.fix(total(nbytes.values()), choice.other_nbytes) if changes else None
+        lines.append(f"{', '.join(names)} = {moved}")
+    return lines
 
 
 def _used_once(site: Site) -> bool:
@@ -335,18 +375,20 @@ def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
         return False
     if part.kind == "module":
         return value is not None
-    if part.kind not in ("tensor", "object"):
-        return False
-    if part.kind == "tensor" and value is not None and value.requires_grad and value.is_leaf:
+    leaf = part.kind == "tensor" and value is not None and value.requires_grad and value.is_leaf
+    if leaf or part.kind not in ("tensor", "object"):
         return False
     if isinstance(node, ast.Attribute):
-        owner: Any = frame.scope.value(node.value)
-        setter: Any = type(owner).__setattr__
-        plain = setter in (object.__setattr__, nn.Module.__setattr__)
-        return plain and node.attr in {**own(owner), **own(owner).get("_buffers", {})}
+        return _can_be_set(frame.scope.value(node.value), node.attr)
     own_names = (*frame.code.co_varnames, *frame.code.co_cellvars)
     named = isinstance(node, ast.Name) and part.text == node.id
     return named and (frame.at_top or part.text in own_names)
+
+
+def _can_be_set(owner: Any, name: str) -> bool:
+    setter: Any = type(owner).__setattr__
+    plain = setter in (object.__setattr__, nn.Module.__setattr__)
+    return plain and name in {**own(owner), **own(owner).get("_buffers", {})}
 
 
 def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[ast.AST, str]]:
@@ -356,8 +398,6 @@ def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[
         return near
     if part.factory:
         return near + with_device(part.node, site.frame, device)
-    if not to_host and (text := _without_transfer(part.node, site, device)):
-        return [(part.node, text)]
     value, owner = part.value, site.frame.scope.value(part.node)
     tracked = to_host and (value.requires_grad if value is not None else "detach(" not in part.text)
     detached = ".detach()" if tracked else ""
@@ -366,19 +406,6 @@ def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[
     else:
         text = moving(bracketed(part.node, part.text) + detached, device)
     return [*near, (part.node, text)]
-
-
-def _without_transfer(node: ast.expr, site: Site, device: str) -> str:
-    """Return an expression without the transfer that took it away: `a`, of `a.cpu() + b`."""
-    scope, reader = site.frame.scope, Reader(site.frame)
-    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in TRANSFERS:
-        return ""
-    if any(device_of(scope.value(argument)) is None for argument in arguments(node)):
-        return ""  # it changes the dtype too
-    owner: ast.expr = node.func.value  # type: ignore[attr-defined]
-    text, before = bracketed(owner, site.frame.text(owner)), reader.part(owner)
-    others = {part.device for part in site.at.parts if part.node is not node}
-    return text if before is not None and {before.device} == others else moving(text, device)
 
 
 def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
@@ -399,11 +426,12 @@ def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached:
 
 def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:
     """Return the uses, in the next few lines, of a tensor that cannot be bound again, moved."""
-    stmt, reader = statement(site.at.node), Reader(site.frame)
-    first, last = (stmt.lineno, (stmt.end_lineno or 0) + _NEAR) if stmt is not None else (0, 0)
+    stmt: Any = statement(site.at.node)
     itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
-    near = uses(function_of(site.at.node) or site.at.node, part.key)
-    near = [n for n in near if first <= n.lineno <= last and id(n) not in itself]
-    around = [(n, next(p for p in parents(n) if not isinstance(p, ast.keyword))) for n in near]
-    around = [(n, parent) for n, parent in around if isinstance(parent, OPERATIONS)]
-    return [(n, moving(part.text, device)) for n, p in around if wants_one_device(p, reader)]
+    lines, found = range(stmt.lineno, stmt.end_lineno + NEAR + 1), list[ast.expr]()
+    for use in uses(function_of(stmt) or stmt, part.key):
+        parent = next(p for p in parents(use) if not isinstance(p, ast.keyword))
+        clashes = isinstance(parent, OPERATIONS) and wants_one_device(parent, Reader(site.frame))
+        if clashes and use.lineno in lines and id(use) not in itself:
+            found.append(use)
+    return [(use, moving(part.text, device)) for use in found]

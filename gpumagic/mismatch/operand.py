@@ -273,7 +273,9 @@ class Reader:
             return None
         if name in _NO_TENSOR:
             return []
-        return [Part(node, text, "made", owner.devices, scalar=owner.scalar)]
+        return [
+            replace(owner, node=node, text=text, kind="made", nbytes=None, about="", value=None)
+        ]
 
     def _transferred(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
         without = {"cpu": "cpu", "cuda": full(torch.device("cuda"))}.get(name, "")

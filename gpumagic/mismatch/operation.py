@@ -7,15 +7,33 @@ to blame is never taken from them.
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
-from gpumagic.usercode.frames import FailedFrame, function_of, parents, statement
+from gpumagic.mismatch.operand import (
+    NAMED,
+    Part,
+    Reader,
+    arguments,
+    device_of,
+    is_torch,
+    tensors_of,
+    words,
+)
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    function_of,
+    parents,
+    root,
+    statement,
+    stored,
+)
 from gpumagic.usercode.values import of_function
+from gpumagic.usercode.variables import names_read
 
 
 @dataclass(frozen=True)
@@ -48,7 +66,8 @@ _KINDS = {
 }
 _WORKER = re.compile(
     r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
-    r"|CUDA error: initialization error|Storage device not recognized: cuda)",
+    r"|CUDA error: initialization error|Storage device not recognized: cuda)"
+    r"|only dense CPU tensors can be pinned",
     re.DOTALL,
 )
 
@@ -89,6 +108,7 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
 
 OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*OPERATIONS, ast.Assign)
+_BINDS = (ast.Assign, ast.AugAssign, ast.Expr, ast.For)
 # Functions that accept tensors of several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
@@ -158,7 +178,7 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     more than one operand that cannot be known; if it must be `certain`, one.
     """
     reader = Reader(frame)
-    within = {_storage(tensor) for _, tensor in tensors_of(dict(frame.library))}
+    within = _storages(dict(frame.library))
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
@@ -169,11 +189,14 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     return found[0] if len(found) == 1 else None
 
 
-def _storage(tensor: Tensor) -> Any:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # sparse, or a subclass without one
-        return None
+def _storages(value: Any) -> set[Any]:
+    """Return what tells the memory of its tensors apart, if they have any."""
+    found = set()
+    for _, tensor in tensors_of(value):
+        # A sparse tensor has none, or a subclass.
+        with suppress(RuntimeError, NotImplementedError):
+            found.add(tensor.untyped_storage()._cdata)
+    return found
 
 
 def _evidence(
@@ -190,8 +213,7 @@ def _evidence(
         certain = all(part.kind != "unknown" for part in leaves)
         return _on_a_gpu(located, message.devices - {"cpu"}) if certain else ()
     if not direct and not done.calls_module:
-        seen = [{_storage(t) for _, t in tensors_of(p.value)} - {None} for p in located]
-        located = [part for part, storages in zip(located, seen, strict=True) if storages & within]
+        located = [part for part in located if _storages(part.value) & within]
     known = _devices(located)
     if len(known) > 1 and agree(message.devices, known):
         return tuple(located)
@@ -216,15 +238,21 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
     """Return the operands with the one that has gone, which is where the text says one must be."""
-    unknown = [part for part in leaves if not part.devices and part.value is None]
-    if any(part.factory for part in unknown):  # as with `nn.MSELoss()`, which has no tensors yet
-        unknown = [part for part in unknown if part.kind != "module"]
+    gone = _gone(leaves)
     rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
-    if not located or len(unknown) != 1 or len(rest) != 1:
+    if not located or len(gone) != 1 or len(rest) != 1:
         return ()
-    (gone,) = unknown
-    there = replace(gone, kind=gone.kind if gone.kind == "module" else "made", devices=rest)
-    return tuple(there if p is gone else p for p in leaves if p is gone or p in located)
+    kind = "module" if gone[0].kind == "module" else "made"
+    found = [*located, replace(gone[0], kind=kind, devices=rest)]
+    order = [part.node for part in leaves]
+    return tuple(sorted(found, key=lambda part: order.index(part.node)))
+
+
+def _gone(leaves: list[Part]) -> list[Part]:
+    gone = [part for part in leaves if not part.devices and part.value is None]
+    if any(part.factory for part in gone):  # as with `nn.MSELoss()`, which has no tensors yet
+        gone = [part for part in gone if part.kind != "module"]
+    return gone
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
@@ -244,6 +272,53 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
         else:
             queue += ast.iter_child_nodes(node)
     return list(found.values())
+
+
+# -- the code before
+def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame, *, made: bool) -> bool:
+    """Whether expressions, or the code above that made their values, say that they are on the CPU.
+
+    As in `.cpu()`; also in `device="cpu"`, if what is only `made` there counts.
+    """
+    trees = list(named)
+    if any(_says_cpu(tree, frame, made) for tree in trees):
+        return True
+    names, first = {name for tree in trees for name in names_read(tree)}, _first_line(node)
+    steps = [step for step in nodes_around(node, _BINDS) if step.lineno < first]
+    for step in sorted(steps, key=lambda step: -step.lineno):
+        value = step.iter if isinstance(step, ast.For) else step.value
+        # `preds.append(…)`, `net.to("cpu")`
+        filled = {root(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
+        if names & (stored(getattr(step, "target", step)) | filled):
+            if _says_cpu(value, frame, made):
+                return True
+            names |= {*names_read(value)}
+    return False
+
+
+def _says_cpu(tree: ast.AST, frame: FailedFrame, made: bool) -> bool:
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        method = getattr(call.func, "attr", "")
+        given = arguments(call) if method == "to" else []
+        if made:
+            given += [keyword.value for keyword in call.keywords if keyword.arg == "device"]
+        # `device=x.device` follows another tensor.
+        said = [frame.scope.value(each) for each in given if not isinstance(each, ast.Attribute)]
+        if method == "cpu" or any(str(device_of(value)) == "cpu" for value in said):
+            return True
+    return False
+
+
+def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
+    """Return the nodes of some kinds in a node's function, without the functions in it."""
+    scope = function_of(node)
+    found = ast.walk(scope) if scope is not None else ()
+    return [each for each in found if isinstance(each, kinds) and function_of(each) is scope]
+
+
+def _first_line(node: ast.AST) -> int:
+    stmt = statement(node)
+    return stmt.lineno if stmt is not None else 0
 
 
 # -- the rest of the code
@@ -282,20 +357,27 @@ def _clashes(
     for step in _steps(node):
         if isinstance(step, ast.Assign):
             part = reader.part(step.value)
-            names = [n for to in step.targets for n in ast.walk(to) if isinstance(n, NAMED)]
-            moved |= dict.fromkeys(map(ast.unparse, names), part.device if part else None)
+            moved |= dict.fromkeys(_targets(step), part.device if part else None)
         elif step not in ran and wants_one_device(step, reader):
-            done = operation(step, reader)
-            leaves = [part for part in done.parts if not part.scalar] if done else []
+            leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
                 yield reader, [part for part in leaves if part.device in sources]
 
 
+def _targets(stmt: ast.Assign) -> list[str]:
+    nodes = [node for to in stmt.targets for node in ast.walk(to)]
+    return [ast.unparse(node) for node in nodes if isinstance(node, NAMED)]
+
+
+def _leaves(step: ast.AST, reader: Reader) -> list[Part]:
+    """Return the operands of an operation that must be on one device."""
+    done = operation(step, reader)
+    return [part for part in done.parts if not part.scalar] if done else []
+
+
 def _steps(node: ast.AST) -> list[Any]:
     """Return the operations and assignments from a node's statement on, inner ones first."""
-    scope, stmt = function_of(node), statement(node)
-    found: list[Any] = [n for n in ast.walk(scope) if isinstance(n, _STEPS)] if scope else []
-    found = [n for n in found if stmt and n.lineno >= stmt.lineno and function_of(n) is scope]
+    found = [step for step in nodes_around(node, _STEPS) if step.lineno >= _first_line(node)]
     return sorted(found, key=lambda n: (n.end_lineno, n.end_col_offset, -n.lineno, -n.col_offset))
 
 

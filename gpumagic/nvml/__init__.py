@@ -2,8 +2,8 @@
 
 Guarantees: ``pynvml`` is imported and NVML initialized once, at the first question; an answer is
 None if it is not supported, not permitted or not known; an unreachable driver or a lost GPU is a
-:class:`DriverFault` with cause and cure, and is asked again after growing pauses. Any call may
-stall for seconds: never ask on an event loop.
+:class:`DriverFault` with cause and cure, and is asked again after a pause. Any call may stall for
+seconds: never ask on an event loop. Drivers before 535 lack some questions, whose answer is None.
 """
 
 import os
@@ -61,9 +61,8 @@ _FAULTS = {
         "restart the container; on a host, see dmesg for Xid errors",
     ),
     "nvml-error": ("NVML cannot be used: {error}", "see dmesg"),
-    "pynvml-missing": ("the package nvidia-ml-py is not installed", "pip install nvidia-ml-py"),
     "pynvml-clash": (
-        "the module pynvml is not nvidia-ml-py's ({error})",
+        "the module pynvml is missing, or not nvidia-ml-py's ({error})",
         "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
     ),
     "gpu-lost": (
@@ -94,10 +93,8 @@ def _fault(code: str, error: object = "", name: str | None = None, index: int = 
 
 def _unreachable(error: Exception, pynvml: Any) -> DriverFault:
     """Return the fault of an NVML that cannot be started or asked for its GPUs."""
-    if isinstance(error, ImportError) and pynvml is None:
-        return _fault("pynvml-missing")
     if isinstance(error, ImportError):
-        return _fault("pynvml-clash", getattr(pynvml, "__file__", None) or "unknown path")
+        return _fault("pynvml-clash", getattr(pynvml, "__file__", error))
     return _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
 
 
@@ -122,13 +119,9 @@ class Library:
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """The errors of a call: NVML's own; and with an older or newer pynvml, a missing name, a
-        wrong argument, or an unreadable answer."""
-        own = getattr(self.module, "NVMLError", None)
-        return _ERRORS if own is None else (*_ERRORS, own)
+        # Of a call: NVML's own; and with an older or newer pynvml, a missing name, a wrong
+        # argument, or an unreadable answer.
+        self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
         """Import pynvml; raise ImportError also for another module of that name."""
@@ -136,6 +129,7 @@ class Library:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
             raise ImportError(name="pynvml")
+        self.errors = (*_ERRORS, self.module.NVMLError)
 
     def make(self, function: str, *arguments: Any) -> Any:
         """Call a function; raises one of ``errors``."""
@@ -200,9 +194,8 @@ class Xids:
         self._set = None
 
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
-# GPUs rarely change (hot plug, MIG instances).
-_KEEP_GPUS_S = 10.0
+# GPUs rarely change (hot plug, MIG instances); after a fault they are looked for more often.
+_KEEP_GPUS_S, _PAUSE_S = 10.0, 5.0
 
 
 class Nvml:
@@ -223,10 +216,8 @@ class Nvml:
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
-        self._pause = _FIRST_PAUSE_S
-        self._retry_at: float | None = None
-        # Unsupported questions by UUID.
-        self._unsupported: dict[str, set[Call]] = {}
+        # NVML's code for each unsupported question, by UUID.
+        self._unsupported: dict[str, dict[Call, int | None]] = {}
 
     @property
     def gone(self) -> tuple[Gpu, ...]:
@@ -237,9 +228,7 @@ class Nvml:
         """Return all GPUs in NVML's order, each before its MIG devices; empty after a fault."""
         with self._lock:
             now = self._clock()
-            if self._retry_at is not None and now < self._retry_at:
-                return self._gpus
-            if now >= self._gpus_until or self._retry_at is not None:
+            if now >= self._gpus_until:
                 self._enumerate(now)
             return self._gpus
 
@@ -247,8 +236,6 @@ class Nvml:
         """Ask the driver again at the next question, without the rest of the pause."""
         with self._lock:
             self._gpus_until = 0.0
-            if self._retry_at is not None:
-                self._retry_at, self._pause = self._clock(), _FIRST_PAUSE_S
 
     def system(self, function: str) -> Any:
         """Ask about the machine, such as ``"nvmlSystemGetDriverVersion"``; None if not known."""
@@ -264,8 +251,8 @@ class Nvml:
         GPU or the driver has a problem. ``alive``: it has just answered another question.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
-        known = self._unsupported.setdefault(gpu.uuid, set())
-        unsupported: set[Call] = set()
+        known = self._unsupported.setdefault(gpu.uuid, {})
+        unsupported: dict[Call, int | None] = {}
         failure: Exception | None = None
         for name, call in questions.items():
             if call in known:
@@ -274,7 +261,7 @@ class Nvml:
                 answers[name] = self._library.make(call[0], gpu.handle, *call[1:])
             except self._library.errors as error:
                 if _code(error) in _UNSUPPORTED:
-                    unsupported.add(call)
+                    unsupported[call] = _code(error)
                 else:
                     failure = error
         if failure is not None and _code(failure) == _GPU_IS_LOST:
@@ -283,7 +270,7 @@ class Nvml:
             alive = True
             self.silent = {uuid: fault for uuid, fault in self.silent.items() if uuid != gpu.uuid}
         if alive:
-            known |= unsupported
+            known.update(unsupported)
         elif failure is not None:
             fault = _fault("gpu-silent", failure, gpu.name, gpu.index)
             self.silent = {**self.silent, gpu.uuid: fault}
@@ -311,29 +298,18 @@ class Nvml:
 
     @property
     def memory_call(self) -> Call:
-        """Return the question for NVML's newer memory structure."""
+        """The question for NVML's memory structure; its older one counts reserved bytes as used."""
         return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
-        """Return NVML's memory structure in bytes: ``total``, ``free``, ``used`` and, with a newer
-        driver, ``reserved``; None if unknown, or if the GPU has no memory of its own."""
-        newer, older = self.memory_call, ("nvmlDeviceGetMemoryInfo",)
-        memory = self.ask(gpu, {"newer": newer}, alive=alive)["newer"]
-        if memory is None:
-            # Both at once: an old driver answers only one.
-            memory = self.ask(gpu, {"newer": newer, "older": older}, alive=alive)["older"]
-            # The older one counts reserved bytes as used: another figure, after a mere error.
-            if newer not in self._unsupported.get(gpu.uuid, ()):
-                return None
-        if memory is None or memory.total:
-            return memory
-        self._unsupported.setdefault(gpu.uuid, set()).update((newer, older))
-        return None
+        """Return NVML's memory structure in bytes: ``total``, ``free``, ``used``, ``reserved``;
+        None if unknown, or if the GPU has no memory of its own."""
+        memory = self.ask(gpu, {"memory": self.memory_call}, alive=alive)["memory"]
+        return memory if memory is not None and memory.total else None
 
     def shares_memory(self, gpu: Gpu) -> bool:
         """Whether a GPU has no memory of its own; a failed question does not say so."""
-        asked = {self.memory_call, ("nvmlDeviceGetMemoryInfo",)}
-        return asked <= self._unsupported.get(gpu.uuid, set())
+        return self._unsupported.get(gpu.uuid, {}).get(self.memory_call) == _NOT_SUPPORTED
 
     def memory_free(self) -> dict[str, int]:
         """Return the known free bytes by UUID."""
@@ -356,11 +332,8 @@ class Nvml:
         if self._gpus and [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in self._gpus]:
             # A GPU that is new, or has or had MIG devices, may answer other questions.
             self._unsupported, self.silent = {}, {}
-        self._gpus, self._gpus_until = tuple(gpus), now + _KEEP_GPUS_S
-        if self.lost:
-            self._wait(now)
-        else:
-            self._retry_at, self._pause = None, _FIRST_PAUSE_S
+        self._gpus = tuple(gpus)
+        self._gpus_until = now + (_PAUSE_S if self.lost else _KEEP_GPUS_S)
 
     def _stop(self, error: Exception, now: float) -> None:
         self.fault = _unreachable(error, self._library.module)
@@ -371,11 +344,7 @@ class Nvml:
         self._started = False
         self._gpus = ()
         self.lost, self.silent, self._unsupported = {}, {}, {}
-        self._wait(now)
-
-    def _wait(self, now: float) -> None:
-        self._retry_at = now + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
+        self._gpus_until = now + _PAUSE_S
 
     def _with_mig(self, index: int) -> list[Gpu]:
         library = self._library
@@ -405,7 +374,7 @@ class Nvml:
         uuid = str(self._library.make("nvmlDeviceGetUUID", handle))
         name = self._library.call("nvmlDeviceGetName", handle)
         gpu = Gpu(index, uuid, name, None, parent, handle)
-        memory = self.memory(gpu)
+        memory = self.memory(gpu, alive=True)
         return gpu if memory is None else replace(gpu, memory_total=int(memory.total))
 
 

@@ -5,8 +5,8 @@ placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is 
 
 A library that picks the first GPU gets the placement's, as with CUDA_VISIBLE_DEVICES. Libraries
 write `torch.device("cuda:0")`, `set_device(0)`, `.to(0)`, and ask how many GPUs there are. Only
-names and numbers are taken so: a device that exists already, such as a tensor's, stays what it is.
-Code of the user's, torch's and Python's means what it says, and so does a name that the user's code
+names and numbers are replaced: a device that exists already, such as a tensor's, stays what it is.
+Nothing is replaced in the user's, torch's and Python's code, nor is a name that the user's code
 holds and passes to a library.
 """
 
@@ -121,7 +121,7 @@ def _taking(
 
 
 def _count(count: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> int:
-    """Tell a library of one GPU."""
+    """Tell a library that there is one GPU."""
     found: int = count()
     library = found > 1 and frame is not None and _library_of(frame.f_code.co_filename)
     return 1 if library and _on_a_gpu() is not None else found
@@ -186,7 +186,7 @@ _HOST_CODE = (
     "diffusers.schedulers.",
     "fastai.data.",
 )
-# Called by the user, it makes batches; called by a loader, it runs without placement anyway.
+# Placed if the user calls it to make batches; a loader calls it without placement anyway.
 _COLLATE = "torch.utils.data._utils.collate"
 
 
@@ -203,7 +203,7 @@ def _is_host_code(module: object) -> bool:
 
 
 def _chosen(frame: FrameType | None = None) -> torch.device | None:
-    """Return the device of the placement in force; None if the user or the frame's overrules it."""
+    """Return the placement's device; None if the user overrules it or the frame is host code."""
     if is_dynamo_compiling():
         return traced_device()
     place = placement()
@@ -289,7 +289,7 @@ def _default(get: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
 
 
 def _doubt(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
-    """Adapt `with torch.device(...)`, which makes a context: the hot path must look closer."""
+    """Adapt `with torch.device(...)`: it may overrule the placement, so calls must check."""
     make(*args, **kwargs)
     if place := placement():
         place.direct = False
@@ -345,9 +345,9 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt what finds a `device_map`, whose devices threads use: numbers become devices.
+    """Adapt a finder of a `device_map`: threads use its devices, so numbers become devices.
 
-    A map with the first GPU alone has the placement's; one with several GPUs is the user's wish.
+    A map with the first GPU alone gets the placement's; one with several GPUs is the user's wish.
     """
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:

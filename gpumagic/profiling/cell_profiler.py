@@ -29,7 +29,7 @@ from gpumagic.errors import GpuError
 from gpumagic.ledger.entry import Ledger
 from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
-from gpumagic.usercode.files import UserLine, in_cell, is_users, source_of, user_frame
+from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
 SHORT = 1_000
 """Nanoseconds: while torch's profiler runs, an operator takes longer than that."""
@@ -231,6 +231,5 @@ class LineClock:
             if (at := (key[0], key[1])) not in known:
                 code, typed = self._codes[at[0]]
                 line, file = at[1] - code.co_firstlineno + typed.co_firstlineno, typed.co_filename
-                function = "" if code.co_name.startswith("<") else code.co_name
-                known[at] = UserLine(line, source_of(file, line), function, file)
+                known[at] = UserLine(line, source_of(file, line), function_of(code), file)
             yield start, duration, known[at]

@@ -108,7 +108,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
     found = [k for k, n in names.items() if notebook in ("", n, PurePosixPath(n).name)]
     if len(found) != 1:
         there = ", ".join(names.values()) or "none"
-        raise GpuError(f"{len(found)} notebooks are {notebook!r}; with a kernel here: {there}")
+        raise GpuError(f"{len(found)} notebooks match {notebook!r}; with a kernel here: {there}")
     name, manager = names[found[0]], managers[found[0]]
     # A kernel without gpumagic would log an error for a request that it does not know.
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})

@@ -24,7 +24,7 @@ _MOST = 20
 # jupyter_client looks every 3 s whether a kernel lives: what was counted up to so long before a
 # death may belong to it.
 _RECENT_S = 10.0
-# A kernel that dies again and again while it starts is one death.
+# A kernel that dies again and again before it runs a cell is one death.
 _AGAIN_S = 15.0
 _FULL = 0.95
 _TREND_S = 8.0
@@ -97,7 +97,13 @@ class Deaths:
         with faults.kept("finding out why a kernel died"):
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
             now, last = self._clock(), self.events[-1:]
-            again = any(one.kernel == kernel and now - one.time < _AGAIN_S for one in last)
+            run, _ = self._cells.running(kernel)
+            again = any(
+                one.kernel == kernel
+                and now - one.time < _AGAIN_S
+                and (run is None or run.start < one.time)
+                for one in last
+            )
             if code and not again and self._followed.get(kernel) is manager:
                 self.look()
                 self.events = (*self.events, self._explain(kernel, manager, code, now))[-_MOST:]
@@ -120,7 +126,12 @@ class Deaths:
             cause=cause,
             exit_code=code,
             title=f"{name}'s kernel {what}{during}",
-            details=(*self._ram(trail), *frames, *self._xids(kernel, now), "variables are lost"),
+            details=(
+                *self._ram(trail, now),
+                *frames,
+                *self._xids(kernel, now),
+                "variables are lost",
+            ),
             advice=_ADVICE[cause],
         )
 
@@ -142,7 +153,7 @@ class Deaths:
                 return "perhaps-out-of-memory", f"{killed}, probably for lack of RAM,"
         return "killed", killed
 
-    def _ram(self, trail: Trail) -> list[str]:
+    def _ram(self, trail: Trail, now: float) -> list[str]:
         """Return how much RAM it had when it was last measured, and how it grew."""
         if not trail:
             return []
@@ -150,8 +161,9 @@ class Deaths:
         at, memory = trail[-1]
         before, earlier = next(one for one in trail if at - one[0] <= _TREND_S)
         grew = memory - earlier
-        trend = f", +{size(grew)} in the last {at - before:.0f} s" if grew > memory / 20 else ""
-        return [f"it had {size(memory)} of {whose} {size(self._group.ram()[1])} of RAM{trend}"]
+        trend = f", +{size(grew)} in {at - before:.0f} s" if grew > memory / 20 else ""
+        part = f"{size(memory)} of {whose} {size(self._group.ram()[1])} of RAM"
+        return [f"{now - at:.0f} s before, it had {part}{trend}"]
 
     def _xids(self, kernel: str, now: float) -> list[str]:
         """Return the critical errors at that time of the GPUs that it used."""

@@ -1,7 +1,8 @@
 """Serve all clients of the server from one sampler.
 
-A snapshot is encoded once, on the sampler's thread. Each client has a task that sends the newest
-and waits until it has left: a slow client gets fewer snapshots, not older ones.
+Each client has a subscription to the sampler, on whose thread a snapshot is encoded once for all,
+and a task that sends the newest and waits until it has left: a slow client gets fewer snapshots,
+not older ones.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import asyncio
 import json
 import math
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from gpumagic import faults
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.sampler import PERIODS_S, TOLERANCE, Sampler, Subscription, stalled
+from gpumagic.telemetry.sampler import PERIODS_S, Sampler, Subscription, stalled
 from gpumagic.telemetry.snapshot import Snapshot
 
 
@@ -61,46 +61,47 @@ class Client:
         self._hub = hub
         self._write = write
         self._woken = asyncio.Event()
-        self._due = -math.inf
-        self.want = Want()
+        self._newest = b""  # the message with the newest snapshot
+        self.subscription: Subscription | None = None
+        self.ask(Want())
         self.task = asyncio.create_task(self._run())
 
     def ask(self, want: Want) -> None:
         """Change the client's request."""
-        # A shorter period takes effect at once.
-        self._due = min(self._due, time.monotonic() + want.period_s)
-        self.want = want
+        self.want, before = want, self.subscription
+        self.subscription = self._hub.sampler.subscribe(
+            partial(self._hub.pass_on, self), period_s=want.period_s, processes=want.processes
+        )
+        if before is not None:
+            before.close()
         self.wake()
 
-    def wake(self) -> None:
+    def close(self) -> None:
+        """Stop sending."""
+        self.task.cancel()
+        if self.subscription is not None:
+            self.subscription.close()
+
+    def wake(self, newest: bytes = b"") -> None:
         """Send what is new, as soon as the last message has left."""
+        self._newest = newest or self._newest
         self._woken.set()
 
     async def _run(self) -> None:
-        sent, told = None, self._hub.cells.revision
+        sent, told = b"", self._hub.cells.revision
         with faults.kept("sending to a page"), suppress(WebSocketClosedError):
             while True:
                 await self._woken.wait()
                 self._woken.clear()
-                newest = self._hub.newest
-                if newest is not None and newest is not sent and self._has_turn():
-                    sent = newest
-                    await self._write(newest)
+                if self._newest is not sent:
+                    sent = self._newest
+                    await self._write(sent)
                 if self.want.past:
                     self.want = replace(self.want, past=False)
                     await self._write(await self._hub.past(self.want.since))
                 if told < self._hub.cells.revision:
                     news, told = self._hub.cells.news(told), self._hub.cells.revision
                     await self._write(news)
-
-    def _has_turn(self) -> bool:
-        """Whether a snapshot is due; if so, the next one is not before a period."""
-        now, period = time.monotonic(), self.want.period_s
-        if now < self._due - TOLERANCE * period:
-            return False
-        # In step with the ticks, without a burst after a pause.
-        self._due = max(self._due + period, now + period / 2)
-        return True
 
 
 _YOUNG_S = 2.0
@@ -127,7 +128,7 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
 class Hub:
     """Serves the clients, on the event loop unless a method says otherwise."""
 
-    answer_s = 5.0  # seconds that a request waits for the driver
+    answer_s = 5.0  # seconds that a request waits for the doctor
     refresh_s = 1.0  # seconds between two looks at the kernels
     rest_s = 3.0  # the same without clients, for what must be known when a kernel dies
 
@@ -139,9 +140,8 @@ class Hub:
         self.cells = cells
         self.deaths = deaths
         self.doctor: Callable[[], list[Check]] = lambda: Doctor().checks()
-        self.clients: dict[Client, None] = {}
-        self.subscription: Subscription | None = None
-        self.newest: bytes | None = None  # the message with the newest snapshot
+        self.clients: set[Client] = set()
+        self._newest: tuple[Snapshot, bytes] | None = None  # and its message
         self._checks: asyncio.Future[list[Check]] | None = None
         self._hurry = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -157,16 +157,13 @@ class Hub:
         """Add a client and send it a snapshot as soon as possible; None if the server stops."""
         if self._closed:
             return None
-        client = Client(self, write)
-        self.clients[client] = None
         self._loop = asyncio.get_running_loop()
-        self._follow()
+        client = Client(self, write)
+        self.clients.add(client)
         self.watch()
-        client.wake()
-        if self.newest is None:
-            # Perhaps the page was reloaded: a recent snapshot is good enough.
-            young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
-            young.add_done_callback(lambda future: self._receive(future.result()))
+        # Perhaps the page was reloaded: a recent snapshot is good enough.
+        young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
+        young.add_done_callback(lambda future: self.pass_on(client, future.result()))
         return client
 
     def watch(self) -> None:
@@ -175,30 +172,21 @@ class Hub:
         if self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._look_after())
 
-    def ask(self, client: Client, want: Want) -> None:
-        """Handle a client's request."""
-        client.ask(want)
-        self._follow()
-
     def leave(self, client: Client) -> None:
         """Remove a client."""
-        client.task.cancel()
-        if self.clients.pop(client, self) is None:
-            self._follow()
+        client.close()
+        self.clients.discard(client)
 
     async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
         """Return a snapshot for a request; if the driver stalls, the last one with a Problem."""
         await self.kernels.refresh()
-        future = asyncio.wrap_future(self.sampler.fresh(processes=processes, max_age_s=max_age_s))
-        done, _ = await asyncio.wait((future,), timeout=self.answer_s)
-        silent = Snapshot(time.time(), problems=(stalled(self.answer_s),))
-        snapshot = future.result() if done else self.sampler.latest() or silent
-        return await aside(lambda: self.deaths.add_to(snapshot))
+        taken = self.sampler.fresh(processes=processes, max_age_s=max_age_s)
+        return await aside(partial(self.deaths.add_to, await asyncio.wrap_future(taken)))
 
     async def past(self, since: float | None) -> bytes:
         """Return the message with the history and cells after a moment."""
-        cells = [run.to_dict() for run in self.cells.runs(since)]
-        events = [asdict(event) for event in self.deaths.events]
+        cells = [vars(run) for run in self.cells.runs(since)]
+        events = [vars(event) for event in self.deaths.events]
 
         def encoded() -> bytes:
             history = self.sampler.history.since(since)
@@ -217,7 +205,7 @@ class Hub:
         own = [
             Check("the server", False, str(f), "report it to gpumagic") for f in faults.all_kept()
         ]
-        return [asdict(check) for check in [*found, *own]]
+        return [vars(check) for check in [*found, *own]]
 
     async def close(self) -> None:
         """Stop with the server."""
@@ -230,40 +218,22 @@ class Hub:
                 future.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._stop_following()
-        # It waits for its thread, which may be in the driver.
-        await aside(self.sampler.close)
+        self.sampler.close()
 
     def _wake(self) -> None:
         for client in self.clients:
             client.wake()
 
-    def _follow(self) -> None:
-        """Subscribe to the sampler for all clients."""
-        wants, before = [client.want for client in self.clients], self.subscription
-        self.subscription = None
-        if wants:
-            period_s = min(want.period_s for want in wants)
-            processes = any(want.processes for want in wants)
-            self.subscription = self.sampler.subscribe(
-                self._receive, period_s=period_s, processes=processes
-            )
-        else:
-            self.newest = None
-        if before is not None:
-            before.close()
-
-    def _receive(self, snapshot: Snapshot) -> None:
-        """Take a snapshot over, on the sampler's thread."""
-        snapshot = self.deaths.add_to(snapshot)
-        message = b'{"type":"snapshot","snapshot":' + snapshot.to_json().encode() + b"}"
+    def pass_on(self, client: Client, snapshot: Snapshot) -> None:
+        """Have a client send a snapshot, on the sampler's thread."""
         with suppress(RuntimeError):  # the loop was closed: the server stops
-            self._loop.call_soon_threadsafe(self._take, snapshot, message)
-
-    def _take(self, snapshot: Snapshot, message: bytes) -> None:
-        if self.clients:
-            self.newest = message
-            self.cells.see(snapshot)
-            self._wake()
+            newest = self._newest
+            if newest is None or newest[0] is not snapshot:
+                text = self.deaths.add_to(snapshot).to_json()
+                message = b'{"type":"snapshot","snapshot":' + text.encode() + b"}"
+                newest = self._newest = snapshot, message
+                self._loop.call_soon_threadsafe(self.cells.see, snapshot)
+            self._loop.call_soon_threadsafe(client.wake, newest[1])
 
     async def _look_after(self) -> None:
         """Follow the kernels while there are some, or clients."""

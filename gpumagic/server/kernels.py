@@ -1,7 +1,7 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-Only orphans can be ended. A request names the process by pid and start time, so that another
-process with the same pid is left alone.
+Only orphans can be ended. A request names one by pid and start time, so that another process with
+the same pid is left alone.
 
 Cells are recorded from separate sockets to the kernels' iopub channels, subscribed only to the
 begin and end of cells, not to their output. Times are the kernels'.
@@ -13,9 +13,10 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 import psutil
@@ -34,71 +35,36 @@ WAIT_S = 3.0
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
+_NO_ORPHAN = (
+    "no orphan has this pid and started, as in the snapshot, so nothing was ended: only what a dead"
+    " kernel left behind is ended here; look again"
+)
 
 
-class NotEnded(Exception):
-    """The reason why nothing was done; ``status`` is the HTTP answer's."""
+async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
+    """End the orphan that a request names by ``pid`` and ``started``, as the snapshot has them.
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Order:
-    """The process to end; ``force``: kill it at once."""
-
-    pid: int
-    started: float
-    force: bool = False
-
-
-def parse_order(given: Any) -> Order:
-    """Return the order in a request; raise NotEnded if it is malformed."""
-    if isinstance(given, dict):
-        pid, started, force = given.get("pid"), given.get("started"), given.get("force", False)
-        # True is an int in Python.
-        if type(pid) is int and type(started) in (int, float) and type(force) is bool:
-            made = Order(pid, started or 0.0, force)
-            if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
-                return made
-    raise NotEnded(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
-
-
-async def terminate(order: Order, snapshot: Snapshot) -> tuple[bool, str]:
-    """End an orphan; return whether it has ended, and a message. Raise NotEnded for another process
-    or if it is no orphan of this user with GPU memory."""
-    named = f"process {order.pid} ({_checked(order, snapshot).name or 'unknown'})"
+    With ``force`` it is killed at once. Return whether it has ended, and a message.
+    """
+    order = given if isinstance(given, dict) else {}
+    named = (order.get("pid"), order.get("started"))
+    orphans = [process for process in snapshot.processes if process.orphan and process.started]
+    found = [process for process in orphans if (process.pid, process.started) == named]
+    if not found:
+        raise HTTPError(409, _NO_ORPHAN)
+    pid, name, began = found[0].pid, found[0].name or "unknown", found[0].started or 0.0
     try:
-        process = psutil.Process(order.pid)
+        process = psutil.Process(pid)
         # Another process may have its pid since the snapshot; from here on psutil checks that.
-        if abs(process.create_time() - order.started) > _SAME_START_S:
-            raise psutil.NoSuchProcess(order.pid)
-        process.kill() if order.force else process.terminate()
+        if abs(process.create_time() - began) > _SAME_START_S:
+            raise psutil.NoSuchProcess(pid)
+        process.kill() if order.get("force") is True else process.terminate()
     except psutil.NoSuchProcess:
-        return True, f"{named} has ended by itself"
-    except psutil.AccessDenied:
-        raise NotEnded(403, f"the system does not allow to end process {order.pid}") from None
-    if await _ends(order.pid):
-        return True, f"{named} has ended"
-    again = "look again later" if order.force else 'ask again with "force": true to kill it'
-    return False, f"{named} still runs after {WAIT_S:.0f} s; {again}"
-
-
-def _checked(order: Order, snapshot: Snapshot) -> ProcessSample:
-    """Return the process that an order may end."""
-    named = f"process {order.pid}"
-    seen = [process for process in snapshot.processes if process.pid == order.pid]
-    if not seen:
-        raise NotEnded(404, f"{named} holds no GPU memory that is known; look again")
-    if seen[0].started is None:
-        raise NotEnded(403, f"{named} is another user's, or has ended")
-    if abs(seen[0].started - order.started) > _SAME_START_S:
-        raise NotEnded(409, f"{named} started at another time, so it is a new one; look again")
-    if not seen[0].orphan:
-        why = "only what a dead kernel left behind is ended here; use kill in a terminal"
-        raise NotEnded(403, f"{named} is no orphan: {why}")
-    return seen[0]
+        return True, f"process {pid} ({name}) has ended by itself"
+    if await _ends(pid):
+        return True, f"process {pid} ({name}) has ended"
+    again = 'ask again, with "force": true to kill it'
+    return False, f"process {pid} ({name}) still runs after {WAIT_S:.0f} s; {again}"
 
 
 async def _ends(pid: int) -> bool:
@@ -144,10 +110,7 @@ class KernelTable:
         """Return the managers of kernels on this machine by id, on the event loop."""
         found = {}
         for kernel in self._kernel_manager.list_kernel_ids():
-            try:
-                manager = self._kernel_manager.get_kernel(kernel)
-            except (KeyError, HTTPError):
-                continue
+            manager = self._kernel_manager.get_kernel(kernel)
             if _pid(manager) is not None:
                 found[kernel] = manager
         return found
@@ -170,10 +133,15 @@ class KernelTable:
         # A console may share a notebook's kernel; show the notebook.
         sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
         return {
-            session["kernel"]["id"]: session["name" if session["type"] == "console" else "path"]
+            session["kernel"]["id"]: _name(session["path"], session["name"])
             for session in sessions
             if session.get("kernel")
         }
+
+
+def _name(path: str, name: str) -> str:
+    # The path of a console, and at first that of a new notebook, is an id without a suffix.
+    return path if PurePosixPath(path).suffix else name
 
 
 def _pid(manager: Any) -> int | None:
@@ -277,7 +245,7 @@ class KernelCells(CellRuns):
 
     def news(self, revision: int) -> bytes:
         """Return the message with the runs that changed after a revision."""
-        runs = [run.to_dict() for run in self.since(revision)]
+        runs = [vars(run) for run in self.since(revision)]
         return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:

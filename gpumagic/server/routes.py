@@ -9,9 +9,8 @@ import json
 import math
 import socket
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,6 @@ from tornado.websocket import WebSocketHandler
 
 from gpumagic import faults
 from gpumagic.demo import example
-from gpumagic.errors import GpuError
 from gpumagic.server import kernels
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.hub import Client, Hub, parse_want
@@ -39,12 +37,9 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.snapshot import GpuSample, Snapshot
+from gpumagic.telemetry.snapshot import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-_LABELS = ("uuid", "name", "index")
-
 
 # Name, help, field of a GPU's sample, and the factor to base units.
 _GAUGES = (
@@ -78,38 +73,28 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield a family for each reading, of the GPUs that have it."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
-            values = {_labels(gpu): getattr(gpu, field) for gpu in snapshot.gpus}
-            # Rounded, so that 57 % is 0.57.
-            known = {at: round(v * factor, 9) for at, v in values.items() if v is not None}
-            yield _family(make, f"gpu_{name}", about, _LABELS, known)
+            family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
+            for gpu in snapshot.gpus:
+                index = "" if gpu.index is None else str(gpu.index)
+                if (value := getattr(gpu, field)) is not None:
+                    # Rounded, so that 57 % is 0.57.
+                    family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
+            yield family
     # By notebook and not by process: pids would make a new series each time.
     held: dict[tuple[str, str], int] = defaultdict(int)
     for process in snapshot.processes:
         if process.memory is not None:
             held[process.uuid, process.notebook or ""] += process.memory
     about = "GPU memory held by the processes of a notebook; without a name: by all others."
-    labels: tuple[str, ...] = ("uuid", "notebook")
-    yield _family(GaugeMetricFamily, "notebook_memory_bytes", about, labels, held)
-    wrong = {(p.code, p.uuid or ""): 1 for p in snapshot.problems}
-    about, labels = "1 for each thing that is wrong.", ("code", "uuid")
-    yield _family(GaugeMetricFamily, "problem", about, labels, wrong)
-
-
-def _family(
-    make: Any,
-    name: str,
-    about: str,
-    labels: tuple[str, ...],
-    samples: Mapping[Any, float],
-) -> Any:
-    family = make(f"gpumagic_{name}", about, labels=labels)
-    for at, value in sorted(samples.items()):
-        family.add_metric(at, value)
-    return family
-
-
-def _labels(gpu: GpuSample) -> tuple[str, ...]:
-    return gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index)
+    family = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
+    for at, size in held.items():
+        family.add_metric(at, size)
+    yield family
+    about = "1 for each thing that is wrong."
+    family = GaugeMetricFamily("gpumagic_problem", about, labels=("code", "uuid"))
+    for at in {(problem.code, problem.uuid or "") for problem in snapshot.problems}:
+        family.add_metric(at, 1)
+    yield family
 
 
 HUB = "gpumagic_hub"
@@ -119,7 +104,6 @@ _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # The socket's buffer is a queue too: keep it short for slow clients.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
-_PING_S = 30.0
 
 
 def routes() -> list[tuple[Any, ...]]:
@@ -208,7 +192,7 @@ async def _doctor(route: GetRoute) -> None:
 
 async def _deaths(route: GetRoute) -> None:
     """Answer with the last deaths of this server's kernels, the oldest first."""
-    deaths = [asdict(event) for event in route.hub.deaths.events]
+    deaths = [vars(event) for event in route.hub.deaths.events]
     route.finish(json.dumps(deaths, ensure_ascii=False))
 
 
@@ -220,20 +204,13 @@ async def _metrics(route: GetRoute) -> None:
 
 async def _renderer(route: GetRoute) -> None:
     """Answer with the renderer's JavaScript, also the widget's; a browser's copy is validated."""
-    try:
-        code = _RENDERER.read_bytes()
-    except OSError:
-        raise web.HTTPError(404, "the front end is not built: pip install gpumagic") from None
     route.set_header("Cache-Control", "no-cache")
-    route.finish(code, set_content_type="text/javascript; charset=utf-8")
+    route.finish(_RENDERER.read_bytes(), set_content_type="text/javascript; charset=utf-8")
 
 
 async def _tour(route: GetRoute) -> None:
     """Answer with the notebook of Help → GPU Tour, as if it had never run."""
-    try:
-        book = nbformat.read(example("tour"), as_version=4)
-    except GpuError as error:
-        raise web.HTTPError(404, str(error)) from None
+    book = nbformat.read(example("tour"), as_version=4)
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
@@ -246,12 +223,8 @@ class TerminateRoute(Guard, APIHandler):
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        try:
-            order = kernels.parse_order(self.get_json_body())
-            snapshot = await self.hub.fresh(max_age_s=0.0)
-            ended, message = await kernels.terminate(order, snapshot)
-        except kernels.NotEnded as refusal:
-            raise web.HTTPError(refusal.status, str(refusal)) from None
+        snapshot = await self.hub.fresh(max_age_s=0.0)
+        ended, message = await kernels.terminate(self.get_json_body(), snapshot)
         self.set_status(200 if ended else 202)
         self.finish(json.dumps({"ended": ended, "message": message}))
 
@@ -259,23 +232,14 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
+    # For tornado's own pings, in seconds; a client that does not answer is gone. Jupyter's settings
+    # are in milliseconds, and tornado would warn of them for each connection.
+    ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
     def get_compression_options(self) -> dict[str, Any]:
         """Compress: the samples of 64 GPUs are alike."""
         return {"compression_level": 1, "mem_level": 7}
-
-    # Tornado's own pings, in seconds. Jupyter's settings are in milliseconds, and tornado warns of
-    # them for each connection.
-    @property
-    def ping_interval(self) -> float:
-        """Seconds."""
-        return self.settings.get("websocket_ping_interval") or _PING_S
-
-    @property
-    def ping_timeout(self) -> float:
-        """In seconds; a client that does not answer is gone."""
-        return self.ping_interval
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
@@ -296,7 +260,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         if self._client is not None:
             want = parse_want(message, self._client.want)
             if want is not None:
-                self.hub.ask(self._client, want)
+                self._client.ask(want)
 
     def on_close(self) -> None:
         """Remove a client."""

@@ -34,7 +34,7 @@ _KNOWN: dict[str, Callable[[Path], Any]] = {
 }
 _THERE_ARE = (
     f"there are {', '.join(_KNOWN)}, and"
-    " package.module:callable; set it right before the server or kernel starts"
+    " package.module:callable; correct it before the server or kernel starts"
 )
 
 
@@ -66,24 +66,26 @@ def _made(name: str) -> Any:
 
 
 # On a machine without GPUs these are no problems; they only say why there is none.
-_JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
+_JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
     "NVML is missing: no more than the name and the memory of these GPUs is known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
-_SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_NONE_VISIBLE = Problem(
+    "none-visible", "this process can use none of these GPUs", "run %gpus --doctor"
+)
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems that matter with these GPUs, or none; ``named`` if usable GPUs have
-    ordinals."""
+    """Return the problems that matter on a machine with these GPUs; ``named``: whether usable GPUs
+    have ordinals."""
     there = [gpu for gpu in gpus if not gpu.lost]
     if there:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
         hidden = unnamed and not all(gpu.virtual for gpu in there)
-        return [*found, _none_visible()] if hidden else found
+        return [*found, _NONE_VISIBLE] if hidden else found
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
     why = f"{offer} (why: %gpus --doctor)"
     if not problems:
@@ -91,16 +93,6 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     # Mostly nothing is wrong: the machine has no GPU. The doctor has the cures.
     cures = dict.fromkeys(_JUST_NO_GPU, why)
     return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
-
-
-def _none_visible() -> Problem:
-    cause = "this process can use none of these GPUs"
-    setting = next((name for name in _SHOW if name in os.environ), None)
-    if setting is None:
-        return Problem("none-visible", cause, "run %gpus --doctor")
-    cause = f"{cause}: {setting} is {os.environ[setting]!r}"
-    cure = "set it right before the kernel starts, then restart the kernel"
-    return Problem("none-visible", cause, cure)
 
 
 T = TypeVar("T")
@@ -130,29 +122,27 @@ class Collector:
         self._here = here
         self._usable = usable
         self._clock = clock
-        self._monotonic = monotonic
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
         self._named: dict[str | None, device.Device] = {}
-        self._kept = CachedReadings(monotonic)  # owners, by the pids
+        self._kept = CachedReadings(monotonic)  # the owners
+        self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
-        """Return the machine now; a reading is at most ``max_age`` of its intervals old."""
+        """Return a snapshot; its readings are at most ``max_age`` times their intervals old."""
         with self._lock:
             self._failed = []
-            host, problems = self._host(), list(self._misnamed)
+            now, host, problems = self._clock(), self._host(), list(self._misnamed)
             gpus, sources = self._gpus(host, max_age)
-            if all(gpu.virtual for gpu in gpus):
-                of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
-                gpus = [*map(_of_cuda, of_cuda), *gpus]
-                problems += [_NO_NVML] if of_cuda else []
             gpus = self._with_ordinals(gpus)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
-            software = self._software(sources)
+            software: dict[str, str] = {}
+            for source in sources:
+                software |= self._ask(source, lambda one: one.software()) or {}
             holders = self._holders(sources, max_age) if processes else []
             return Snapshot(
-                time=self._clock(),
+                time=now,
                 host=host,
                 driver=software.pop("driver", None),
                 cuda=software.pop("cuda", None),
@@ -163,16 +153,6 @@ class Collector:
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """After a snapshot, read expensive values that are due, for at most `seconds`."""
-        with self._lock:
-            end = self._monotonic() + seconds
-            for source in self._sources:
-                left = max(end - self._monotonic(), 0.0)
-                with faults.kept(f"reading ahead by the source {source.name}"):
-                    source.read_ahead(processes=processes, seconds=left)
-            self._kept.read_ahead(seconds, lambda key: processes)
-
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
         """Return the GPUs, and the sources that have some."""
         found: dict[str, GpuSample] = {}
@@ -182,7 +162,12 @@ class Collector:
             # If two sources have the same GPU, the first counts.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
             told += [source] if its else []
-        return list(found.values()), told
+        gpus = list(found.values())
+        if all(gpu.virtual for gpu in gpus):
+            of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
+            gpus = [*map(_of_cuda, of_cuda), *gpus]
+            self._failed += [_NO_NVML] if of_cuda else []
+        return gpus, told
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
         """Return the answer of a source, or None and add a problem."""
@@ -208,20 +193,15 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _software(self, sources: Sequence[Source]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for source in sources:
-            found |= self._ask(source, lambda one: one.software()) or {}
-        return found
-
     def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory, with their owners."""
         found: list[ProcessSample] = []
         for source in sources:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
-        pids = frozenset(holder.pid for holder in found)
-        self._kept.keep_only(lambda key: key == pids)
-        owners = self._kept.get(pids, _OWNERS_S, max_age, lambda: self._owners.look_up(set(pids)))
+        pids = {holder.pid for holder in found}
+        patience = max_age if pids == self._pids else 0.0
+        self._pids = pids
+        owners = self._kept.get("owners", _OWNERS_S, patience, lambda: self._owners.look_up(pids))
         return [_owned(holder, owners[holder.pid]) for holder in found]
 
 

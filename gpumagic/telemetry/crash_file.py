@@ -12,12 +12,12 @@ _LONGEST = 65536
 _MOST_FRAMES = 6
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input")
-# Below this frame there are only IPython's and ipykernel's.
+# All frames below this one are IPython's and ipykernel's.
 _SHELL = "interactiveshell.py"
 
 
 class CrashFile:
-    """Turns faulthandler on in this kernel, into its own file, unless it is on already."""
+    """Turns on faulthandler in this kernel, with its own file, unless it is on already."""
 
     _file: IO[bytes] | None = None
 
@@ -36,7 +36,7 @@ class CrashFile:
     def uninstall(self) -> None:
         """Undo `install`."""
         file, self._file = self._file, None
-        # A forked child must leave its parent's file.
+        # A forked child must not touch its parent's file.
         if file is not None and os.getpid() == self._pid:
             faulthandler.disable()
             atexit.unregister(self.uninstall)

@@ -76,7 +76,7 @@ _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of 
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
 # NVML answers these without the driver.
-_NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-missing", "pynvml-clash")
+_NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # as drm.pci_gpus has it
 
 
@@ -111,8 +111,7 @@ class Doctor:
         apples = self._apple.gpus(Host())
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
         # With only another vendor's GPU, NVIDIA's checks do not apply.
-        asked = "nvml" in (self._env.get("GPUMAGIC_SOURCES") or "nvml")
-        is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or (asked and not others)
+        is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
         nvidia = self._nvidia(len(cards.get("nvidia", ()))) if is_nvidia else ()
         places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
@@ -159,21 +158,17 @@ class Doctor:
             return []
         models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
         told = f": {', '.join(sorted(models))}" if models else ""
-        every = needs.gpus({}, self._root)
-        left = {
-            name: needs.gpus({name: self._env[name]}, self._root)
-            for name in needs.variables
-            if name in self._env
-        }
-        return first_cause(
-            [
-                Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{told}"),
-                self._driver(needs, cards),
-                *map(self._nodes, needs.nodes),
-                *([self._level_zero(needs)] if needs.libraries else []),
-                *(self._leaves(name, len(gpus), len(every)) for name, gpus in left.items()),
-            ]
-        )
+        found = [
+            Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{told}"),
+            self._driver(needs, cards),
+            *map(self._nodes, needs.nodes),
+            *([self._level_zero(needs)] if needs.libraries else []),
+        ]
+        every = len(needs.gpus({}, self._root))
+        for name in (name for name in needs.variables if name in self._env):
+            left = needs.gpus({name: self._env[name]}, self._root)
+            found.append(self._leaves(name, len(left), every))
+        return first_cause(found)
 
     def _driver(self, needs: _Vendor, cards: Sequence[_Card]) -> Check:
         name, first = " or ".join(needs.drivers), needs.drivers[0]
@@ -210,13 +205,15 @@ class Doctor:
 
     def _leaves(self, name: str, left: int, every: int) -> Check:
         """Check a variable that selects GPUs."""
-        cure = "set it right before the kernel starts, or unset it"
+        cure = "correct or unset it, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} leaves {left} of {every}", cure)
 
     def _torch(self, cards: Mapping[str, Sequence[_Card]]) -> Check:
-        version, build = self._installed("torch"), self._build()
-        if version is None:
+        build = self._build()
+        try:
+            version = self._version("torch")
+        except metadata.PackageNotFoundError:
             return Check("torch", None, 'not installed (pip install "gpumagic[torch]")')
         has = {"amd": build.hip, "intel": build.xpu}
         lacks = [needs.build for name, needs in _VENDORS.items() if name in cards and not has[name]]
@@ -225,12 +222,6 @@ class Doctor:
             cure = f"install a {lacks[0]} build: {_BUILDS}; or {as_typed('%gpus --virtual 2')}"
             return Check("torch", False, f"{version}, a build without {lacks[0]}", cure)
         return Check("torch", True, version)
-
-    def _installed(self, distribution: str) -> str | None:
-        try:
-            return self._version(distribution)
-        except metadata.PackageNotFoundError:
-            return None
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:

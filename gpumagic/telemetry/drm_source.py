@@ -1,8 +1,7 @@
 """Sample the GPUs of AMD and Intel that Linux's DRM drivers have, and the processes on them.
 
 Reads files only, no library. A value is None if the driver does not give it. A GPU that sleeps
-(``power/runtime_status``) is not asked anything that would wake it. A GPU that has disappeared, or
-gives no values any more, is lost.
+(``power/runtime_status``) is not asked anything that would wake it.
 
 AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
 (product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
@@ -26,7 +25,6 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import CachedReadings, Source
 
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
-_ENGINES = {"compute": {"compute", "ccs"}, "graphics": {"gfx", "render", "rcs"}}
 
 
 class DrmSource(Source):
@@ -47,7 +45,6 @@ class DrmSource(Source):
         # The last value and time of each counter, by UUID and name.
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
-        self._seen: dict[str, GpuSample] = {}
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         """Return utilization and memory."""
@@ -58,24 +55,15 @@ class DrmSource(Source):
         raise NotImplementedError
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs, lost ones too; a reading is at most `max_age` of its intervals old."""
+        """Return all GPUs; a reading is at most `max_age` of its intervals old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
-        there = {card.uuid for card in self._cards}
-        self._kept.keep_only(lambda key: key in (*there, "cards", "processes"))
-        samples = [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
-        gone = [_lost(gpu) for uuid, gpu in self._seen.items() if uuid not in there]
-        self._seen |= {gpu.uuid: gpu for gpu in samples}
-        return samples + gone
+        return [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory; `max_age` as in :meth:`gpus`."""
         if not self._cards:
             return []
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
-
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read values that are due, for at most `seconds`."""
-        self._kept.read_ahead(seconds, lambda key: processes or key != "processes")
 
     def _listed(self) -> list[drm.GraphicsCard]:
         return drm.graphics_cards(self.root, self.vendor)
@@ -88,9 +76,6 @@ class DrmSource(Source):
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
             readings = self._fast(card) | slow
-            silent = all(value is None for value in readings.values())
-            if silent and card.uuid in self._seen:
-                return _lost(self._seen[card.uuid])
         if card.integrated:
             readings |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
         readings |= {"vendor": self.vendor, "unified": card.integrated}
@@ -99,31 +84,19 @@ class DrmSource(Source):
     def _read_processes(self) -> list[ProcessSample]:
         cards = {card.address: card for card in self._cards}
         memory: dict[tuple[int, str], int] = defaultdict(int)
-        ran: dict[tuple[int, str], set[str]] = defaultdict(set)
         for client in drm.read_clients(self.root):
             where, card = (client.pid, client.address), cards.get(client.address)
             if card is not None:
                 sizes = client.memory.items()
                 memory[where] += sum(n for name, n in sizes if name.startswith(card.regions))
-                ran[where] |= client.ran
         for where, size in drm.kfd_memory(self.root).items():
             if where[1] in cards:
                 memory[where] = max(memory[where], size)
-                ran[where].add("compute")
         return [
-            ProcessSample(cards[address].uuid, pid, size, _kind(ran[pid, address]))
+            ProcessSample(cards[address].uuid, pid, size)
             for (pid, address), size in sorted(memory.items())
-            # A process without memory counts if an engine has run for it.
-            if size or ran[pid, address]
+            if size
         ]
-
-
-def _lost(gpu: GpuSample) -> GpuSample:
-    return GpuSample(gpu.uuid, gpu.name, gpu.index, vendor=gpu.vendor, lost=True)
-
-
-def _kind(ran: set[str]) -> str | None:
-    return "+".join(kind for kind, engines in _ENGINES.items() if ran & engines) or None
 
 
 def _temperatures(sensors: drm.Folder, channels: tuple[int, int]) -> dict[str, float | None]:
@@ -171,7 +144,6 @@ class AmdSource(DrmSource):
             "sm_clock": _mhz(sensors.number("freq1_input")),
             "memory_clock": _mhz(sensors.number("freq2_input")),
             "sm_clock_limit": _highest(files.text("pp_dpm_sclk")),
-            "memory_clock_limit": _highest(files.text("pp_dpm_mclk")),
             "ecc_corrected": drm.whole(errors.get("ce")),
             "ecc_uncorrected": drm.whole(errors.get("ue")),
         }

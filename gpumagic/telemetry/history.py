@@ -5,13 +5,13 @@ cannot disturb that thread. A GPU that was absent has None there, and is forgott
 reading leaves the ring. Nothing here depends on torch, IPython or a widget.
 """
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
+from uuid import uuid4
 
 from gpumagic import faults
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
@@ -19,27 +19,14 @@ from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 KEPT = 50
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A finished measurement, ready to be shown."""
-
-    title: str
-    text: str
-    bars: list[dict[str, Any]]  # of each device: where, share of the slowest, text
-    time: float  # Unix time of its end
-    id: str
-
-
 class Board:
     """The running and the finished measurements, and their subscribers."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._listeners: dict[object, Callable[[], object]] = {}
-        self._numbers = itertools.count()
-        # The progress of the running measurement as JSON; finished ones, the newest first.
+        # As JSON: the progress of the running measurement; finished ones, the newest first.
         self.now: dict[str, Any] | None = None
-        self.entries: tuple[Measured, ...] = ()
+        self.entries: list[dict[str, Any]] = []
 
     def post(self, progress: dict[str, Any] | None) -> None:
         """Post the progress of a measurement as JSON; None when it has ended."""
@@ -47,10 +34,10 @@ class Board:
         self._tell()
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
-        """Add the result of a measurement; `time` is Unix time."""
-        with self._lock:
-            made = Measured(title, text, bars, time, str(next(self._numbers)))
-            self.entries = (made, *self.entries)[:KEPT]
+        """Add the result of a measurement that ended at `time`, in Unix time; a bar has ``where``,
+        ``share`` of the slowest, and ``text``."""
+        made = {"id": uuid4().hex, "title": title, "text": text, "bars": bars, "time": time}
+        self.entries = [made, *self.entries][:KEPT]
         self._tell()
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:
@@ -69,10 +56,8 @@ class Board:
 board = Board()
 
 
-ENTRIES = 600
-INTERVAL_S = 1.0
-# A tick may be slightly early.
-_TOLERANCE = 0.9
+# Seconds between two entries: a tick of a second may be slightly early.
+_LEAST_S = 0.9
 
 
 # The fields of a sample that are kept.
@@ -85,13 +70,9 @@ _Held = dict[str, dict[str, int]] | None
 class History:
     """A ring of readings; a snapshot too soon after the last one is left out."""
 
-    def __init__(self, entries: int = ENTRIES, interval_s: float = INTERVAL_S) -> None:
-        self._interval_s = interval_s
+    def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
         self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)
-
-    def __len__(self) -> int:
-        return len(self._moments)
 
     def add(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot's readings; return False if it came too soon after the last one."""
@@ -101,7 +82,7 @@ class History:
             # The clock was set back: drop readings later than now.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
-            if self._moments and time - self._moments[-1][0] < self._interval_s * _TOLERANCE:
+            if self._moments and time - self._moments[-1][0] < _LEAST_S:
                 return False
             self._moments.append((time, readings, _held(snapshot)))
             return True
@@ -155,10 +136,6 @@ class CellRun:
     start: float  # Unix time
     end: float | None = None
     gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it used
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the run as JSON objects."""
-        return {**vars(self), "gpus": list(self.gpus)}
 
 
 class CellRuns:

@@ -119,9 +119,8 @@ def read_host() -> Host:
     )
 
 
-# New child processes are looked for this often, in seconds, and in at most 5 % of the time.
+# New child processes are looked for this often, in seconds.
 _LIST_S = 2.0
-_LIST_SHARE = 0.05
 # Over a shorter time, a percentage means little.
 _AGAIN_S = 0.2
 # A growth is measured over at least this many seconds.
@@ -164,10 +163,8 @@ class KernelLoads:
         return list(self._trails.get((kernel, pid), ()))
 
     def _list(self, kernels: Sequence[Kernel], now: float) -> None:
-        start = time.perf_counter()
         self._families = {kernel.pid: _family(kernel.pid) for kernel in kernels}
-        took = time.perf_counter() - start
-        self._list_at = now + max(_LIST_S, took / _LIST_SHARE)
+        self._list_at = now + _LIST_S
         living = {process for family in self._families.values() for process in family}
         self._measured = {one: old for one, old in self._measured.items() if one in living}
         keys = {(kernel.id, kernel.pid) for kernel in kernels}

@@ -30,7 +30,6 @@ _THROTTLE = {
 _MOST_FAN = 200
 
 Questions = Mapping[str, nvml.Call]
-_UTILIZATION: dict[str, nvml.Call] = {"utilization": ("nvmlDeviceGetUtilizationRates",)}
 _SLOW: Questions = {
     "temperature": ("nvmlDeviceGetTemperature", _SENSOR_GPU),
     "power": ("nvmlDeviceGetPowerUsage",),
@@ -42,56 +41,40 @@ _SLOW: Questions = {
     "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
     "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
     "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-}
-# Constant values; a single snapshot reads them again.
-_STILL: Questions = {
     "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
     "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),
     "sm_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
-    "memory_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# Their intervals, in seconds.
-_TIERS: dict[str, tuple[float, Questions]] = {"still": (1e9, _STILL), "slow": (2.0, _SLOW)}
 # The most expensive: the driver walks all its clients.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
     "mps": ("nvmlDeviceGetMPSComputeRunningProcesses",),
 }
-_LISTS_S = 3.0
-# An empty list of graphics or MPS clients mostly stays empty.
-_EMPTY_S = {"graphics": 15.0, "mps": 15.0}
-# Asked if there is no answer: drivers before 535, and before 510.
-_OLDER: Questions = {
-    "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",),
-    **{kind: (f"{call[0]}_v2",) for kind, call in _LISTS.items()},
-}
+_SLOW_S, _LISTS_S = 2.0, 3.0
 
 
 def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
     """Return utilization and memory, and whether the GPU answered."""
-    answers = door.ask(gpu, {**_UTILIZATION, "memory": door.memory_call})
-    memory, rates = answers["memory"], answers["utilization"]
+    rates_call = ("nvmlDeviceGetUtilizationRates",)
+    rates, memory = door.ask(gpu, {"rates": rates_call, "memory": door.memory_call}).values()
     alive = memory is not None or rates is not None
-    if memory is None or not memory.total:
-        memory = door.memory(gpu, alive=alive)
-        alive = alive or memory is not None
+    if memory is not None and not memory.total:
+        memory = None
     return {
         "utilization": _percent(getattr(rates, "gpu", None)),
         "memory_utilization": _percent(getattr(rates, "memory", None)),
-        "memory_total": _integer(memory, "total"),
-        "memory_used": _integer(memory, "used"),
-        "memory_reserved": _integer(memory, "reserved"),
+        "memory_total": getattr(memory, "total", None),
+        "memory_used": getattr(memory, "used", None),
+        "memory_reserved": getattr(memory, "reserved", None),
     }, alive
 
 
 def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
     """Return the readings of a GPU that has just answered."""
     answers = door.ask(gpu, questions, alive=True)
-    older = {name: _OLDER[name] for name in questions if name in _OLDER and answers[name] is None}
-    answers |= door.ask(gpu, older, alive=True)
     for name, convert in _CONVERT.items():
         if answers.get(name) is not None:
             answers[name] = convert(answers[name])
@@ -102,21 +85,12 @@ def _merged(
     gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
     """Return a GPU's processes; memory in two lists counts once, those not `busy` are idle."""
-    found: dict[int, ProcessSample] = {}
-    for kind, entries in lists.items():
-        for entry in entries or ():
-            pid, memory = int(entry.pid), entry.usedGpuMemory
-            utilization = None if busy is None else busy.get(pid, 0.0)
-            if before := found.get(pid):
-                known = [count for count in (before.memory, memory) if count is not None]
-                kind, memory = f"{before.kind}+{kind}", max(known, default=None)
-            found[pid] = ProcessSample(gpu.uuid, pid, memory, kind, utilization=utilization)
-    return list(found.values())
-
-
-def _integer(structure: Any, name: str) -> int | None:
-    value = getattr(structure, name, None)
-    return None if value is None else int(value)
+    held: dict[int, int | None] = {}
+    for entry in (entry for entries in lists.values() for entry in entries or ()):
+        counts = (held.get(entry.pid), entry.usedGpuMemory)
+        held[entry.pid] = max((count for count in counts if count is not None), default=None)
+    load = {pid: None if busy is None else busy.get(pid, 0.0) for pid in held}
+    return [ProcessSample(gpu.uuid, pid, n, utilization=load[pid]) for pid, n in held.items()]
 
 
 def _percent(value: float | None) -> float | None:
@@ -152,34 +126,27 @@ class NvmlSource:
         self._clock = clock
         # The time and problem of each Xid error, by UUID and number, the newest last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
-        self._software: dict[str, str] = {}
-        self._kept = CachedReadings(monotonic)  # by UUID and tier or list
-        self._present: set[str] = set()
+        self._kept = CachedReadings(monotonic)  # by UUID and kind
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
-        told, system = self._software, self._door().system
-        if "driver" not in told and (version := system("nvmlSystemGetDriverVersion")):
-            told["driver"] = str(version)
-        if "cuda" not in told and (number := system("nvmlSystemGetCudaDriverVersion")):
-            told["cuda"] = f"{number // 1000}.{number % 1000 // 10}"
-        return dict(told)
+        system = self._door().system
+        driver = system("nvmlSystemGetDriverVersion")
+        number = system("nvmlSystemGetCudaDriverVersion")
+        cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
+        return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all GPUs, lost ones too; a reading is at most ``max_age`` of its intervals old.
         Unless it is 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
-        if not gpus:
-            self._software = {}
         for gpu, number in door.xids() if max_age else ():
             self._xids.pop((gpu.uuid, number), None)
             self._xids[gpu.uuid, number] = self._clock(), _xid_problem(gpu, number)
-        self._present = set()
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
-        self._kept.keep_only(lambda key: key[0] in known)
         # A stable sort: MIG devices stay behind their parent.
         return sorted(samples, key=lambda sample: sample.index or 0)
 
@@ -190,7 +157,8 @@ class NvmlSource:
         # A GPU lists the processes of its MIG devices again.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
-            lists = {kind: self._list(door, gpu, kind, max_age) for kind in _LISTS}
+            read = partial(_read, door, gpu, _LISTS)
+            lists = self._kept.get((gpu.uuid, "lists"), _LISTS_S, max_age, read)
             busy = None
             if not gpu.parent:
                 ask = partial(door.busy, gpu, 2 * _LISTS_S)
@@ -207,21 +175,13 @@ class NvmlSource:
         # If the clock was set back, they must still expire.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read values that are due, the most overdue first, for at most `seconds`."""
-        self._kept.read_ahead(
-            seconds, lambda key: key[0] in self._present and (processes or key[1] in _TIERS)
-        )
-
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values, alive = _fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
         if alive:
-            self._present.add(gpu.uuid)
-            for tier, (every_s, questions) in _TIERS.items():
-                ask = partial(_read, door, gpu, questions)
-                values |= self._kept.get((gpu.uuid, tier), every_s, max_age, ask)
+            read = partial(_read, door, gpu, _SLOW)
+            values |= self._kept.get((gpu.uuid, "slow"), _SLOW_S, max_age, read)
         unified = gpu.parent is None and door.shares_memory(gpu)
         if unified:
             values |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
@@ -236,22 +196,12 @@ class NvmlSource:
         found = [(key[1], at) for key, (at, _) in self._xids.items() if key[0] == gpu.uuid]
         return {"xid": found[-1][0], "xid_time": found[-1][1]} if found else {}
 
-    def _list(self, door: nvml.Nvml, gpu: nvml.Gpu, kind: str, max_age: float) -> Any:
-        """Return the entries of one of NVML's lists of processes."""
-
-        def read() -> Any:
-            return _read(door, gpu, {kind: _LISTS[kind]})[kind]
-
-        return self._kept.get((gpu.uuid, kind), _LISTS_S, max_age, read, _EMPTY_S.get(kind))
-
 
 def _xid_problem(gpu: nvml.Gpu, number: int) -> Problem:
-    who = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: an error of"
+    whose = "a program on it" if number in _OF_PROGRAMS else "the GPU or its driver"
+    cause = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: an error of {whose}"
     cure = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
-    if number not in _OF_PROGRAMS:
-        return Problem("xid", f"{who} the GPU or its driver", cure, gpu.uuid)
-    cure = "run the program under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1"
-    return Problem("xid", f"{who} a program on it", cure, gpu.uuid)
+    return Problem("xid", cause, cure, gpu.uuid)
 
 
 def _problem(fault: nvml.DriverFault, uuid: str | None = None) -> Problem:

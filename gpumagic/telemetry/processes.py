@@ -157,7 +157,6 @@ class Owner:
     server: str | None = None
     idle_since: float | None = None
     orphan: bool = False
-    host_memory: int | None = field(default=None, compare=False)  # it changes constantly
     ordinals: Mapping[str, int] = field(default_factory=dict)  # in that process, by UUID
 
 
@@ -178,15 +177,12 @@ class Owners:
         self._root = root
         # Also by the start: setting the clock moves all start times.
         self._facts = lru_cache(65536)(_facts)
-        # Processes that left their kernel's session while it lived.
-        self._detached: set[tuple[int, float]] = set()
         self._living: list[Facts] | None = None
 
     def look_up(self, pids: set[int]) -> dict[int, Owner]:
         """Return owners by pid; empty for a process that has ended or cannot be seen."""
         self._living = None
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
-        self._detached = {(pid, began) for pid, began in self._detached if started(pid) == began}
         return {pid: self._owner(pid, kernels) for pid in pids}
 
     def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> Owner:
@@ -207,7 +203,6 @@ class Owners:
             server=kernel.server if kernel else None,
             idle_since=kernel.idle_since if kernel else None,
             orphan=kernel is None and self._is_orphan(facts, kernels),
-            host_memory=resident(pid),
             ordinals=self._ordinals(facts.cuda),
         )
 
@@ -235,10 +230,9 @@ class Owners:
         if session in (None, facts.pid) or facts.pid == os.getpid() or is_alive(session or 0):
             return False
         if any(_may_have_started(kernel, facts) for kernel in self._living_kernels(kernels)):
-            self._detached.add((facts.pid, facts.started))
-        # Not if this process ignores it too, as a server under nohup.
-        told = ignores_hangup(facts.pid) and not ignores_hangup(os.getpid())
-        return not told and (facts.pid, facts.started) not in self._detached
+            return False
+        # If this process ignores it too, as a server under nohup, that says nothing.
+        return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
         """Return a notebook's name relative to the server's root."""
@@ -251,7 +245,7 @@ class Owners:
         """Return the living kernels. Walks all processes, so at most once per look-up."""
         if self._living is None:
             every = filter(None, map(self._look, psutil.process_iter()))
-            found = [one for one in every if one.is_kernel or one.pid in kernels]
+            found = (one for one in every if one.is_kernel or one.pid in kernels)
             self._living = [one for one in found if is_alive(one.pid)]
         return self._living
 

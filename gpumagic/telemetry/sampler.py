@@ -1,8 +1,7 @@
 """Take snapshots for all subscribers, at the rate of the fastest; none without subscribers.
 
-There are two daemon threads, and only while somebody subscribes. One asks the driver, which may
-stall, and calls the subscribers. The other watches it: if a call is overdue, subscribers get the
-last values with their age and a Problem.
+A daemon thread asks the driver, which may stall, and calls the subscribers. A timer watches each
+call: while one is overdue, subscribers get the last values with their age and a Problem.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
@@ -39,10 +38,16 @@ class Subscription:
 
     follow: Callable[[], None]
     listener: Listener | None
-    period_s: float
+    period_s: float  # infinite for a request for one snapshot
     processes: bool
+    not_before: float = -math.inf  # older snapshots do not count
     closed: bool = False
     delivered_at: float = -math.inf
+
+    @property
+    def once(self) -> bool:
+        """Whether it is a request for one snapshot."""
+        return math.isinf(self.period_s)
 
     def close(self) -> None:
         """Unsubscribe. Any thread may call it, repeatedly, also the listener."""
@@ -72,21 +77,9 @@ class Subscription:
 def checked(period_s: Any) -> float:
     """Return the period in seconds; raise GpuError if it is out of bounds."""
     least, greatest = PERIODS_S
-    number = isinstance(period_s, int | float) and period_s == period_s
-    if number and least <= period_s <= greatest:
+    if isinstance(period_s, int | float) and least <= period_s <= greatest:
         return float(period_s)
-    fitting = min(max(period_s, least), greatest) if number else 1
-    raise GpuError(
-        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s; type {fitting:g}"
-    )
-
-
-class Waiting(NamedTuple):
-    """A request for one snapshot, read at this moment or later."""
-
-    future: Future[Snapshot]
-    processes: bool
-    not_before: float
+    raise GpuError(f"a period of {period_s!r}: it must be from {least} to {greatest:g} s; type 1")
 
 
 def stalled(seconds: float) -> Problem:
@@ -99,14 +92,11 @@ def stalled(seconds: float) -> Problem:
     return Problem("stalled", cause, cure)
 
 
+_FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
 # A driver that has not answered for this long stalls.
 _STALLED_S = 2.0
-_JOIN_S = 2.0
-_ASKER, _WATCHER = "gpumagic-asker", "gpumagic-sampler"
-# With a longer period, expensive values are read in the tick itself, not ahead of the next.
-_AHEAD_UP_TO_S = 2.0
-# The greatest age of a reading in intervals, with and without reading ahead after the tick.
-_MAX_AGE_AHEAD, _MAX_AGE = 2.0, 0.9
+# The greatest age of a reading in its intervals: a tick may be slightly early.
+_MAX_AGE = 0.9
 
 
 class Sampler:
@@ -137,9 +127,8 @@ class Sampler:
     def _begin(self) -> None:
         self._changed = threading.Condition()
         self._delivering = threading.RLock()
-        self._alive: set[str] = set()  # the names of the threads
+        self._asking = False  # whether the thread runs
         self._watching: list[Subscription] = []
-        self._waiting: list[Waiting] = []
         self._called_at: float | None = None  # the begin of the driver's current call
         self._stalled = False
         # The fastest subscriber's period, and the last tick on its grid.
@@ -150,12 +139,7 @@ class Sampler:
     ) -> Subscription:
         """Subscribe until the subscription is closed; GpuError for a period out of ``PERIODS_S``.
         The listener is called at most once per period, on a thread that it must not block."""
-        made = Subscription(self._follow, listener, checked(period_s), processes)
-        with self._changed:
-            made.closed = self.closed
-            self._watching.append(made)
-        self._follow()
-        return made
+        return self._add(Subscription(self._follow, listener, checked(period_s), processes))
 
     def latest(self) -> Snapshot | None:
         """Return the last snapshot at once; if the driver stalls, with its age and a Problem."""
@@ -167,32 +151,25 @@ class Sampler:
         necessary. The future does not fail: if the driver stalls, it has :meth:`latest`."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
+        since = self._monotonic() - max_age_s
+        one = Subscription(self._follow, future.set_result, math.inf, processes, since)
         with self._changed:
-            waiting = Waiting(future, processes, self._monotonic() - max_age_s)
-            if not self.closed and not self._serves(waiting):
-                self._waiting.append(waiting)
-                self._wake()
+            if not self.closed and not self._serves(one):
+                self._add(one)
                 return future
         future.set_result(self.latest() or Snapshot(self._clock()))
         return future
 
     def close(self) -> None:
-        """End the threads; waiting requests get the last snapshot."""
+        """End the threads, without waiting for them; requests get the last snapshot."""
         with self._changed:
             self.closed = True
-            for subscription in self._watching:
-                subscription.closed = True
-            waiting, self._waiting = self._waiting, []
-            self._wake()
-        for one in waiting:
-            one.future.set_result(self._snapshot or Snapshot(self._clock()))
-        # Do not wait for a stalled driver, nor for this thread if a listener closes the sampler.
-        if threading.current_thread().name not in (_ASKER, _WATCHER):
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._alive <= ({_ASKER} if self._called_at is not None else set()),
-                    _JOIN_S,
-                )
+            ended, self._watching = self._watching, []
+            self._changed.notify_all()
+        for one in ended:
+            if one.once:
+                one.deliver(self._snapshot or Snapshot(self._clock()))
+            one.closed = True
 
     def drive(self) -> None:
         """Do everything that is due, for a sampler without threads."""
@@ -201,35 +178,30 @@ class Sampler:
 
     # Methods below that need the lock say so. Listeners and the source never run under it.
 
+    def _add(self, made: Subscription) -> Subscription:
+        with self._changed:
+            made.closed = self.closed
+            self._watching.append(made)
+        self._follow()
+        return made
+
     def _follow(self) -> None:
-        """Adjust to the subscribers."""
+        """Adjust to the subscribers; start the thread if it is missing."""
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
-            self._wake()
-
-    def _wake(self) -> None:
-        """Lock held; start missing threads."""
-        for name, run in ((_ASKER, self._ask), (_WATCHER, self._watch)):
-            if self._threads and self._needed() and name not in self._alive:
-                self._alive.add(name)
+            if self._threads and self._needed() and not self._asking:
+                self._asking = True
                 # Not an executor's: a driver that never answers would keep the process alive.
-                threading.Thread(target=run, name=name, daemon=True).start()
-        self._changed.notify_all()
+                threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
+            self._changed.notify_all()
 
     def _needed(self) -> bool:
-        return not self.closed and bool(self._watching or self._waiting)
-
-    def _ended(self, name: str) -> bool:
-        """Lock held; whether a thread is to end, which then counts as ended."""
-        if not self._needed():
-            self._alive.discard(name)
-            self._changed.notify_all()
-        return not self._needed()
+        return not self.closed and bool(self._watching)
 
     def _pause(self) -> float | None:
         """Return the seconds until the driver is to be asked; None if that is unknown."""
-        if self._waiting:
+        if any(one.once for one in self._watching):
             return 0.0
         due = self._ticked + self._period_s
         return None if math.isinf(self._period_s) else max(due - self._monotonic(), 0.0)
@@ -238,7 +210,8 @@ class Sampler:
         """Run the thread that asks the driver and calls the subscribers."""
         while True:
             with self._changed:
-                if self._ended(_ASKER):
+                if not self._needed():
+                    self._asking = False
                     return
                 pause = self._pause()
                 if pause != 0:
@@ -246,87 +219,65 @@ class Sampler:
                     continue
             self._take()
 
-    def _watch(self) -> None:
-        """Run the thread that delivers a Problem while the driver stalls."""
+    def _stall(self) -> None:
+        """Deliver a Problem while the driver stalls, also to those who come meanwhile."""
         while True:
-            with self._changed:
-                if self._ended(_WATCHER):
-                    return
-                at = self._called_at
-                left = None if at is None else at + self._stalled_s - self._monotonic()
-                if left is None or left > 0:
-                    self._changed.wait(left)
-                    continue
             with self._delivering:
                 with self._changed:
                     now = self._monotonic()
                     snapshot, self._stalled = self._known(now)
-                if snapshot is not None and self._stalled:
-                    self._deliver(snapshot, now, stalls=True)
+                if snapshot is None or not self._stalled or self.closed:
+                    return
+                self._deliver(snapshot, now, stalls=True)
             with self._changed:
-                if self._stalled:
-                    self._changed.wait(min(self._period_s, self._stalled_s))
+                self._changed.wait(min(self._period_s, self._stalled_s))
 
     def _take(self) -> None:
-        """Take a snapshot and deliver it, then read expensive values ahead."""
+        """Take a snapshot and deliver it."""
         with self._changed:
-            at = now = self._monotonic()
+            at = now = self._called_at = self._monotonic()
             due = self._ticked + self._period_s
             if now >= due:
                 # Without drift, and without a burst after a late one.
                 at = self._ticked = due if now < due + self._period_s else now
-            wants: list[Subscription | Waiting] = [*self._watching, *self._waiting]
-            processes = any(one.processes for one in wants)
-            is_fast = self._period_s <= _AHEAD_UP_TO_S
-        self._calls(now)
-        snapshot = self._asked(processes, _MAX_AGE_AHEAD if is_fast else _MAX_AGE)
+            processes = any(one.processes for one in self._watching)
+        watch = threading.Timer(self._stalled_s, self._stall)
+        watch.name, watch.daemon = "gpumagic-sampler", True
+        if self._threads:
+            watch.start()
+        snapshot = self._asked(processes)
+        watch.cancel()
         with self._delivering:
             with self._changed:
                 self._snapshot, self._read_at = snapshot, now
                 self._has_processes, self._called_at = processes, None
                 # After a stall, its end is delivered too.
                 over, self._stalled = self._stalled, False
+                self._changed.notify_all()
             self.history.add(snapshot)
             self._deliver(snapshot, at, always=over)
-        if is_fast:
-            self._calls(self._monotonic())
-            with faults.kept("reading the GPUs ahead"):
-                self._source.read_ahead(processes=processes, seconds=self._period_s / 2)
-        self._calls(None)
 
-    def _calls(self, at: float | None) -> None:
-        """Record when a call of the driver began, or that it has ended."""
-        with self._changed:
-            self._called_at = at
-            self._changed.notify_all()
-
-    def _asked(self, processes: bool, max_age: float) -> Snapshot:
-        """Ask the source; an error is a Problem."""
+    def _asked(self, processes: bool) -> Snapshot:
+        """Ask the source; an error is recorded, and a Problem: the next snapshot may succeed."""
         try:
-            return self._source.take(processes=processes, max_age=max_age)
-        except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed
+            return self._source.take(processes=processes, max_age=_MAX_AGE)
+        except Exception as error:  # noqa: BLE001  recorded and shown
             faults.keep("taking a snapshot of the GPUs", error)
-            cause = f"gpumagic could not take a snapshot ({faults.in_words(error)})"
-            cure = "report it to gpumagic with this line; it tries again by itself"
-            problem = Problem("snapshot-failed", cause, cure)
-            return Snapshot(self._clock(), problems=(problem,))
+            return Snapshot(self._clock(), problems=(_FAILED,))
 
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False
     ) -> None:
-        """Deliver a snapshot to the requests that it serves, and the subscribers whose turn it is;
-        the lock of deliveries is held."""
+        """Deliver a snapshot to those whose turn it is; the lock of deliveries is held."""
         with self._changed:
-            turn = [one for one in self._watching if one.has_turn(at, always)]
-            served = [one for one in self._waiting if stalls or self._serves(one)]
-            self._waiting = [one for one in self._waiting if one not in served]
-        for waiting in served:
-            waiting.future.set_result(snapshot)
-        for subscription in turn:
-            subscription.deliver(snapshot)
+            served = [one for one in self._watching if stalls or self._serves(one)]
+            turn = [one for one in served if one.has_turn(at, always)]
+            self._watching = [one for one in self._watching if not (one.once and one in turn)]
+        for one in turn:
+            one.deliver(snapshot)
 
-    def _serves(self, one: Waiting) -> bool:
-        """Lock held; whether the last snapshot serves a request."""
+    def _serves(self, one: Subscription) -> bool:
+        """Lock held; whether the last snapshot serves a subscriber."""
         return self._read_at >= one.not_before and (self._has_processes or not one.processes)
 
     def _known(self, now: float) -> tuple[Snapshot | None, bool]:

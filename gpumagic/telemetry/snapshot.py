@@ -1,8 +1,7 @@
 """Record the state of a machine's GPUs at one moment: the wire format of all parts.
 
 Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, null in JSON, means
-"not known", never zero. A reader ignores fields that it does not know, so it can read the snapshots
-of a newer version.
+"not known", never zero.
 
 A host is identified by its name and its boot: containers of one machine share the boot, and
 different machines may share a name. GPUs that this process sees itself are not taken from other
@@ -12,8 +11,7 @@ hosts' snapshots.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -63,7 +61,6 @@ class GpuSample:
     memory_clock: int | None = None
     throttle: tuple[str, ...] | None = None  # throttling reasons; () if none
     sm_clock_limit: int | None = None  # the maximum, as all limits below
-    memory_clock_limit: int | None = None
     fan: float | None = None  # percent of its maximum
     pcie_generation: int | None = None  # of the present link
     pcie_width: int | None = None  # lanes
@@ -98,7 +95,6 @@ class ProcessSample:
     uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
-    kind: str | None = None  # "compute", "graphics", "mps", or several joined with "+"
     name: str | None = None  # this and all below: only for the user who took the snapshot
     user: str | None = None  # for all users
     notebook: str | None = None  # of its kernel
@@ -110,7 +106,6 @@ class ProcessSample:
     idle_since: float | None = None  # Unix time since when the kernel is idle
     orphan: bool = False  # it still runs, but its kernel has ended
     ordinal: int | None = None  # CUDA's ordinal of this GPU in that process
-    host_memory: int | None = None  # resident bytes of RAM
     utilization: float | None = None  # percent of the last seconds in which its kernels ran
 
     @property
@@ -190,33 +185,5 @@ class Snapshot:
         """Return one line of JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
-        """Read what ``to_dict`` made, of any version; ValueError if a required field is missing."""
-        try:
-            made: dict[str, Any] = {"host": Host(**_known(Host, data.get("host") or {}))}
-            for name, kind in _RECORDS.items():
-                made[name] = tuple(kind(**_known(kind, item)) for item in data.get(name) or ())
-            return cls(**{**_known(cls, data), **made})
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"not a snapshot: {error}") from error
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Snapshot:
-        """Read what ``to_json`` wrote, of any version; ValueError if it is no snapshot."""
-        return cls.from_dict(json.loads(text))
-
-
-_RECORDS: dict[str, Any] = {
-    "gpus": GpuSample,
-    "processes": ProcessSample,
-    "problems": Problem,
-    "kernels": KernelSample,
-    "events": KernelDeath,
-}
-
-
-def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that this version knows, with tuples for JSON's lists."""
-    known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
-    return {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
+_RECORDS = ("gpus", "processes", "problems", "kernels", "events")

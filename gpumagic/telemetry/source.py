@@ -6,69 +6,32 @@ the host's memory, all of which the GPU may use. Temperature and power need root
 
 import plistlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from platform import mac_ver
 from typing import Any, Protocol, TypeVar
-from xml.parsers.expat import ExpatError
 
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 T = TypeVar("T")
-# A tick may be slightly early.
-_EARLY_S = 0.05
-
-
-@dataclass
-class _Reading:
-    at: float
-    every_s: float
-    read: Callable[[], Any]
-    value: Any
 
 
 class CachedReadings:
-    """Readings by key, with their time, interval and function."""
+    """Readings by key, each with its time."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._kept: dict[Hashable, _Reading] = {}
+        self._kept: dict[Hashable, tuple[float, Any]] = {}
 
-    def get(
-        self,
-        key: Hashable,
-        every_s: float,
-        max_age: float,
-        read: Callable[[], T],
-        empty_s: float | None = None,
-    ) -> T:
-        """Return the cached reading, unless it is older than `max_age` intervals; an empty one has
-        the interval `empty_s`."""
+    def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
+        """Return the cached reading, unless it is older than `max_age` intervals."""
         now = self._monotonic()
         kept = self._kept.get(key)
-        if kept is None or now - kept.at >= kept.every_s * max_age:
-            kept = self._kept[key] = _Reading(now, every_s, read, read())
-        kept.read = read  # its GPU's handle may be another after the driver was reloaded
-        kept.every_s = empty_s if empty_s and not kept.value else every_s
-        value: T = kept.value
+        if kept is None or now - kept[0] >= every_s * max_age:
+            kept = self._kept[key] = (now, read())
+        value: T = kept[1]
         return value
-
-    def read_ahead(self, seconds: float, wanted: Callable[[Any], bool]) -> None:
-        """Read wanted keys that are due, the most overdue first, for at most `seconds`."""
-        end = self._monotonic() + seconds
-        due = [kept for key, kept in self._kept.items() if wanted(key)]
-        for kept in sorted(due, key=lambda kept: kept.at + kept.every_s):
-            now = self._monotonic()
-            if now >= end or kept.at + kept.every_s > now + _EARLY_S:
-                return
-            kept.at, kept.value = now, kept.read()
-
-    def keep_only(self, wanted: Callable[[Any], bool]) -> None:
-        """Forget the others."""
-        self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
 
 
 class Source(Protocol):
@@ -93,15 +56,9 @@ class Source(Protocol):
         """Return the versions of its drivers by name."""
         return {}
 
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read expensive values that are due, for at most `seconds`."""
-        return
-
 
 # It takes some 20 ms.
 _EVERY_S = 2.0
-# Errors of plistlib for broken data.
-_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, ExpatError)
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
@@ -120,15 +77,9 @@ class AppleSource(Source):
 
     name = "apple"
 
-    def __init__(
-        self,
-        read: Callable[[], bytes] = ioreg,
-        platform: str = sys.platform,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, read: Callable[[], bytes] = ioreg) -> None:
         self._read = read
-        self._here = platform == "darwin"
-        self._kept = CachedReadings(monotonic)
+        self._kept = CachedReadings()
 
     def software(self) -> dict[str, str]:
         """Return the system's version."""
@@ -136,19 +87,16 @@ class AppleSource(Source):
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return the GPU; a reading is at most `max_age` of its intervals old."""
-        entry: dict[str, Any] = {}
-        if self._here:
-            entry = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entry(self._read()))
+        entry = self._kept.get("ioreg", _EVERY_S, max_age, self._entry)
         if not entry:
             return []
-        statistics, model = entry.get("PerformanceStatistics"), entry.get("model")
-        known = statistics if isinstance(statistics, dict) else {}
+        known, model = entry.get("PerformanceStatistics", {}), entry.get("model")
         busy = _count(known.get("Device Utilization %"))
         if isinstance(model, bytes):  # on some models, with a zero at the end
             model = model.rstrip(b"\0").decode(errors="replace")
         sample = GpuSample(
             uuid=f"MPS-{host.name or 'here'}",
-            name=model if isinstance(model, str) else None,
+            name=model,
             index=0,
             ordinal=0,
             vendor="apple",
@@ -159,17 +107,10 @@ class AppleSource(Source):
         )
         return [sample]
 
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read values that are due, for at most `seconds`."""
-        self._kept.read_ahead(seconds, lambda key: True)
-
-
-def _entry(plist: bytes) -> dict[str, Any]:
-    """Return the accelerator in a property list; empty if it cannot be parsed."""
-    try:
-        return dict(plistlib.loads(plist)[0])
-    except _MALFORMED:
-        return {}
+    def _entry(self) -> dict[str, Any]:
+        """Return the accelerator; empty if there is none."""
+        plist = self._read()
+        return dict(plistlib.loads(plist)[0]) if plist else {}
 
 
 def _count(value: Any) -> int | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpumagic.device import cuda_state
 from gpumagic.telemetry.processes import started
@@ -29,11 +29,11 @@ from gpumagic.telemetry.source import Source
 NAME = "Virtual GPU"
 """The name of each, in place of a real GPU's model."""
 
-COUNTERS = 5
-ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
-"""The columns of a row of counters: bytes in torch's tensors; bytes held for them, as a driver
-would count them; nanoseconds of work in the window that ended last; when that was, as
-``time.time_ns()``; bytes in arrays of other frameworks."""
+COUNTERS = 4
+RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
+"""The columns of a row of counters: bytes held for torch's tensors, as a driver would count them;
+nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``; bytes in
+arrays of other frameworks."""
 
 WINDOW_NS = 1_000_000_000
 """How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization."""
@@ -61,19 +61,17 @@ class VirtualFacts:
     memory_total: int
 
 
-@dataclass(frozen=True)
-class VirtualState:
+class VirtualState(NamedTuple):
     """One virtual GPU of a living process, at one moment."""
 
     pid: int
-    allocated: int  # bytes of those in use
     sample: GpuSample
 
 
 class Publisher:
     """The counters of this process's virtual GPUs, which all processes of this user can read."""
 
-    # Rows of int64, one per GPU, to be indexed with ``ALLOCATED`` and its like, and to be written;
+    # Rows of int64, one per GPU, to be indexed with ``RESERVED`` and its like, and to be written;
     # after a fork the child finds private ones here.
     counters: list[memoryview]
 
@@ -172,11 +170,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, by process and ordinal."""
-    found = [state for publisher in list(_live) for state in publisher.states()]
-    own = {state.pid for state in found}
-    for path in _files(".state", folder):
-        if path.stem != str(os.getpid()) or os.getpid() not in own:
-            found += read_file(path)
+    own = [state for publisher in list(_live) for state in publisher.states()]
+    paths = (folder or state_folder()).glob("*.state")
+    others = [path for path in paths if not own or path.stem != str(os.getpid())]
+    found = own + [state for path in others for state in read_file(path)]
     return sorted(found, key=lambda state: state.pid)
 
 
@@ -193,10 +190,6 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
     ]
     counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows[: _ROW * len(facts)])]
     return _states(int(header["pid"]), facts, counters)
-
-
-def _files(suffix: str, folder: Path | None = None) -> list[Path]:
-    return sorted((folder or state_folder()).glob(f"*{suffix}"))
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
@@ -225,15 +218,14 @@ def _states(
     for ordinal, (gpu, row) in enumerate(zip(facts, rows, strict=True)):
         fresh = now - row[WINDOW_END_NS] <= _STALE_NS
         busy = min(max(row[BUSY_NS] / WINDOW_NS, 0.0), 1.0) if fresh else 0.0
-        allocated, reserved, others = (max(row[n], 0) for n in (ALLOCATED, RESERVED, OTHERS))
         sample = GpuSample(
             **vars(gpu),
             virtual=True,
-            memory_used=reserved + others,
+            memory_used=max(row[RESERVED], 0) + max(row[OTHERS], 0),
             utilization=100.0 * busy,
             virtual_ordinal=ordinal,
         )
-        states.append(VirtualState(pid, allocated + others, sample))
+        states.append(VirtualState(pid, sample))
     return states
 
 
@@ -255,7 +247,7 @@ def dead_cuda() -> list[Problem]:
     """Return a problem for each live process whose CUDA is dead, this one first."""
     death = cuda_state.death()  # a thread of the sampler's must not ask CUDA
     found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
-    for path in _files(".dead"):
+    for path in sorted(state_folder().glob("*.dead")):
         if death is None or path.stem != str(os.getpid()):
             told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
             found += [Problem("cuda-dead", *told)] if told else []
@@ -279,7 +271,7 @@ class VirtualSource(Source):
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the process of each, which holds all of its memory."""
         return [
-            ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used, "compute")
+            ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used)
             for state in self._states
         ]
 

@@ -38,7 +38,7 @@ _BEGIN = "inputs and first run"
 _ERRORS = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
-_PRINTED = "what the code prints or displays is shown of its first run only"
+_PRINTED = "the output of the code is shown for its first run only"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
 
     It lies between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation
     of Computer and Communication Systems, 2010, theorem 2.1); j is the normal approximation, never
-    above the exact one. For fewer than six values it is the whole range, and covers less.
+    above the exact one. For fewer than six values the whole range is returned, which covers less.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
@@ -185,7 +185,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """Each device, or several at the same time, once, in order."""
+        """The devices in order, each once; ``"cpu+cuda:0"`` is two at the same time."""
         return tuple(dict.fromkeys(t.where for t in self.timings))
 
     @cached_property

@@ -172,7 +172,7 @@ class Measuring:
         finally:
             with faults.kept(_WATCHING):
                 ledger.stop()
-                self._found(transfers=ledger_view.line(Ledger(ledger.entries)))
+                self._found(transfers=ledger_view.line(Ledger(ledger.ledger.entries)))
 
     def _repeat(self, runner: Runner) -> None:
         task, several = self._task, len(runner.trials) > 1

@@ -242,8 +242,13 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
 def line_at(code: CodeType, at: int) -> UserLine:
     """Return the line of the instruction at `at` of the user's code."""
     line, file = line_of(code, at), code.co_filename
-    function = "" if code.co_name.startswith("<") else code.co_name
-    return UserLine(line, source_of(file, line), function, file)
+    return UserLine(line, source_of(file, line), function_of(code), file)
+
+
+def function_of(code: CodeType) -> str:
+    """Return the name of a function, also for a comprehension in it; empty at the top."""
+    names = getattr(code, "co_qualname", code.co_name).split(".")  # from Python 3.11 on
+    return next((name for name in reversed(names) if not name.startswith("<")), "")
 
 
 def line_of(code: CodeType, at: int) -> int:

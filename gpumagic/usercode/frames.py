@@ -1,6 +1,6 @@
 """Read a traceback: the user's frames, the expression that failed, and the code around it.
 
-At most our frames are removed from the exception. None of the user's code is run.
+Only the traceback of an exception is changed. None of the user's code is run.
 """
 
 import ast
@@ -82,7 +82,7 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
     try:
         yield
     finally:
-        for frame in hidden:  # %debug shows them; Python 3.13 cannot delete a name
+        for frame in hidden:  # for %debug to show them; Python 3.13 cannot delete the name
             frame.f_locals[_HIDE] = False
 
 
@@ -104,7 +104,7 @@ class FailedFrame:
         self.filename = self.code.co_filename
         self.line = line_of(self.code, at)
         self.direct = library is None  # only torch's code is between this frame and the error
-        # The names in scope of the deepest frame of another library.
+        # The local names of the deepest frame in a library other than torch.
         self.library = _names(library) if library is not None else {}
         # The code of a cell or file, not of a function.
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
@@ -152,8 +152,8 @@ def _names(frame: FrameType) -> Mapping[str, Any]:
     local = frame.f_locals
     if local is frame.f_globals or type(local) is not dict:
         return local
-    # Before Python 3.13 a running function keeps this copy of its names until it returns, with
-    # the exception, whose frames keep every tensor alive.
+    # Before Python 3.13 a running function keeps this dict until it returns. An exception in it
+    # would keep its frames alive, and with them every tensor.
     names = dict(local)
     for name, value in names.items():
         if issubclass(type(value), BaseException):
@@ -169,7 +169,7 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     for tb in reversed(_chain(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
-            # The line of `%%time` itself calls nothing: its code stands in the same cell.
+            # Leave out the frame of `%%time` itself: the code that it timed is in the same cell.
             if not (timed and filename == found[-1].filename):
                 found.append(FailedFrame(tb, library=library))
             timed, library = found[-1].filename != filename, None
@@ -196,7 +196,7 @@ def statement(node: ast.AST) -> ast.stmt | None:
 
 
 def function_of(node: ast.AST) -> ast.AST | None:
-    """Return the function, lambda or module whose code a node is."""
+    """Return the innermost function, lambda or module around a node."""
     kinds = (*_FUNCTIONS, ast.Lambda, ast.Module)
     return next((n for n in parents(node) if isinstance(n, kinds)), None)
 
@@ -232,7 +232,7 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 
 
 # -- the code that has not run yet
-# Names of torch and of libraries that train for it.
+# Names in torch, and in libraries that train its models.
 _BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
@@ -314,7 +314,7 @@ def _is_backward(node: ast.AST) -> bool:
 
 
 def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield a statement, the ones after it in its function, and the loops around it again."""
+    """Yield a statement, the later ones in its function, and its loops, which run again."""
     yield failed
     inner: ast.AST = failed
     for outer in parents(failed):

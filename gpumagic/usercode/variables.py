@@ -18,7 +18,8 @@ from typing import Any
 from gpumagic.usercode.values import functions_in, globals_of, is_array
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
-_PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
+_PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
+_PYTHON_MAGICS |= {"gputime", "gpudiff"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 # Metadata of a tensor, the same on all devices. Code uses `device` to create other tensors, unless
 # it is only shown.

@@ -144,9 +144,11 @@ ASSERT = (
 )
 # What the CPU's kernels say where CUDA's have an assert; sizes and dimensions the host checks.
 _ASSERTED = re.compile(
-    r"(?i)index .*out of (range|bounds)|tried to access index|Target .* out of bounds|"
-    r"INDICES element is out|not in the valid range|Class values must be|"
-    r"elements of (input|target) should be between 0 and 1|probability tensor contains"
+    r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
+    r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
+    r"elements of (input|target) should be between 0 and 1|probability tensor contains|"
+    r"invalid multinomial distribution|repeats can not be negative|invalid Poisson rate|"
+    r"invalid max index"
 )
 imitated = failed = dead = False
 """Whether asserts are imitated; whether an index was bad; whether a wait has reported it."""

@@ -1,9 +1,9 @@
 """Account for the memory of a virtual GPU: bytes, blocks, peaks, limits.
 
 Guarantees: the numbers are right whichever threads allocate and free, also when a garbage
-collection frees during an allocation. Allocations and frees are logged in order, and counted when
-the numbers are read, when the GPU could be full, or after some MiB; then they are published. An
-error has the text of CUDA's allocator.
+collection frees during an allocation. Allocations and frees are logged in order. They are counted,
+and the numbers published, at each reading, when the GPU could be full, and after some MiB. An error
+has the text of CUDA's allocator.
 
 The innermost line of the user's code is stored with each allocation, as a code object and an
 instruction; it is made into text when it is read.
@@ -36,7 +36,7 @@ _SMALL = 2**17
 _TOUCHED = 64 * 2**20
 """Bytes from which the host's free memory is read too, which takes some ten microseconds."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
-"""Bytes that may be logged before they are counted; a smaller allocation is taken for the second,
+"""Bytes that may be logged before they are counted, and the least that an allocation adds to these,
 so that the log stays short."""
 _getframe = sys._getframe
 
@@ -59,7 +59,7 @@ _timed: tuple[CodeType, CodeType] | None = None
 
 
 def _outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """Return the innermost line of the user's code above `frame`; its cell's, under `%%time`."""
+    """Return the user's innermost line at or above `frame`; under `%%time`, the cell's line."""
     global _timed
     while frame is not None:
         code = frame.f_code
@@ -90,7 +90,7 @@ class Allocation(weakref.ref[Any]):
         if not getattr(self, "address", 0):
             owner: Any = self()
             if hasattr(owner, "_fix_weakref"):
-                owner._fix_weakref()  # else torch would not know that Python has it again
+                owner._fix_weakref()  # torch must know that Python refers to it again
             self.address = 0 if owner is None else owner.data_ptr()
         return self.address
 
@@ -129,12 +129,12 @@ class MemoryAccount:
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
         # A weak reference calls back only while it lives itself.
         self._live: dict[int, Allocation | _Scratch] = {}
-        # Each allocation when it is made and again when its owner dies, which may be on any thread
-        # and at any moment. What is called then is one function of C: in one of Python an interrupt
-        # may arrive, which Python would drop there.
+        # Each allocation when it is made, and again when its owner dies: on any thread, at any
+        # moment. The callback is a C function, since Python would drop an interrupt that arrives in
+        # a Python callback.
         self._log: deque[Allocation | _Scratch] = deque()
         self._note: Callable[[Any], None] = self._log.append
-        self._room = -1  # bytes that may still be allocated before it is counted
+        self._room = -1  # bytes that may still be allocated before the log is counted
         self._busy = 0
         self._window = perf_counter_ns()
 
@@ -143,8 +143,8 @@ class MemoryAccount:
 
         `depth`: the frames at the top that are surely not the user's.
         """
-        # Every operator calls this, between kernels that fill the processor's caches: what it
-        # touches decides what it costs, so the rest is left to `_count`.
+        # Every operator calls this, between kernels that fill the processor's caches. Its cost is
+        # the memory that it touches, so `_count` does everything else.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)
@@ -156,7 +156,7 @@ class MemoryAccount:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of[made.co_filename] != _USERS:
                 made, at = _outer_line(frame)
-        # From here until it is logged nothing is called that an interrupt could follow.
+        # From here until the block is logged, no call may let an interrupt in.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata
@@ -178,7 +178,7 @@ class MemoryAccount:
             if allocator.reserved.current + allocator.needs(nbytes) > self.limit:
                 allocator.empty_cache()
                 self.retries += 1
-        # Memory in pieces too small is not refused here, as it is on a GPU: see docs/limits.md.
+        # A GPU also raises if its free pieces are too small; this does not: see docs/limits.md.
         if allocator.bytes.current + in_blocks(nbytes) > self.limit:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
@@ -235,11 +235,10 @@ class MemoryAccount:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Hold the lock with all counted; publish the numbers at the end."""
+        """Hold the lock within the context, with everything counted; publish at its end."""
         with self._lock:
             self._count()
             yield
-            self._row[published.ALLOCATED] = self.allocator.bytes.current
             self._row[published.RESERVED] = self.given().current
 
     def _count(self) -> None:
@@ -249,7 +248,7 @@ class MemoryAccount:
             block = log[0]
             key = id(block)
             if key in live:  # it is logged for the second time: freed
-                # When the allocator returns no call follows, after which an interrupt could.
+                # No call comes between `give` and the deletion, so no interrupt can.
                 allocator.give(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
@@ -306,7 +305,7 @@ class MemoryAccount:
         return self.given().current
 
     def given(self) -> MemoryStat:
-        """Return what is reserved, at most all: the model may need more for pieces too small."""
+        """Return the bytes reserved, at most `capacity`, which fragmentation can exceed."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
@@ -325,7 +324,7 @@ class MemoryAccount:
                 self._busy, self._window = 0, now
 
     def unpublish(self) -> None:
-        """Count on, but for this process alone (and with a lock that no other thread holds)."""
+        """Go on counting, for this process alone, and with a lock that no other thread holds."""
         self._row = [0] * published.COUNTERS
         self._lock = threading.RLock()
 

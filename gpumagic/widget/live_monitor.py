@@ -63,7 +63,7 @@ class MonitorWidget(anywidget.AnyWidget):
     timing = Dict().tag(sync=True)
     timings: List[Any] = List().tag(sync=True)
     # This notebook's variables on GPUs, at the last request of a view.
-    holdings = Dict().tag(sync=True)
+    variables = Dict().tag(sync=True)
     # The CSS class of the table that the view replaces.
     table = Unicode().tag(sync=True)
 
@@ -189,8 +189,7 @@ class MonitorWidget(anywidget.AnyWidget):
         if not self._running:
             return
         self.timing = self._board.now or {}
-        if [entry.id for entry in self._board.entries] != [sent["id"] for sent in self.timings]:
-            self.timings = [{**vars(entry)} for entry in self._board.entries]
+        self.timings = self._board.entries
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
         """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""
@@ -225,15 +224,15 @@ class MonitorWidget(anywidget.AnyWidget):
         """Handle a view's message: a heartbeat, or its end."""
         message = content if isinstance(content, dict) else {}
         view, kind = str(message.get("id"))[:64], message.get("type")
-        if kind == "look":
+        if kind == "alive":
             new = self._audience.look(view)
             self._start()
             if new:
                 self.history = self._sampler.history.since(None)
                 self.cells = self._log.runs()
-        elif kind == "holdings":  # a view has that table open and the kernel is idle
+        elif kind == "variables":  # a view shows them and the kernel is idle
             with faults.kept("sending the memory holders to the monitor"):
-                self.holdings = held_now()
+                self.variables = held_now()
         elif kind == "gone" and self._audience.leave(view):
             self._stop()
             self._save_table()

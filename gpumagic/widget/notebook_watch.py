@@ -162,7 +162,7 @@ class ShellCells:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs as JSON, the oldest first."""
-        return [run.to_dict() for run in self._runs.since()]
+        return [{**vars(run), "gpus": list(run.gpus)} for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
         # IPython may have increased its number; its history ends before this cell.

@@ -8,7 +8,7 @@ export interface Host {
   memory_used: number | null;
   /** Unique to this boot of this machine. */
   boot: string | null;
-  /** Of its container, and what counts against the limit. */
+  /** The RAM limit of its container, and the bytes that count against it. */
   memory_limit: number | null;
   limit_used: number | null;
 }
@@ -35,7 +35,6 @@ export interface GpuSample {
   memory_clock: number | null;
   throttle: string[] | null;
   sm_clock_limit: number | null;
-  memory_clock_limit: number | null;
   fan: number | null;
   pcie_generation: number | null;
   pcie_width: number | null;
@@ -56,7 +55,6 @@ export interface ProcessSample {
   uuid: string;
   pid: number;
   memory: number | null;
-  kind: string | null;
   name: string | null;
   user: string | null;
   notebook: string | null;
@@ -68,8 +66,8 @@ export interface ProcessSample {
   idle_since: number | null;
   orphan: boolean;
   ordinal: number | null;
-  /** Bytes of RAM. */
-  host_memory: number | null;
+  /** Bytes of RAM, of a kernel without a GPU. */
+  host_memory?: number | null;
   /** Percent of the last seconds in which its CUDA kernels ran. */
   utilization: number | null;
   /** Whether it runs on another host than the server; the server cannot end it. */
@@ -122,7 +120,6 @@ export interface Snapshot {
   cuda: string | null;
   /** Driver software of other vendors: "ROCm 6.2.4". */
   software: string[];
-  source: string;
   gpus: GpuSample[];
   processes: ProcessSample[];
   problems: Problem[];
@@ -145,11 +142,11 @@ export interface History {
   /** Seconds of Unix time, ascending. */
   time: number[];
   /** By UUID. */
-  gpus: Record<string, Past>;
+  gpus: Record<string, GpuHistory>;
 }
 
 /** The columns of one GPU. */
-export interface Past {
+export interface GpuHistory {
   utilization: (number | null)[];
   memory_used: (number | null)[];
   power: (number | null)[];
@@ -167,17 +164,10 @@ export interface CellRun extends Place {
   gpus: string[];
 }
 
-/** The history, and the cells that ran in it. */
-export interface HistoryMessage {
-  type: 'history';
-  history: History;
-  cells: CellRun[];
-}
-
 /** A message from the server's stream. */
 export type Message =
   | { type: 'snapshot'; snapshot: Snapshot }
-  | HistoryMessage
+  | { type: 'history'; history: History; cells: CellRun[] }
   | { type: 'cells'; cells: CellRun[] };
 
 /** What a page requests from the stream. */

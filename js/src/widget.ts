@@ -19,17 +19,12 @@ const SILENT_S = 15;
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const get = <T>(name: string): T => model.get(name) as T;
-  let wanted = false;
-  const ask = (): void => {
-    if (wanted && !busy()) send('holdings');
-  };
-  const variables = (open: boolean): void => {
-    wanted = open;
-    ask();
-  };
-  const monitor = new Monitor({ actions: { variables } });
   // crypto.randomUUID needs https.
   const id = `${Date.now()}-${Math.random()}`;
+  /** The variables are unknown, or a cell has run since. */
+  let due = true;
+  let arrived = Date.now();
+
   const lost = (text: string): void => monitor.set({ connection: { kind: 'lost', text } });
   const busy = (): boolean => get<CellRun[]>('cells').some((run) => run.end === null);
   const send = (type: string): void => {
@@ -40,10 +35,15 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
       lost('the kernel was restarted: run the cell again');
     }
   };
-  let arrived = Date.now();
+  const variables = (pressed: boolean): void => {
+    if ((!due && !pressed) || busy()) return;
+    due = false;
+    send('variables');
+  };
+  const monitor = new Monitor({ actions: { variables } });
 
   const show = (name: keyof State) => () => monitor.set({ [name]: model.get(name) });
-  const takes: Record<string, () => void> = {
+  const changed: Record<string, () => void> = {
     snapshot: () => {
       const snapshot = get<Partial<Snapshot>>('snapshot');
       if (!snapshot.gpus) return;
@@ -57,11 +57,11 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
       if (history.time) monitor.seed(history as History);
     },
     cells: () => {
+      due ||= (get<Partial<Variables>>('variables').seconds ?? 0) < SLOW_S;
       monitor.mark(get('cells'));
-      if ((get<Partial<Variables>>('holdings').seconds ?? 0) < SLOW_S) ask();
     },
-    holdings: () => {
-      const variables = get<Variables>('holdings');
+    variables: () => {
+      const variables = get<Variables>('variables');
       if (variables.gpus) monitor.set({ variables });
     },
     timing: show('timing'),
@@ -69,21 +69,21 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     results: show('results'),
   };
   const beat = (): void => {
-    // The kernel rests while nobody looks.
+    // The kernel pauses while no view is visible.
     if (document.hidden) return;
-    send('look');
+    send('alive');
     const patience = Math.max(SILENT_S, 3 * get<number>('period'));
     if (Date.now() - arrived > 1000 * patience)
       lost(busy() ? 'waiting for the cell to finish' : 'the kernel does not answer');
   };
   const shown = (): void => {
     arrived = Date.now();
-    if (!document.hidden) send('look');
+    if (!document.hidden) send('alive');
   };
 
-  for (const [name, take] of Object.entries(takes)) {
-    model.on(`change:${name}`, take);
-    take();
+  for (const [name, call] of Object.entries(changed)) {
+    model.on(`change:${name}`, call);
+    call();
   }
   const timer = setInterval(beat, BEAT_MS);
   document.addEventListener('visibilitychange', shown);
@@ -92,12 +92,12 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   hides.textContent = `.${model.get('table')} { display: none }`;
   document.head.append(hides);
   el.append(monitor.node);
-  send('look');
+  send('alive');
   return () => {
     clearInterval(timer);
     hides.remove();
     document.removeEventListener('visibilitychange', shown);
-    for (const [name, take] of Object.entries(takes)) model.off(`change:${name}`, take);
+    for (const [name, call] of Object.entries(changed)) model.off(`change:${name}`, call);
     send('gone');
     monitor.dispose();
   };

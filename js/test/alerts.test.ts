@@ -1,9 +1,9 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 import fixture from '../../tests/data/snapshot.json';
 import { Alerts } from '../src/lab/alerts.js';
-import { read } from '../src/lab/settings.js';
 import { english } from '../src/monitor/shared.js';
 import type { GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
+import { limits } from './environment.js';
 
 const GIB = 2 ** 30;
 const FIXTURE: Snapshot = fixture;
@@ -14,7 +14,7 @@ let alerts: Alerts;
 let time: number;
 
 beforeEach(() => {
-  alerts = new Alerts(read().limits, english);
+  alerts = new Alerts(limits(), english);
   time = 1e9;
   use(COOL.uuid);
 });
@@ -27,38 +27,38 @@ function use(...uuids: string[]): void {
   alerts.update({ ...FIXTURE, ...quiet, processes: [...held, elsewhere] });
 }
 
-/** What is told while this GPU is so for these seconds, looked at each second. */
+/** Return the alerts of some seconds with this GPU and one snapshot each second. */
 function during(seconds: number, gpu: Partial<GpuSample>, rest: Partial<Snapshot> = {}): string[] {
-  const told: string[] = [];
+  const found: string[] = [];
   for (let n = 0; n < seconds; n++) {
     time++;
     const gpus = [{ ...COOL, ...gpu }];
     const snapshot = { ...FIXTURE, processes: [], problems: [], gpus, time, ...rest };
-    told.push(...alerts.update(snapshot).map((alert) => alert.text));
+    found.push(...alerts.update(snapshot).map((alert) => alert.text));
   }
-  return told;
+  return found;
 }
 
 const FULL = { memory_used: 79 * GIB, memory_reserved: 0 };
 
 describe('memory', () => {
-  it('is told once when it has been nearly full for a while', () => {
+  it('alerts once when it has been nearly full for some time', () => {
     expect(during(10, FULL)).toEqual([]);
     expect(during(1, FULL)).toEqual(['GPU 0: memory is nearly full, 79.0 GiB of 80.0 GiB.']);
     expect(during(1000, FULL)).toEqual([]);
   });
 
-  it('is not told of a peak', () => {
+  it('does not alert about a peak', () => {
     for (let n = 0; n < 20; n++) expect([...during(9, FULL), ...during(3, {})]).toEqual([]);
   });
 
-  it('counts what the driver keeps as full', () => {
+  it('counts the driver’s reserved memory as used', () => {
     expect(during(20, { ...FULL, memory_used: 70 * GIB, memory_reserved: 9 * GIB })).toHaveLength(
       1,
     );
   });
 
-  it('swaying about the limit is one event; a new one comes after it has been over', () => {
+  it('varying around the limit is one event; a new one needs a minute below it', () => {
     expect(during(11, FULL)).toHaveLength(1);
     for (let n = 0; n < 50; n++) {
       expect(during(5, { ...FULL, memory_used: 75.9 * GIB })).toEqual([]);
@@ -70,27 +70,27 @@ describe('memory', () => {
     expect(during(11, FULL)).toHaveLength(1);
   });
 
-  it('stays as it was while nothing is known', () => {
+  it('keeps its state while memory is unknown', () => {
     expect(during(11, FULL)).toHaveLength(1);
     expect(during(100, { memory_used: null })).toEqual([]);
     expect(during(20, FULL)).toEqual([]);
   });
 
-  it('that was full before a pause must be so for a while after it', () => {
+  it('must be full for some time again after a pause', () => {
     during(5, FULL);
     time += 10_000;
     expect(during(10, FULL)).toEqual([]);
     expect(during(1, FULL)).toHaveLength(1);
   });
 
-  it('follows the limits', () => {
-    alerts.limits = { ...read().limits, memoryPercent: 50, memorySeconds: 0 };
+  it('uses the limits of the settings', () => {
+    alerts.limits = limits({ memoryPercent: 50, memorySeconds: 0 });
     expect(during(1, { memory_used: 41 * GIB })).toHaveLength(1);
-    alerts = new Alerts({ ...read().limits, memoryAlert: false }, english);
+    alerts = new Alerts(limits({ memoryAlert: false }), english);
     expect(during(100, FULL)).toEqual([]);
   });
 
-  it('works where a clock is set back', () => {
+  it('works if the clock is set back', () => {
     during(11, FULL);
     time -= 5000;
     expect(during(50, FULL)).toEqual([]);
@@ -100,7 +100,7 @@ describe('memory', () => {
 });
 
 it.each([FULL, { temperature: 87 }, { lost: true }, { xid: 79, xid_time: 1e9 }])(
-  '%o is not told of a GPU that only others use, until a notebook of mine does',
+  '%o alerts only about GPUs that my notebooks use',
   (wrong) => {
     use();
     expect(during(100, wrong)).toEqual([]);
@@ -110,17 +110,20 @@ it.each([FULL, { temperature: 87 }, { lost: true }, { xid: 79, xid_time: 1e9 }])
 );
 
 describe('heat', () => {
-  it('is the limit, for a while', () => {
+  it('alerts at the temperature limit, after some time', () => {
     expect(during(30, { temperature: 87 })).toEqual([]);
     expect(during(1, { temperature: 87 })).toEqual(['GPU 0 is at its temperature limit: 87 °C.']);
   });
 
-  it.each(['hardware slowdown', 'software thermal slowdown', 'power brake'])('is %s', (reason) => {
-    const told = during(40, { throttle: ['power cap', reason] });
-    expect(told).toEqual([`GPU 0 is throttled: 38 °C, ${reason}.`]);
-  });
+  it.each(['hardware slowdown', 'software thermal slowdown', 'power brake'])(
+    'alerts about %s',
+    (reason) => {
+      const found = during(40, { throttle: ['power cap', reason] });
+      expect(found).toEqual([`GPU 0 is throttled: 38 °C, ${reason}.`]);
+    },
+  );
 
-  it('is neither the power cap nor the unknown', () => {
+  it('does not alert about the power cap, or if it is unknown', () => {
     expect(during(100, { throttle: ['power cap', 'sync boost'] })).toEqual([]);
     expect(during(100, { temperature: 99, temperature_limit: null, throttle: null })).toEqual([]);
     expect(during(100, { temperature: null, throttle: null })).toEqual([]);
@@ -132,7 +135,7 @@ describe('an idle notebook', () => {
     processes: [{ ...KERNEL, idle_since: time - minutes * 60, uuid: COOL.uuid, ...changes }],
   });
 
-  it('that holds much for long is told once, with its notebook', () => {
+  it('alerts once if it holds much memory, with its name', () => {
     expect(during(1, {}, idle(29))).toEqual([]);
     const text = 'work/train.ipynb holds 10.0 GiB on GPU 0 and has been idle for 30 min.';
     expect(during(1, {}, idle(30))).toEqual([text]);
@@ -141,13 +144,13 @@ describe('an idle notebook', () => {
     expect(during(100, {}, idle(36))).toEqual([]);
   });
 
-  it('is told again of the next time', () => {
+  it('alerts again the next time', () => {
     during(1, {}, idle(30));
     expect(during(61, {}, idle(0))).toEqual([]);
     expect(during(1, {}, idle(31))).toHaveLength(1);
   });
 
-  it('counts its workers, and all its GPUs', () => {
+  it('counts its workers, on all its GPUs', () => {
     const [main] = idle(40, { memory: GIB / 2 }).processes as [ProcessSample];
     const worker = { ...main, pid: 9, child: true, idle_since: null, uuid: 'GPU-x' };
     expect(during(1, {}, { processes: [worker, main] })).toEqual([
@@ -161,13 +164,13 @@ describe('an idle notebook', () => {
     { idle_since: null },
     { kernel: null },
     { orphan: true },
-  ])('is not %o', (changes) => {
+  ])('does not alert if %o', (changes) => {
     expect(during(1, {}, idle(60, changes))).toEqual([]);
   });
 });
 
 describe('a fault', () => {
-  it('is told at once, with its cure, once', () => {
+  it('alerts at once, with its cure, once', () => {
     const problem = { code: 'gpu-lost', cause: 'it fell off', cure: 'see dmesg', uuid: COOL.uuid };
     const lost = { lost: true, memory_used: null, temperature: null, throttle: null };
     expect(during(50, lost, { problems: [problem] })).toEqual(['GPU 0 is lost: see dmesg.']);
@@ -175,14 +178,14 @@ describe('a fault', () => {
     expect(during(50, lost)).toEqual(['GPU 0 is lost.']);
   });
 
-  it('that is over takes its toast along', () => {
+  it('that is over is listed, so that its notification is dismissed', () => {
     during(2, { lost: true });
     expect(alerts.over).not.toContain(`lost ${COOL.uuid}`);
     during(1, {});
     expect(alerts.over).toContain(`lost ${COOL.uuid}`);
   });
 
-  it('is a driver that was there and has gone', () => {
+  it('includes a driver that was there and is gone', () => {
     const problem = { code: 'x', cause: 'the driver is not loaded', cure: 'load it', uuid: null };
     const gone = { driver: null, gpus: [], problems: [problem] };
     // A machine that never had one.
@@ -194,7 +197,7 @@ describe('a fault', () => {
     expect(alerts.over).toContain('driver');
   });
 
-  it('each new Xid is told, and an old one is no news', () => {
+  it('each new Xid alerts, and an old one does not', () => {
     expect(during(50, { xid: 79, xid_time: time - 5 })).toEqual([
       'GPU 0 had a critical error, Xid 79: see dmesg.',
     ]);
@@ -203,7 +206,7 @@ describe('a fault', () => {
   });
 });
 
-it('whatever comes, the same event is never told twice in a minute', () => {
+it('random snapshots never alert twice in a minute about the same event', () => {
   let seed = 7;
   const random = () => {
     seed = (seed * 1103515245 + 12345) % 2 ** 31;

@@ -4,7 +4,7 @@ import type { CellRun } from '../src/snapshot.js';
 import { all, at, BUSY, fixture, GIB, mount, one, root, screen, Watcher } from './stage.js';
 
 describe('updates', () => {
-  test('the same again touches nothing', async () => {
+  test('an unchanged snapshot changes nothing in the page', async () => {
     const monitor = mount();
     for (const button of all(monitor, '.more')) button.click();
     monitor.draw();
@@ -21,12 +21,12 @@ describe('updates', () => {
     monitor.update(hotter);
     monitor.draw();
     await Promise.resolve();
-    // In its line, and at its chart.
+    // In its line and at its chart.
     expect(seen.map((record) => record.type)).toEqual(['characterData', 'characterData']);
     observer.disconnect();
   });
 
-  test('a GPU that goes and comes back stays closed or open', () => {
+  test('a GPU that disappears and comes back stays closed or open', () => {
     const monitor = mount();
     const button = at(all(monitor, '.open'), 1);
     button.click();
@@ -40,7 +40,7 @@ describe('updates', () => {
     expect(at(all(mount(), '.open'), 1).ariaExpanded).toBe(open);
   });
 
-  test('nothing is drawn with the next frame while it cannot be seen', () => {
+  test('nothing is drawn while the monitor is not on the screen', () => {
     const monitor = mount();
     const sight = Watcher.all.find(({ watched }) => watched.has(monitor.node)) as Watcher;
     sight.call([{ target: monitor.node, isIntersecting: false }]);
@@ -53,21 +53,7 @@ describe('updates', () => {
     expect(screen.strokes).toBeGreaterThan(0);
   });
 
-  test('a GPU that is not on the screen is neither written nor drawn until it is', () => {
-    const monitor = mount();
-    const card = at(all(monitor, '.gpu'), 1);
-    const sight = Watcher.all.find(({ watched }) => watched.has(card)) as Watcher;
-    sight.call([{ target: card, isIntersecting: false }]);
-    const later = fixture();
-    at(later.gpus, BUSY).utilization = 5;
-    monitor.update(later);
-    monitor.draw();
-    expect(card.querySelector('.cap b')?.textContent).toBe('97 %');
-    sight.call([{ target: card, isIntersecting: true }]);
-    expect(card.querySelector('.cap b')?.textContent).toBe('5 %');
-  });
-
-  test('disposed, it observes nothing and draws nothing', () => {
+  test('a disposed monitor observes and draws nothing', () => {
     const monitor = mount();
     expect(Watcher.all.some(({ watched }) => watched.size > 0)).toBe(true);
     monitor.dispose();
@@ -80,7 +66,7 @@ describe('updates', () => {
   });
 });
 
-describe('marks', () => {
+describe('marks of cells', () => {
   const { time, gpus } = fixture();
   const uuid = at(gpus, BUSY).uuid;
   const run: CellRun = {
@@ -113,7 +99,7 @@ describe('marks', () => {
   const tip = (monitor: Monitor): string | null =>
     one(monitor, '.tip').hidden ? null : one(monitor, '.tip').textContent;
 
-  test('the keyboard finds a cell and what it did', () => {
+  test('the keyboard selects a cell and describes it', () => {
     const monitor = marked();
     const canvases = all(monitor, 'canvas');
     expect(canvases.map((canvas) => canvas.tabIndex)).toEqual([-1, -1, 0, 0, -1, -1]);
@@ -124,7 +110,7 @@ describe('marks', () => {
     expect(tip(monitor)).toBeNull();
   });
 
-  test('so does the pointer', () => {
+  test('the pointer describes cells and samples', () => {
     const monitor = marked();
     const canvas = at(all(monitor, 'canvas'), 3);
     const move = (across: number): void => {
@@ -138,7 +124,7 @@ describe('marks', () => {
     move(200 * (1 - 30 / 120));
     expect(tip(monitor)).toBe('1.0 GiB, 30 s ago');
     expect(one(monitor, '.tip').ariaLive).toBe('off');
-    // The pointer rests, and time goes on under it.
+    // Time moves on under a resting pointer.
     monitor.update({ ...fixture(), time: time + 30 });
     monitor.draw();
     expect(tip(monitor)).toBe(
@@ -148,7 +134,7 @@ describe('marks', () => {
     expect(tip(monitor)).toBeNull();
   });
 
-  test('a cell told again is the same cell, and one without samples says so', () => {
+  test('a message about a known cell replaces it; a cell without samples says so', () => {
     const monitor = marked();
     monitor.mark([{ ...run, start: time - 49.9, end: time - 49.7, count: null }]);
     monitor.draw();

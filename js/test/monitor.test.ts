@@ -2,8 +2,8 @@ import { describe, expect, test, vi } from 'vitest';
 import { Monitor } from '../src/monitor/monitor.js';
 import { all, at, BUSY, fixture, mount, one, root, text } from './stage.js';
 
-describe('what is shown', () => {
-  test('a card for each GPU, with its name and what it is', () => {
+describe('the monitor', () => {
+  test('shows a row for each GPU, with its name and model', () => {
     const monitor = mount();
     expect(text(monitor, '.gpu > .head .open')).toEqual(['GPU 0', 'cuda:0', 'GPU 2']);
     expect(text(monitor, '.gpu > .head .model')).toEqual(['H100 MIG', 'H100', 'H100']);
@@ -11,7 +11,7 @@ describe('what is shown', () => {
     expect(text(monitor, '.slice b')).toEqual(['MIG 1g.10gb']);
   });
 
-  test('readings in the units of the table', () => {
+  test('shows readings in the units of %gpus', () => {
     const monitor = mount();
     const card = at(all(monitor, '.gpu'), 1);
     expect([...card.querySelectorAll('.cap b')].map((node) => node.textContent)).toEqual([
@@ -21,13 +21,13 @@ describe('what is shown', () => {
     expect(card.querySelector('.head')?.textContent).toBe(
       'cuda:0H10034/80 GiB97 %88°698 Wtrain.ipynb +1',
     );
-    // An opened one begins with them, and the clocks.
+    // An open GPU begins with them, and the clocks.
     expect(card.querySelector('.body')?.firstElementChild?.textContent).toBe(
       '88 °C · 698/700 W · 1755/1980 MHz · GPU 1 · memory 2619 MHz',
     );
   });
 
-  test('faults have badges, the power cap has none', () => {
+  test('shows a badge for each fault, and none for the power cap', () => {
     const monitor = mount();
     expect(text(monitor, '.badge')).toEqual([
       'Xid 63',
@@ -36,7 +36,7 @@ describe('what is shown', () => {
     ]);
   });
 
-  test('what is not known is N/A and never 0', () => {
+  test('shows unknown values as N/A, never 0', () => {
     const snapshot = fixture();
     const gpu = at(snapshot.gpus, BUSY);
     for (const name of [
@@ -56,7 +56,7 @@ describe('what is shown', () => {
     expect(one(monitor, '.gpu').textContent).not.toMatch(/\b0 /);
   });
 
-  test('an opened card has rows only for what is known', () => {
+  test('lists only known readings as details', () => {
     const monitor = mount();
     const [bare, full] = [at(all(monitor, '.gpu'), -1), at(all(monitor, '.gpu'), 1)];
     for (const gpu of [bare, full]) gpu.querySelector<HTMLElement>('.axis > .more')?.click();
@@ -68,7 +68,7 @@ describe('what is shown', () => {
     expect(full.querySelector('dl')?.textContent?.replaceAll('\u00a0', ' ')).toContain('gen 5 ×16');
   });
 
-  test('problems with cause, cure, and what can be typed as code', () => {
+  test('shows problems with cause and cure, and text to type as code', () => {
     const snapshot = fixture();
     snapshot.problems = [
       { code: 'x', cause: 'no driver', cure: 'start it with --gpus all', uuid: null },
@@ -78,7 +78,7 @@ describe('what is shown', () => {
     expect(text(monitor, '.problem code')).toEqual(['--gpus all']);
   });
 
-  test('a problem is read aloud when it comes, not each second that it lasts', () => {
+  test('announces a problem to screen readers once, not each second', () => {
     const snapshot = fixture();
     const problem = (seconds: number) => ({
       code: 'stalled',
@@ -96,11 +96,11 @@ describe('what is shown', () => {
     expect(live.filter((node) => node.querySelector('.problem'))).toEqual([]);
   });
 
-  test('without a GPU there is the doctor and a way to virtual ones', () => {
-    const look = vi.fn();
+  test('shows the doctor’s checks and virtual GPUs if there is no GPU', () => {
+    const checkAgain = vi.fn();
     const why = { code: 'library-missing', cause: 'no driver', cure: 'see --doctor', uuid: null };
     const none = { ...fixture(), gpus: [], processes: [], problems: [why] };
-    const monitor = mount(none, { doctor: look });
+    const monitor = mount(none, { doctor: checkAgain });
     expect(one(monitor, '.advice').textContent).toBe('No driver.');
     monitor.set({
       checks: [
@@ -111,24 +111,22 @@ describe('what is shown', () => {
     });
     monitor.draw();
     expect(text(monitor, '.check > [role=img]')).toEqual(['✗', '✓', '·']);
-    // The first one explains all: the others are one line.
-    expect(text(monitor, '.doctor > .checks b')).toEqual(['driver']);
-    expect(text(monitor, 'details:not([open]) > summary')).toContain('2 more checks');
+    // The advice is by the first failed check; all checks are folded.
+    expect(text(monitor, '.doctor > details:not([open]) > summary')).toEqual(['3 checks']);
     expect(one(monitor, '.doctor').textContent).toContain('%gpus --virtual 2');
-    // One recommendation, and none to ask the doctor whom one has before oneself.
     expect(one(monitor, '.advice').textContent).toBe('None. Install it.');
-    expect(one(monitor, '.checks').textContent).not.toContain('install it');
+    expect(text(monitor, '.check .cure')).toEqual(['→ install it']);
     expect(text(monitor, '.check.dim b')).toEqual(['container']);
     expect(root(monitor).textContent).not.toContain('--doctor');
     (one(monitor, '.again') as HTMLButtonElement).click();
-    expect(look).toHaveBeenCalledOnce();
+    expect(checkAgain).toHaveBeenCalledOnce();
     monitor.update(fixture());
     monitor.set({ checks: null });
     monitor.draw();
     expect(one(monitor, '.doctor').hidden).toBe(true);
   });
 
-  test('what a host offers is a button, which stays the same one as its words change', () => {
+  test('an offer’s button stays the same element when its label changes', () => {
     const monitor = mount({ ...fixture(), gpus: [], processes: [] });
     const press = vi.fn();
     const offer = { buttons: [{ label: 'in a.ipynb', title: 'it ends', press }], text: '' };
@@ -144,15 +142,15 @@ describe('what is shown', () => {
     expect(text(monitor, '.offer [role=status]')).toEqual(['it runs']);
   });
 
-  test('before anything is known it says that it looks', () => {
+  test('says that it looks for GPUs before the first snapshot', () => {
     const monitor = mount(null);
-    expect(one(monitor, '.loading').hidden).toBe(false);
+    expect(text(monitor, '.all > p:not([hidden])')).toContain('Looking for GPUs…');
     expect(one(monitor, '[role=status]').textContent).toBe('connecting…');
     monitor.set({ connection: { kind: 'live' } });
     expect(one(monitor, '[role=status]').textContent).toBe('');
   });
 
-  test('names are text, whatever is in them', () => {
+  test('shows names as text, whatever is in them', () => {
     const snapshot = fixture();
     const evil = '<img src=x onerror=alert(1)>';
     for (const gpu of snapshot.gpus) gpu.name = evil;
@@ -166,7 +164,7 @@ describe('what is shown', () => {
     expect(all(monitor, 'img, script')).toEqual([]);
   });
 
-  test('results stand newest first and keep their place', () => {
+  test('lists results newest first, and keeps their elements', () => {
     const monitor = mount();
     const result = { text: 'text', bars: [] };
     monitor.set({ results: [{ ...result, id: 'a', title: 'older', time: 1 }] });
@@ -184,7 +182,7 @@ describe('what is shown', () => {
     expect(at(all(monitor, '.results details'), 1)).toBe(older);
   });
 
-  test('every word passes through the translation', () => {
+  test('translates every word', () => {
     const said: string[] = [];
     const monitor = new Monitor({
       translate: {

@@ -1,11 +1,10 @@
 import { beforeEach, describe, expect, test, vi } from 'vitest';
 import { type Alert, AlertPoll, Alerts } from '../src/lab/alerts.js';
-import { read } from '../src/lab/settings.js';
 import { Stream } from '../src/lab/stream.js';
 import { english } from '../src/monitor/shared.js';
 import type { KernelSample, Snapshot } from '../src/snapshot.js';
+import { FakeEnvironment, limits } from './environment.js';
 import { all, at, GIB, mount, one, text, whole } from './stage.js';
-import { FakeWorld } from './world.js';
 
 beforeEach(() => localStorage.clear());
 
@@ -24,7 +23,7 @@ const host = (used: number) => ({
 });
 
 describe('the table of notebooks', () => {
-  test('has CPU and RAM of each kernel, and one row for a kernel with a GPU', () => {
+  test('has the CPU and RAM of each kernel, and one row for a kernel with a GPU', () => {
     const monitor = mount({ ...whole(), events: [] });
     monitor.set({ here: at(whole().kernels, 0).kernel });
     monitor.draw();
@@ -35,7 +34,7 @@ describe('the table of notebooks', () => {
     expect(text(monitor, '.titles *')).toEqual(['Notebooks', 'CPU', 'RAM', 'GPU']);
   });
 
-  test('is there without a GPU, also with its buttons', () => {
+  test('is shown without a GPU too, with its buttons', () => {
     const shutDown = vi.fn();
     const monitor = mount(noGpu(), { shutDown });
     expect(one(monitor, '.notebooks').hidden).toBe(false);
@@ -45,7 +44,7 @@ describe('the table of notebooks', () => {
     expect(one(mount(noGpu({ kernels: [] })), '.notebooks').hidden).toBe(true);
   });
 
-  test('a reading that is not known is N/A, and many kernels are folded', () => {
+  test('shows unknown readings as N/A, and folds many kernels', () => {
     const some = [...Array(12).keys()].map((n) => sample({ kernel: `k${n}`, cpu: null }));
     const monitor = mount(noGpu({ kernels: some }));
     expect(text(monitor, 'li.process')).toHaveLength(8);
@@ -57,7 +56,7 @@ describe('the table of notebooks', () => {
     expect(text(monitor, 'li.process')).toHaveLength(12);
   });
 
-  test('from 90 % of the limit on, the meter is orange and the fastest row says how long', () => {
+  test('from 90 % of the limit on, the meter is orange and the fastest row shows the time left', () => {
     const kernels = [
       sample({ kernel: 'a', notebook: 'slow.ipynb', growth: 1e6 }),
       sample({ kernel: 'b', notebook: 'fast.ipynb', growth: 0.4 * GIB }),
@@ -80,7 +79,7 @@ describe('a kernel that died', () => {
     const monitor = mount(noGpu(), { goToCell });
     const card = one(monitor, '.death').textContent;
     expect(card).toContain('killed by the out-of-memory killer while In [7] ran · ');
-    expect(card).toContain('variables are lost; the kernel was restarted');
+    expect(card).toContain('variables are lost');
     expect(card).toContain('more RAM');
     const [go, close] = all(monitor, '.death button');
     expect(go?.textContent).toBe('Go to In [7]');
@@ -93,24 +92,28 @@ describe('a kernel that died', () => {
     expect(all(mount(noGpu()), '.death')).toEqual([]);
   });
 
-  test('is told once per browser, also if it died before the page was opened', () => {
-    const told = () => new Alerts(read().limits, english).update(noGpu());
-    expect(told()).toMatchObject([{ kind: 'fault', place: { count: 7 } }]);
-    expect(told()).toEqual([]);
+  test('alerts once per browser, also if it died before the page was opened', () => {
+    const alerts = () => new Alerts(limits(), english).update(noGpu());
+    expect(alerts()).toMatchObject([{ kind: 'fault', place: { count: 7 } }]);
+    expect(alerts()).toEqual([]);
     localStorage.clear();
-    const { limits } = read({ faultAlert: false });
-    expect(new Alerts(limits, english).update(noGpu())).toEqual([]);
+    expect(new Alerts(limits({ faultAlert: false }), english).update(noGpu())).toEqual([]);
   });
 });
 
 describe('the cell that fills the RAM', () => {
   const interrupted = (on: boolean, ...used: number[]) => {
-    const stream = new Stream(new FakeWorld());
-    const alerts = new Alerts(read({ ramInterrupt: on }).limits, english);
+    const stream = new Stream(new FakeEnvironment());
+    const alerts = new Alerts(limits({ ramInterrupt: on }), english);
     const stopped: (string | null)[] = [];
     const none = (_: Alert) => {};
-    new AlertPoll(alerts, stream, new FakeWorld(), none, undefined, (it) =>
-      stopped.push(it.notebook),
+    new AlertPoll(
+      alerts,
+      stream,
+      new FakeEnvironment(),
+      none,
+      () => {},
+      (it) => stopped.push(it.notebook),
     );
     const kernels = [
       sample({ kernel: 'a', notebook: 'idle.ipynb', growth: 9e9 }),

@@ -3,8 +3,8 @@ import { Gettext } from '@jupyterlab/translation/lib/gettext.js';
 import { beforeEach, expect, it } from 'vitest';
 import { type Application, Cells } from '../src/lab/cells.js';
 import { Offers } from '../src/lab/no-gpu.js';
-import { english, type Offer } from '../src/monitor/shared.js';
-import { settled } from './world.js';
+import { english, type Offer, type State } from '../src/monitor/shared.js';
+import { settled } from './environment.js';
 
 /** A notebook whose kernel answers as a test says. */
 class Notebook {
@@ -57,13 +57,13 @@ const LINES = '%load_ext gpumagic\n%gpus --virtual 2';
 let book: Notebook;
 let open: Notebook[];
 let shown: Offer;
-let told: string[];
+let notified: string[];
 let executed: [string, unknown][];
 let answer: boolean;
 let specs: object | null;
 let offers: Offers;
 let cells: Cells;
-const here = () => offers.here(book as unknown as ISessionContext);
+const here = () => offers.setCurrent(book as unknown as ISessionContext);
 const press = async () => {
   shown.buttons[0]?.press();
   await settled();
@@ -71,7 +71,7 @@ const press = async () => {
 
 beforeEach(() => {
   book = new Notebook();
-  [told, executed, answer, open] = [[], [], true, [book]];
+  [notified, executed, answer, open] = [[], [], true, [book]];
   specs = {
     default: 'python3',
     kernelspecs: {
@@ -98,11 +98,11 @@ beforeEach(() => {
       },
     },
   } as unknown as Application;
-  const set = ({ offer }: { offer: Offer }) => {
-    shown = offer;
+  const set = ({ offer }: Partial<State>) => {
+    if (offer) shown = offer;
   };
   cells = new Cells(app, english);
-  offers = new Offers(cells, set, (text) => told.push(text), english);
+  offers = new Offers(cells, { set }, (text) => notified.push(text), english);
 });
 
 it('runs both lines as the first cell of the current notebook, and says what to type', async () => {
@@ -115,7 +115,7 @@ it('runs both lines as the first cell of the current notebook, and says what to 
   expect(book.content.activeCellIndex).toBe(0);
   expect(executed).toEqual([['notebook:run-cell-and-select-next', undefined]]);
   expect(shown).toMatchObject({ busy: false, text: '' });
-  expect(told).toEqual([
+  expect(notified).toEqual([
     'train.ipynb now has 2 virtual GPUs, until its kernel stops. Type %%ongpu 1 at the top of a cell.',
   ]);
   await press();
@@ -126,17 +126,12 @@ it('JupyterLab’s translation keeps both percent signs', () => {
   const bundle = new Gettext({ domain: 'gpumagic' });
   const said: string[] = [];
   const trans = { __: bundle.__.bind(bundle), _n: bundle._n.bind(bundle) } as typeof english;
-  const made = new Offers(
-    cells,
-    () => {},
-    (text) => said.push(text),
-    trans,
-  );
-  made.here(book as unknown as ISessionContext);
+  const made = new Offers(cells, { set: () => {} }, (text) => said.push(text), trans);
+  made.setCurrent(book as unknown as ISessionContext);
   return made.virtual().then(() => expect(said[0]).toContain('Type %%ongpu 1 at'));
 });
 
-it('opens a notebook with the Python kernel where there is none', async () => {
+it('opens a notebook with a Python kernel if none is open', async () => {
   expect(shown.buttons[0]?.label).toBe('New notebook with 2 virtual GPUs');
   await press();
   expect(executed[0]).toEqual(['notebook:create-new', { kernelName: 'python3' }]);
@@ -146,22 +141,22 @@ it('opens a notebook with the Python kernel where there is none', async () => {
   expect(shown.text).toBe('This server has no Python kernel.');
 });
 
-it('gives a console the lines as its next cell', async () => {
+it('injects the lines into a console', async () => {
   open = [];
   here();
   await press();
   expect(executed).toEqual([['console:inject', expect.objectContaining({ code: LINES })]]);
 });
 
-it('says that the cell failed, which the cell explains', async () => {
+it('says that the first cell failed', async () => {
   answer = false;
   here();
   await press();
-  expect(shown.text).toBe('The first cell of train.ipynb failed: it says why.');
-  expect(told).toEqual([]);
+  expect(shown.text).toBe('The first cell of train.ipynb failed; its output says why.');
+  expect(notified).toEqual([]);
   await expect(offers.virtual()).rejects.toThrow('failed');
-  // Another notebook is another question.
-  offers.here(null);
+  // Another notebook has no failure.
+  offers.setCurrent(null);
   expect(shown.text).toBe('');
 });
 
@@ -183,14 +178,14 @@ it.each([
     /^no disk$/,
   ],
   ['an earlier failure', (it: Notebook) => (it.reply = { status: 'aborted' }), /Press again\.$/],
-])('says in a line what stands against the settings: %s', async (_, change, line) => {
+])('says in a line why the settings were not written: %s', async (_, change, line) => {
   change(book);
   here();
   await expect(offers.enable()).rejects.toThrow(line);
   expect(shown.text).toMatch(line);
 });
 
-it('writes the settings of the kernel’s profile, where there is a notebook', async () => {
+it('writes the settings of the kernel’s profile if a notebook is open', async () => {
   expect(shown.buttons).toHaveLength(1);
   await expect(offers.enable()).rejects.toThrow('Open a notebook first');
   here();
@@ -200,7 +195,7 @@ it('writes the settings of the kernel’s profile, where there is a notebook', a
   expect(shown.text).toBe('Written there.');
 });
 
-it('runs once however often it is pressed', async () => {
+it('runs once if pressed twice', async () => {
   here();
   shown.buttons[0]?.press();
   shown.buttons[0]?.press();

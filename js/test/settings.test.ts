@@ -1,15 +1,7 @@
 import { expect, it } from 'vitest';
 import schema from '../../schema/plugin.json';
 import { read } from '../src/lab/settings.js';
-
-const DEFAULTS = Object.fromEntries(
-  Object.entries(schema.properties).map(([key, property]) => [key, property.default]),
-);
-
-it('has the same defaults as the schema', () => {
-  expect(read({})).toEqual(read(DEFAULTS));
-  expect(read()).toEqual(read(DEFAULTS));
-});
+import { DEFAULTS } from './environment.js';
 
 it('reads each setting of the schema', () => {
   for (const [key, property] of Object.entries(schema.properties)) {

@@ -1,4 +1,4 @@
-/** GPUs that are not NVIDIA's: their names, and what their machine runs on. */
+/** GPUs that are not NVIDIA's: their names and drivers. */
 
 import { expect, test } from 'vitest';
 import { aliasHint, drivers, label, torchName } from '../src/monitor/names.js';
@@ -27,7 +27,7 @@ test.each([
   ['intel', 1, 'xpu:1', 'Intel 3', 'its number on this machine'],
   ['apple', 0, 'mps', 'Apple 3', 'its number on this machine'],
   ['nvidia', 1, 'cuda:1', 'GPU 3', 'the number in nvidia-smi'],
-])('%s: as torch calls it, or else as its driver counts', (vendor, ordinal, here, else_, hint) => {
+])('%s: torch’s name, or else the driver’s number', (vendor, ordinal, here, else_, hint) => {
   const one = gpu(vendor, { index: 3 });
   expect(torchName(one, ordinal)).toBe(here);
   expect(label(one, ordinal)).toBe(here);
@@ -35,19 +35,19 @@ test.each([
   expect(aliasHint(one, english)).toBe(hint);
 });
 
-test('a machine runs on what its GPUs have', () => {
+test('the drivers are those of the machine’s GPUs', () => {
   expect(drivers(amd, english)).toEqual(['ROCm 6.2.4', 'amdgpu 6.8.5']);
   const both = { ...amd, cuda: '13.0', software: ['amdgpu'] };
   expect(drivers(both, english)).toEqual(['CUDA 13.0', 'amdgpu']);
 });
 
-test('an AMD GPU has no words of CUDA but its name', () => {
+test('an AMD GPU has no word of CUDA but its name', () => {
   const monitor = mount(amd);
   one(monitor, '.axis > .more').click();
   monitor.draw();
-  const said = one(monitor, '.gpu').textContent ?? '';
-  expect(said).toContain('cuda:0MI300X34/80 GiB');
-  expect(said).toContain('cuda:0');
-  expect(said).toContain(' · AMD 3 · ');
-  expect(said).not.toMatch(/CUDA \d|SM |MIG|nvidia/i);
+  const shown = one(monitor, '.gpu').textContent ?? '';
+  expect(shown).toContain('cuda:0MI300X34/80 GiB');
+  expect(shown).toContain('cuda:0');
+  expect(shown).toContain(' · AMD 3 · ');
+  expect(shown).not.toMatch(/CUDA \d|SM |MIG|nvidia/i);
 });

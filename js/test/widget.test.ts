@@ -1,9 +1,10 @@
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import widget from '../src/widget.js';
-import { snapshot } from './world.js';
+import { snapshot } from './environment.js';
+import './stage.js';
 
 class Model {
-  said: { type: string; id: string }[] = [];
+  sent: { type: string; id: string }[] = [];
   calls = new Map<string, () => void>();
   state: Record<string, unknown> = {
     period: 1,
@@ -13,7 +14,7 @@ class Model {
     results: [],
     timing: {},
     timings: [],
-    holdings: {},
+    variables: {},
     table: 'kept',
   };
   get(name: string): unknown {
@@ -26,7 +27,7 @@ class Model {
     this.calls.delete(event);
   }
   send(content: unknown): void {
-    this.said.push(content as { type: string; id: string });
+    this.sent.push(content as { type: string; id: string });
   }
 }
 
@@ -45,30 +46,30 @@ function open(model: Model): { el: HTMLElement; close: () => void; state: () => 
   return { el, close, state: () => root?.querySelector('[role=status]')?.textContent ?? '' };
 }
 
-test('a view says that it is there, again and again, and when it goes', () => {
+test('a view sends heartbeats, and a message when it is closed', () => {
   const model = new Model();
   const { el, close } = open(model);
   expect(document.head.textContent).toContain('.kept');
   vi.advanceTimersByTime(21_000);
-  expect(model.said.map(({ type }) => type)).toEqual(['look', 'look', 'look']);
+  expect(model.sent.map(({ type }) => type)).toEqual(['alive', 'alive', 'alive']);
   document.dispatchEvent(new Event('visibilitychange'));
-  expect(model.said).toHaveLength(4);
-  // In a hidden tab it says nothing, and the kernel can rest.
+  expect(model.sent).toHaveLength(4);
+  // In a hidden tab it sends nothing, so that the kernel can pause.
   const hidden = vi.spyOn(document, 'hidden', 'get').mockReturnValue(true);
   document.dispatchEvent(new Event('visibilitychange'));
   vi.advanceTimersByTime(60_000);
-  expect(model.said).toHaveLength(4);
+  expect(model.sent).toHaveLength(4);
   hidden.mockReturnValue(false);
   close();
   vi.advanceTimersByTime(60_000);
-  expect(model.said.map(({ type }) => type).slice(4)).toEqual(['gone']);
-  expect(new Set(model.said.map(({ id }) => id)).size).toBe(1);
+  expect(model.sent.map(({ type }) => type).slice(4)).toEqual(['gone']);
+  expect(new Set(model.sent.map(({ id }) => id)).size).toBe(1);
   expect(document.head.textContent).toBe('');
   expect(model.calls.size).toBe(0);
   expect(el.childElementCount).toBe(0);
 });
 
-test('a kernel that is silent is said not to answer, until it does', () => {
+test('a silent kernel is reported until it sends a snapshot', () => {
   const model = new Model();
   const { close, state } = open(model);
   model.state['snapshot'] = snapshot(1);
@@ -81,7 +82,7 @@ test('a kernel that is silent is said not to answer, until it does', () => {
   close();
 });
 
-test('a kernel that is silent while a cell runs is waited for', () => {
+test('a kernel that runs a cell is waited for', () => {
   const model = new Model();
   model.state['cells'] = [{ id: 'a', start: 1, end: null, gpus: [] }];
   const { close, state } = open(model);
@@ -90,7 +91,7 @@ test('a kernel that is silent while a cell runs is waited for', () => {
   close();
 });
 
-test('what the kernel measures is shown as it comes', () => {
+test('running and finished measurements are shown', () => {
   const model = new Model();
   const { el, close } = open(model);
   const shown = () => el.firstElementChild?.shadowRoot?.querySelector('.results')?.textContent;
@@ -106,14 +107,14 @@ test('what the kernel measures is shown as it comes', () => {
   close();
 });
 
-test('two views have two names', () => {
+test('two views have different ids', () => {
   const model = new Model();
   const views = [open(model), open(model)];
-  expect(new Set(model.said.map(({ id }) => id)).size).toBe(2);
+  expect(new Set(model.sent.map(({ id }) => id)).size).toBe(2);
   for (const { close } of views) close();
 });
 
-test('where nothing can be sent any more, the cell is to be run again', () => {
+test('after a failed send, the view says to run the cell again', () => {
   const model = new Model();
   const { close, state } = open(model);
   model.send = () => {

@@ -185,6 +185,12 @@ class Lab(Server):
         nbformat.write(book, self.home / name)
         return name
 
+    def write_settings(self, text: str) -> None:
+        """Write the plugin's settings into the user's file; `forget` removes them."""
+        file = self._folder / "settings" / "gpumagic" / "plugin.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
     def forget(self) -> None:
         """Ends the kernels; what a test set, and where its panels were, is gone."""
         shutil.rmtree(self._folder / "settings", ignore_errors=True)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from snapshots import snapshot_in
 
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry.snapshot import Problem, Snapshot
+from gpumagic.telemetry.snapshot import Problem
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "gpumagic" / "static" / "widget.js"
-SNAPSHOT = Snapshot.from_json((ROOT / "tests/data/snapshot.json").read_text())
+SNAPSHOT = snapshot_in((ROOT / "tests/data/snapshot.json").read_text())
 CUT, SLICE, BUSY, *_ = SNAPSHOT.gpus
 LONG = "a notebook with a rather long name that goes on and on.ipynb"
 
@@ -23,7 +24,7 @@ OPEN = """async ([source, state]) => {
     const widget = (await import(url)).default;
     const calls = {};
     const empty = {period: 1, snapshot: {}, history: {}, cells: [], results: [],
-        timing: {}, timings: [], holdings: {}};
+        timing: {}, timings: [], variables: {}};
     const model = {
         state: {...empty, ...state},
         get(name) { return this.state[name]; },
@@ -204,7 +205,8 @@ def test_charts_follow_the_theme(opened):
     )
     assert "255,0,255" not in page.evaluate(INK)
     page.evaluate("document.body.className = 'night'")
-    page.evaluate("painted().then(draw)")
+    later = replace(crowd(1), time=SNAPSHOT.time + 1).to_dict()
+    page.evaluate("later => { take(later); draw(); }", later)
     assert "255,0,255" in page.evaluate(INK)
 
 
@@ -225,6 +227,7 @@ def test_the_keyboard_opens_a_gpu(opened):
         if key == "Enter" and expanded == "true":
             page.evaluate("root.querySelector('.open').focus()")
         page.keyboard.press(key)
+        page.evaluate("draw()")
         assert page.evaluate("root.querySelector('.open').ariaExpanded") == expanded
     page.evaluate("root.querySelector('.axis > .more').focus()")
     page.keyboard.press("Enter")

@@ -53,7 +53,7 @@ def test_a_kernel_behind_a_gateway_brings_its_host(gateway, lab, new_view, tmp_p
     view.open_notebook("far.ipynb")
     view.run_cell(0)
     view.shows("L40S")
-    names = view.panel.locator("h2:visible").all_inner_texts()
+    names = view.panel.locator(".machine-head h2:visible").all_inner_texts()
     assert names[-1] == HOST != names[0]
     # This notebook is who holds memory there, also while its cell runs, which goes on running.
     view.run_cell(1)

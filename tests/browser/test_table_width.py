@@ -3,15 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+from snapshots import snapshot_in
+
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry import Snapshot
 
 SAMPLE = Path(__file__).parents[1] / "data" / "snapshot.json"
 ROWS = "tables => tables.map(table => [table.offsetWidth, table.rows[1].offsetHeight])"
 
 
 def test_it_fits_without_a_second_line(context):
-    taken = Snapshot.from_json(SAMPLE.read_text(encoding="utf-8"))
+    taken = snapshot_in(SAMPLE.read_text(encoding="utf-8"))
     gpus = [replace(gpu, power=1000.0, utilization=100.0) for gpu in taken.gpus]
     html = GpuTable(replace(taken, gpus=tuple(gpus)))._repr_html_()
     page = context.new_page()

@@ -100,6 +100,23 @@ z = x.take_along_dim(T([[3]]), 1)
 w = torch.take_along_dim(x, T([0, 11]))
 x.put_(T([-1]), T([9.0]))
 
+y = torch.bernoulli(x.sigmoid())
+v = torch.bernoulli(x, 0.5)
+u = x.bernoulli(p=0.5)
+t = torch.repeat_interleave(x, 2, 0)
+s = torch.repeat_interleave(i)
+z = torch.sparse_coo_tensor((3, 3)).to_dense()
+w = torch.sparse_coo_tensor(indices=T([[0, 2]]), values=T([1.0, 2.0])).to_dense()
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a): return a * 2
+    @staticmethod
+    def backward(ctx, g): return g * 2
+a = x.clone().requires_grad_()
+(Double.apply(a) + 1).sum().backward()
+y = a.grad
+
 y = torch.multinomial(x.softmax(1), 3)
 z = torch.multinomial(T([0.0, 1.0]), 1)
 w = F.binary_cross_entropy(x.sigmoid(), x.sigmoid())
@@ -114,6 +131,11 @@ y = torch.sparse_coo_tensor(T([[0], [0]]), T([[1.0, 2.0]]), (3, 3, 2)).to_dense(
 z = torch.sparse.mm(torch.eye(3).to_sparse(), x)
 
 y = torch.sparse_csr_tensor([0, 1, 1, 1], [2], [1.0], (3, 3)).to_dense()
+x = torch.sparse_csr_tensor(T([0, 1, 2]), T([0, 2]), T([1.0, 2.0]), [2, 3]).to_dense()
+w = torch.sparse_csr_tensor(T([[0, 1, 1]]), T([[3]]), T([[1.0]]), (1, 2, 4)).to_dense()
+v = torch.sparse_coo_tensor(T([[0, 2]]), T([1.0, 2.0]), torch.Size([3])).to_dense()
+u = torch.sparse_coo_tensor(T([[0, 2]]), T([1.0, 2.0]), [3]).to_dense()
+t = F.one_hot(i, np.int64(3))
 z = torch.sparse_csc_tensor([0, 1, 1, 1], [2], [1.0], (3, 3)).to_dense()
 
 y = nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 10])(torch.randn(4, 8), T([0, 6, 15, 19])).loss
@@ -133,6 +155,12 @@ w = m.logsumexp(1)
 m = torch.full((3, 3), -inf).triu(1)
 q = torch.randn(1, 3, 8)
 y = F.scaled_dot_product_attention(q, q, q, attn_mask=m)
+
+least = torch.finfo(x.dtype).min
+m = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), least)
+y = (x @ x.T + m + m).softmax(1)
+z = m.half() + torch.randn(3, 3)
+w = torch.where(m < 0, torch.full_like(m, least), m) * 2
 
 a = nn.MultiheadAttention(8, 2)
 q = torch.randn(5, 1, 8)

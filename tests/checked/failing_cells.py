@@ -1,7 +1,7 @@
 """Cells with a bad index, label or probability, or that make NaN, as people ask about them.
 
 Each is a cell after `SETUP`, the type of the error, and what its message must say: the variable,
-the value and its place, and the bound. `…` stands for text that does not matter.
+the value and its place, and the bound. `…` stands for text that does not matter, `$` for the end.
 """
 
 SETUP = """\
@@ -48,7 +48,8 @@ BAD_INDICES = [
     ),
     (
         "F.cross_entropy(net(images), from_one)",
-        "from_one[7] = 10, but net(images) has 10 classes: …. They run from 1 to 10: subtract 1",
+        "from_one[7] = 10, but net(images) has 10 classes: …. They run from 1 to 10: if they count "
+        "from 1, subtract 1",
     ),
     (
         "F.cross_entropy(net(images), labels - 1)",
@@ -75,7 +76,7 @@ BAD_INDICES = [
     (
         "words(tokens)",
         "tokens[1, 1] = 1000, but words has 1000 rows: 0 … 999; 2 of 6 are out of "
-        "range. Only 1000 is beyond: a token (padding?)",
+        "range. Only 1000 is beyond: perhaps a token (padding?)",
     ),
     ("F.embedding(tokens, words.weight)", "tokens[1, 1] = 1000, but words.weight has 1000 rows"),
     ("nn.Sequential(words, net)(tokens)", "tokens[1, 1] = 1000, but words has 1000 rows: 0 … 999"),
@@ -124,11 +125,31 @@ BAD_INDICES = [
     ("F.one_hot(labels, num_classes=10)", "labels[7] = 10, but num_classes is 10: 0 … 9"),
     ("F.one_hot(labels - 1)", "(labels - 1)[0] = -1, but numbers from 0 are needed"),
     ("torch.bincount(labels - 1)", "(labels - 1)[0] = -1, but numbers from 0 are needed"),
+    (
+        "torch.bincount(labels - 3)",
+        "(labels - 3)[0] = -3, but numbers from 0 are needed; 3 of 8 are out of range$",
+    ),
+    (
+        "F.cross_entropy(net(images), labels - 5)",
+        "(labels - 5)[0] = -5, but net(images) has 10 classes: 0 … 9; 5 of 8 are out of range$",
+    ),
+    (
+        "F.cross_entropy(*(net(images), labels))",
+        "F.cross_entropy(*(net(images), labels)): labels[7] = 10, but net(images) has 10 classes",
+    ),
+    (
+        "pair = net(images), labels\nF.cross_entropy(*pair)",
+        "F.cross_entropy(*pair): the target[7] = 10, but there are 10 classes: 0 … 9",
+    ),
+    (
+        "torch.repeat_interleave(x, rows - 1, 0)",
+        "(rows - 1)[0] = -1, but numbers from 0 are needed",
+    ),
     ("x[rows]", "rows[1] = 3, but x has 3 elements in dimension 0: -3 … 2"),
     ("x[:, index]", "index[1, 1] = 7, but x has 4 elements in dimension 1: -4 … 3"),
     ("x[..., rows + 1]", "(rows + 1)[1] = 4, but x has 4 elements in dimension 1: -4 … 3"),
-    ("x[[0, 5]]", "the index[1] = 5, but x has 3 elements in dimension 0: -3 … 2"),
-    ("x[np.array([1, 4])]", "the index[1] = 4, but x has 3 elements in dimension 0: -3 … 2"),
+    ("x[[0, 5]]", "[0, 5][1] = 5, but x has 3 elements in dimension 0: -3 … 2"),
+    ("x[np.array([1, 4])]", "np.array([1, 4])[1] = 4, but x has 3 elements in dimension 0: -3 … 2"),
     ("x[rows] = 0", "rows[1] = 3, but x has 3 elements in dimension 0: -3 … 2"),
     (
         "x[torch.arange(3), rows.new_tensor([0, 4, 1])] = 1",
@@ -149,14 +170,20 @@ BAD_VALUES = [
     ),
     (
         "F.binary_cross_entropy(targets, targets + 1)",
-        "(targets + 1)[0] = 2, but numbers from 0 to 1 are needed",
+        "(targets + 1)[0] = 2, but targets from 0 to 1 are needed; 3 of 3 are out of range. Map",
     ),
     (
         "F.binary_cross_entropy(targets / 0 * 0, targets)",
         "(targets / 0 * 0)[0] = nan, but numbers from 0 to 1 are needed; 3 of 3 are out of range. "
         "--check nan finds",
     ),
+    (
+        "F.binary_cross_entropy(images, labels[:8, None] * 2.0 - 1)",
+        "(labels[:8, None] * 2.0 - 1)[0, 0] = -1, but targets",
+    ),
     ("torch.multinomial(logits, 1)", "logits[0] = -1, but finite numbers from 0 are needed"),
+    ("torch.multinomial((logits / 0).exp(), 1)", "[1] = inf, but finite numbers from 0 are needed"),
+    ("torch.poisson(logits)", "logits[0] = -1, but numbers from 0 are needed"),
 ]
 
 MADE_NAN = [

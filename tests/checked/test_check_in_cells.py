@@ -99,6 +99,26 @@ def test_an_overflow_of_a_scaled_loss_is_the_scalers():
         halves_of_scaled(lambda x: (x.float() - 2).sqrt().sum(), 2.0)
 
 
+def test_infinity_of_a_library_is_its_own_and_nan_is_named_with_its_place(tmp_path):
+    file = tmp_path / "site-packages" / "models" / "bert.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import torch\n"
+        "def distances(x): return torch.where(x > 0, torch.log(x), x)\n"  # as T5 has them
+        "def bias(x):\n"
+        "    low = torch.log(x)\n"
+        "    return low - low\n"
+    )
+    library = {}
+    exec(compile(file.read_text(), str(file), "exec"), library)
+    with gpumagic.check(nan=True):
+        assert library["distances"](torch.arange(3.0)).isfinite().all()
+        with pytest.raises(FloatingPointError) as failed:
+            library["bias"](torch.zeros(2))
+    said = 'library["bias"](torch.zeros(2)): low - low in models.bert, line 5, makes nan at [0] (2'
+    assert str(failed.value).startswith(said)
+
+
 def test_other_threads_are_not_checked():
     said = []
 

@@ -5,6 +5,8 @@ import re
 import traceback
 
 import pytest
+from asked_cells import ASKED
+from asked_cells import SETUP as ASKED_SETUP
 from failing_cells import BAD_INDICES, BAD_VALUES, MADE_NAN, SETUP
 
 from gpumagic import faults
@@ -22,16 +24,12 @@ def wrong_in(done, said, error):
     """What is wrong with how a cell ended, in words; empty if nothing is."""
     if type(done.error).__name__ != error or not isinstance(done.error, KINDS[error]):
         return done.text
-    if not re.search(re.escape(said).replace("…", ".*"), str(done.error)):
+    if not re.search(re.escape(said).replace("…", ".*").replace(r"\$", "$"), str(done.error)):
         return str(done.error)
     *_, (last, _) = traceback.walk_tb(done.error.__traceback__)
     if not is_users(last.f_code.co_filename) or f"{os.sep}gpumagic{os.sep}" in done.text:
         return f"the traceback goes on: {done.text}"
     return ""
-
-
-def test_there_are_forty():
-    assert len({cell for cell, _ in (*BAD_INDICES, *BAD_VALUES, *MADE_NAN)}) >= 40
 
 
 @pytest.mark.parametrize(
@@ -53,4 +51,16 @@ def test_failing_cells_are_named_rightly(ip, option, cells, error):
     # The GPU is not dead, and nothing of ours has failed.
     assert ip.run("%%ongpu 1 -q\nalive = (torch.ones(2) + 1).sum().item()").error is None
     assert ip.ns["alive"] == 4
+    assert faults.all_kept() == []
+
+
+def test_longer_cells_are_named_rightly(ip):
+    wrong = {}
+    for said, cell in ASKED:
+        assert ip.run(f"%%ongpu 1 -q\n{ASKED_SETUP}").error is None
+        error, _, said = said.partition(": ")
+        option = "--check nan" if error == "MadeNanError" else "--check"
+        if found := wrong_in(ip.run(f"%%ongpu 1 {option} -q\n{cell}"), said, error):
+            wrong[cell] = found
+    assert wrong == {}
     assert faults.all_kept() == []

@@ -61,7 +61,7 @@ def test_what_was_lost_comes_back_and_training_goes_on_as_if_nothing_had_been(
     shell.run("%%ongpu @1\nos.kill(os.getpid(), 9)")
     out("%gpucluster restart 1")
     refused = shell.run(f"%gpucluster restore {late}").text
-    assert "rank 1: there is no net, opt, scheduler; read or make it in a cell" in refused
+    assert "rank 1: there is no net; read or make it in a cell" in refused
     out(MAKE)
     shell.ns["step"] = 100  # the notebook's own
     text = out(f"%gpucluster restore {late}").text

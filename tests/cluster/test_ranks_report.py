@@ -31,7 +31,7 @@ RANKS = replace(PLAIN, ranks=(RankTime("rank 0", 1.0, KIB), RankTime("rank 1", 2
                     RankTime("cuda:0", 1.0, KIB),
                     RankTime("cpu", 0, parts=0),
                 ),
-                said=("17 x: 9 + 8", *sent_in_words(["net", "x"], 2 * KIB, 0.01), "gathered y"),
+                said=("17 x: 9 + 8", sent_in_words(["net", "x"], 2 * KIB, 0.01), "gathered y"),
                 notes=("y: copied without its autograd graph",),
             ),
             "cuda:0, cpu · 2.60 s (cpu had nothing to do) · 17 x: 9 + 8 · sent net, x: 2.0 KiB"

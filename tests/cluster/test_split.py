@@ -171,7 +171,7 @@ class Endless(IterableDataset):
         (Endless(), "Endless cannot be split"),
         (torch.ones(2, 2).max(0), "max cannot be split"),
         ({"x": [1], "y": [1, 2]}, "different lengths: 'x' has 1, 'y' has 2"),
-        ({"x": [1], "lr": 0.1}, "'lr': float cannot be split"),
+        ({"x": [1], "lr": 0.1}, "float cannot be split"),
         (Pair([1], "a"), "Pair cannot be split"),
     ],
 )

@@ -239,7 +239,7 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
             "the cell does not read prompts; it reads x",
         ),
         ("0,1 --split promts\nprompts", "does not read promts; did you mean prompts?"),
-        ("0,1 --split net\nnet", "'net': Linear cannot be split"),
+        ("0,1 --split net\nnet", "Linear cannot be split"),
         ("0,1 --split x,two\nx, two", "different lengths: 'x' has 17, 'two' has 2; give all"),
         ("0,5 --split x\n1", "no GPU 5"),
         ("0,0 --split x\n1", "stands twice"),

@@ -89,31 +89,6 @@ def test_rocms_torch_says_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         device.resolve("xpu:0")
 
 
-def test_hip_itself_is_right_once_it_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mi300x(tmp_path, 2)
-    torch_for(monkeypatch, tmp_path, hip="6.2.41134")
-    # What torch prints of HIP's UUID: the bytes are the text of the number.
-    spelled = FIRST.removeprefix("GPU-").encode().hex()
-    told = "-".join((spelled[:8], spelled[8:12], spelled[12:16], spelled[16:20], spelled[20:]))
-    device.set_cuda_order([device.Device("cuda", uuid=told)])
-    (gpu,) = device.here()
-    assert (gpu.uuid, gpu.ordinal) == (FIRST, 0)
-
-
-def test_a_gpu_without_an_id_is_told_by_the_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    radeon_and_apu(tmp_path)
-    for number, address in ((1, "0000:03:00.0"), (2, "0000:11:00.0")):
-        kfd_node(tmp_path, number, number, address)
-    torch_for(monkeypatch, tmp_path, hip="6.2.41134")
-    told = ("33356134-6631-6332-6438-653937623630", "0" * 32)
-    device.set_cuda_order([device.Device("cuda", uuid=uuid) for uuid in told])
-    assert [gpu.name for gpu in device.here()] == ["AMD Radeon RX 7900 XTX", "AMD Raphael"]
-
-
 def test_xpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arc(tmp_path)
     torch_for(monkeypatch, tmp_path, xpu="20250101")
@@ -162,17 +137,3 @@ def test_the_torch_that_is_installed() -> None:
 
     build = device.torch_build()
     assert (build.cuda, build.hip) == (torch.version.cuda, torch.version.hip)
-
-
-def test_a_card_that_torch_was_not_built_for_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mi300x(tmp_path, 2)
-    arc(tmp_path / "arc")
-    torch_for(monkeypatch, tmp_path)
-    assert discover.cards(tmp_path / "arc") == ["Intel Arc B580"]
-    monkeypatch.setattr("gpumagic.device.where.cards", lambda: discover.cards(tmp_path))
-    with pytest.raises(GpuError) as caught:
-        device.resolve("0", [])
-    said = "no GPU 0: torch here cannot use the AMD Instinct MI300X OAM; type cpu, or "
-    assert str(caught.value).startswith(said)

@@ -63,7 +63,7 @@ def test_cupy_does_what_a_framework_is_asked(tmp_path):
 
         assert "asnumpy" in refused(lambda: framework.bring(x, CPU))
         virtual = Device("cuda", 0, virtual=True)
-        assert "no virtual GPUs" in refused(lambda: framework.place(virtual))
+        assert "no virtual GPUs" in refused(lambda: framework.own(virtual))
         """,
         tmp_path,
     )

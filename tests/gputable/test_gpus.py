@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from snapshots import snapshot_in
 
 from gpumagic.display.table import width
 from gpumagic.gputable import OWNERS
@@ -313,7 +314,7 @@ def test_any_snapshot_is_at_most_80_columns_and_safe_html(taken: Snapshot, proce
 
 
 def test_the_sample_that_other_languages_read() -> None:
-    taken = Snapshot.from_json(SAMPLE.read_text(encoding="utf-8"))
+    taken = snapshot_in(SAMPLE.read_text(encoding="utf-8"))
     text = str(GpuTable(taken, processes=True))
     assert line_of(text, "this notebook (train").split()[4:7] == ["31415", "2", "h"]
     assert line_of(text, "grace").split()[1:3] == ["grace", "5150"]

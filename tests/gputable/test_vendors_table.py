@@ -71,7 +71,7 @@ def test_a_number_that_level_zero_may_have_otherwise(tmp_path: Path) -> None:
 
 
 def test_a_macs() -> None:
-    shown = repr(table(AppleSource(mac, "darwin")))
+    shown = repr(table(AppleSource(mac)))
     assert "mps     Apple M2 Max" in shown
     assert "2.0 / 64.0 GiB  34 %   N/A    N/A" in shown
     assert "shares the host's memory" not in shown

@@ -34,7 +34,6 @@ FIELDS: dict[str, tuple[tuple[str, ...], float, float, float]] = {
     "sm_clock": (("clocks/sm_clock",), 1, 0.02, 0),
     "memory_clock": (("clocks/mem_clock",), 1, 0.02, 0),
     "sm_clock_limit": (("max_clocks/sm_clock",), 1, 0, 0),
-    "memory_clock_limit": (("max_clocks/mem_clock",), 1, 0, 0),
     "fan": (("fan_speed",), 1, 0, 2),
     "pcie_generation": (("pci/pci_gpu_link_info/pcie_gen/current_link_gen",), 1, 0, 0),
     "pcie_generation_limit": (("pci/pci_gpu_link_info/pcie_gen/max_link_gen",), 1, 0, 0),

@@ -16,7 +16,7 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
         ("%%ongpu all", "all"),
         ("%%ongpu 0,1 --gather y", "which items for each of 0,1?"),
         ("%%ongpu 1 --on h100", "--on needs --dry-run; type --dry-run --on h100"),
-        ("%%ongpu 1 --dry-run --on h100", "with --on, nothing else is named; leave out 1"),
+        ("%%ongpu 1 --dry-run --on h100", "--on and 1 do not combine; leave out one of them"),
         ("%%ongpu --dry-run --on h9000", "h9000"),
         ("%%ongpu 1 --memory --profile", "--memory and --profile do not combine; leave out one"),
         ("%%ongpu 1 --split X", "--split is for several GPUs"),

@@ -110,7 +110,7 @@ def test_live_in_a_terminal_is_a_table_and_a_word_about_notebooks(gpus, ip):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("%gpus 0 --live", "with --live, nothing else is named; leave out 0"),
+        ("%gpus 0 --live", "--live and 0 do not combine; leave out one of them"),
         ("%gpus --virtual 99", "1 to 8"),
         ("%gpus --virtual 0", "1 to 8"),
         ("%gpus --virtual x", "--virtual x"),

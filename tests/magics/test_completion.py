@@ -47,6 +47,8 @@ OPTIONS |= {"--memory", "--save", "--profile", "--split", "--gather", "--reduce"
         ("%%gputime 0 1 0+", {"0+0", "0+1", "0+cuda:0", "0+cuda:1", "0+cpu", "0+free"}),
         ("%%gputime 0 --quiet --", TIMING - {"--quiet"}),
         ("%gputime 0 --against ", {"last"}),
+        ("%%gpudiff fl", {"float16", "float32", "float64"}),
+        ("%%gpudiff cpu cu", {"cuda:0", "cuda:1"}),
         ("%gpufree mo", {"model", "more"}),
         ("%gpufree model mo", {"more"}),
         ("%gpufree --", {"--grads"}),

@@ -21,6 +21,7 @@ CELLS = {
     "%%ongpu 1 --dry-run\ny = net(x)": "DryRun",
     "net(zeros(3))": "Explanation",
     "%gputime cpu --max-time 0.01 -- zeros(2) + 1": "Comparison",
+    "%gpudiff cpu 1 -- zeros(2).exp()": "NumericDiff",
     "%%gpufit batch=1..4\nx = torch.zeros(batch, 2, device='cuda')": "Fit",
     "gpumagic.watch()": "Ledger",
 }

@@ -30,7 +30,17 @@ def test_what_others_wrote_stays(profile, capsys):
     assert written(profile)["MagicsManager"]["lazy_magics"] == {
         "theirs": "module",
         **dict.fromkeys(
-            ("gpucluster", "gpufit", "gpufree", "gpumem", "gpus", "gputime", "gpuwatch", "ongpu"),
+            (
+                "gpucluster",
+                "gpudiff",
+                "gpufit",
+                "gpufree",
+                "gpumem",
+                "gpus",
+                "gputime",
+                "gpuwatch",
+                "ongpu",
+            ),
             "gpumagic",
         ),
     }

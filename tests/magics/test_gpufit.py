@@ -24,8 +24,8 @@ def test_a_cell_is_fitted_and_nothing_of_it_is_left(notebook):
     said = "n = 460 is the largest that fits on cuda:1 (virtual), without a backward pass: it needs"
     assert said in done.text
     assert not {"n", "X", "Y"} & set(notebook.ns)
-    assert board.entries[0].title == "X = torch.ones(n, 2**18)"
-    assert board.entries[0].text == str(found)
+    assert board.entries[0]["title"] == "X = torch.ones(n, 2**18)"
+    assert board.entries[0]["text"] == str(found)
 
 
 def test_magics_in_it_are_left_out_of_the_foretelling(notebook):

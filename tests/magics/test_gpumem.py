@@ -118,7 +118,7 @@ def test_since_says_what_changed_by_name(ip):
     ]
     assert "1 holder holds as much" in said
     assert "as much is allocated" in ip.run("%gpumem --since").text
-    assert "leave out net" in ip.run("%gpumem net --since").text
+    assert "--since and net do not combine" in ip.run("%gpumem net --since").text
 
 
 @pytest.mark.parametrize("words", ["--since --record on", "x --record off"])

@@ -120,7 +120,7 @@ def test_what_it_displays_is_shown_once(shell):
         f"%%gputime cpu {SHORT} -o r\nfrom IPython.display import display\ndisplay('shown')"
     )
     assert done.text.count("'shown'") == 1
-    assert "displays is shown of its first run only" in shell.ns["r"].notes[0]
+    assert "the output of the code is shown for its first run only" in shell.ns["r"].notes[0]
     assert "'again'" in shell.run("display('again')").text
 
 

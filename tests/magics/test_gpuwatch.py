@@ -128,7 +128,7 @@ def test_an_error_and_an_interrupt_leave_a_ledger(ip):
         ("%%ongpu 1 -q\n%%time\nfor _ in range(3):\n    X.sum().item()", 4, "X.sum().item()"),
         ("%%ongpu 1 -q\n\n%%time\ndef f():\n    return X.sum().item()\nf()", 5, "X.sum().item()"),
         ("%%ongpu 1 -q\n%%timeit -n 2 -r 1\nX.sum().item()", 3, "X.sum().item()"),
-        ("%%ongpu 1 -q\n%time X.sum().item()", 2, "%time X.sum().item()"),
+        ("%%ongpu 1 -q\n%time X.sum().item()", 2, "X.sum().item()"),
     ],
 )
 def test_timed_code_has_the_lines_of_its_cell(ip, cell, line, code):

@@ -7,8 +7,7 @@ from queue import Empty
 
 import pytest
 from kernels import TIMEOUT, Kernel, text
-
-from gpumagic.telemetry import Snapshot
+from snapshots import snapshot_in
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -118,7 +117,7 @@ def test_pages_are_told_of_this_host_while_a_cell_runs_until_the_magics_go(kerne
     assert listed() == [{"target_name": "gpumagic"}]
     told = ask("gpumagic_request")
     assert told["pid"] == kernel.manager.provisioner.pid
-    snapshot = Snapshot.from_dict(told["snapshot"])
+    snapshot = snapshot_in(told["snapshot"])
     assert snapshot.host.name == "node-7"
     assert [gpu.virtual_ordinal for gpu in snapshot.gpus] == [0, 1]
     assert all(process.mine for process in snapshot.processes)

@@ -48,7 +48,7 @@ def test_the_text():
         "  net     cuda:0  30.7 KiB  Linear, 2 tensors\n"
         "  images  cpu      196 KiB  float32[64, 784]   ← the odd one\n"
         "  labels  cpu        512 B  int64[64]          ← needed there next\n"
-        "  fix: train.py, before line 4 (moves 196 KiB; the other way, 30.7 KiB)\n"
+        "  fix: train.py, before line 4 (moves 196 KiB)\n"
         "      images, labels = images.to(device), labels.to(device)"
     )
 

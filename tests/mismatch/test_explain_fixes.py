@@ -219,3 +219,104 @@ def test_what_numpy_reads_in_a_modules_forward_is_copied_there():
     fix = gpumagic.explain(run(code)).fix
     assert fix.code.strip() == "return np.tanh(h.detach().cpu())"
     assert run(fix.apply(code)) is None
+
+
+MODULE = """
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {made}
+    def forward(self, x):
+        return {used}
+net = nn.Sequential(nn.Linear(4, 4), Part()).cuda()
+net(torch.ones(2, 4, device="cuda"))
+"""
+REGISTERED = [
+    (
+        "self.pe = torch.ones(4)",
+        "x + self.pe",
+        'self.register_buffer("pe", torch.ones(4), persistent=False)',
+    ),
+    (
+        "self.w = torch.ones(4, requires_grad=True); self.n = 1",
+        "x * self.w",
+        "self.w = nn.Parameter(torch.ones(4, requires_grad=True)); self.n = 1",
+    ),
+    (
+        "self.layers = [  # two\n            nn.Linear(4, 4) for _ in range(2)]",
+        "self.layers[1](x)",
+        "self.layers = nn.ModuleList([  # two\n            nn.Linear(4, 4) for _ in range(2)])",
+    ),
+    (
+        'self.heads = {"a": nn.Linear(4, 2)}',
+        'self.heads["a"](x)',
+        'self.heads = nn.ModuleDict({"a": nn.Linear(4, 2)})',
+    ),
+    (
+        "self.ws = [nn.Parameter(torch.ones(4)) for _ in range(2)]",
+        "sum(x * w for w in self.ws)",
+        "self.ws = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)])",
+    ),
+]
+
+
+@pytest.mark.parametrize(("made", "used", "fixed"), REGISTERED)
+def test_what_a_module_does_not_move_is_registered_where_its_class_makes_it(made, used, fixed):
+    code = MODULE.format(made=made, used=used)
+    explanation = gpumagic.explain(run(code))
+    assert explanation.fix.code.strip() == fixed
+    assert run(explanation.fix.apply(code)) is None
+    assert "make the module again" in explanation.reason
+
+
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        ("self.pe = None", "x + (setattr(self, 'pe', torch.ones(4)) or self.pe)"),
+        ("self.pe = torch.ones(4)\n        self.pe = torch.ones(4)", "x + self.pe"),
+        ('self.heads = {"a.b": nn.Linear(4, 2)}', 'self.heads["a.b"](x)'),
+    ],
+)
+def test_what_cannot_be_registered_by_one_edit_moves_where_it_is_used(made, used):
+    code = MODULE.format(made=made, used=used)
+    fix = gpumagic.explain(run(code)).fix
+    assert "register" not in fix.code
+    assert "ModuleDict" not in fix.code
+    assert run(fix.apply(code)) is None
+
+
+HEAD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 9)
+    def forward(self, x):
+        return self.head(self.body(x))
+net = Net().cuda()
+net.head = nn.Linear(4, 2)
+x = torch.ones(2, 4, device="cuda")
+y = net(x)
+"""
+
+
+def test_a_module_that_got_a_new_layer_after_it_moved_is_moved_again():
+    fix = gpumagic.explain(run(HEAD)).fix
+    assert (fix.code, fix.line) == ("net.to(x.device)", 11)
+    assert run(fix.apply(HEAD)) is None
+    # What runs on two devices on purpose stays so.
+    split = HEAD.replace("Net().cuda()", "Net().cuda(0)").replace("(4, 2)", "(4, 2).cuda(1)")
+    assert "self.head(self.body(x).to(" in gpumagic.explain(run(split)).fix.code
+
+
+def test_two_states_that_forward_makes_are_both_made_there():
+    code = (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.lstm = nn.LSTM(4, 3)\n    def forward(self, x):\n"
+        "        h = torch.zeros(1, x.size(1), 3)\n        c = torch.zeros(1, x.size(1), 3)\n"
+        "        return self.lstm(x, (h, c))\nNet().cuda()(torch.ones(5, 2, 4).cuda())\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert [line.strip() for line in fix.code.splitlines()] == [
+        f"{name} = torch.zeros(1, x.size(1), 3, device=x.device)" for name in "hc"
+    ]
+    assert run(fix.apply(code)) is None

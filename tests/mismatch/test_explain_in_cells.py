@@ -64,6 +64,28 @@ def test_a_cell_that_is_placed_and_a_notebook_that_has_no_such_cell_get_the_edit
     assert "put %%ongpu" not in explained(ip.run("%%ongpu 1 --no-move\nmodel(Xte)"))
 
 
+HOME = [
+    ("p = model(X).argmax(1).cpu()\nacc = p == y", "acc = p == y.to(p.device)"),
+    (
+        "ps = []\nfor b in X.split(8):\n    ps.append(model(b).argmax(1).to('cpu'))\n"
+        "acc = torch.cat(ps) == y",
+        "acc = torch.cat(ps) == y.cpu()",
+    ),
+    ("model.to('cpu')\nout = model(X)", "model.to(dev)"),
+    ("ones = torch.ones(64, device='cpu')\nsame(ones, y)", "same(ones.to(dev), y)"),
+    ("ones = torch.ones(64, device='cpu')\nz = ones * y", "z = ones.to(dev) * y"),
+]
+
+
+@pytest.mark.parametrize(("cell", "edit"), HOME)
+def test_a_cell_that_brought_its_values_home_itself_is_not_to_be_placed(trained, cell, edit):
+    trained.run("def same(a, b):\n    return a == b")
+    told = explained(trained.run(cell))
+    assert PUT not in told
+    assert edit in told
+    assert PUT in explained(trained.run("model = Net()\nn = model(X).cpu()"))
+
+
 def test_a_module_of_the_users_class_is_moved_where_it_was_called(trained):
     trained.run("lstm2, xb, dev = Net(), torch.rand(2, 4, device='cuda:1'), None")
     told = explained(trained.run("lstm2(xb)"))

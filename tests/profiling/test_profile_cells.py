@@ -125,6 +125,17 @@ def test_a_line_of_a_function_has_what_it_calls(cells):
     assert sum(e.host for e in found.lines) <= found.seconds * 1.2
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name")
+def test_a_comprehension_is_of_its_function(cells):
+    cells.run(
+        "def mean(rows):\n    return sum([r.sum() for r in rows]) / sum(len(r) for r in rows)"
+    )
+    found = profiled(cells, "%%ongpu 1 --profile\nmean(x)")
+    inside = [each for each in found.lines if each.where.line == 2 and each.where.label != "In [7]"]
+    assert [each.where.function for each in inside if each.where.function] == ["mean"]
+    assert len({(e.where.label, e.where.line) for e in found.lines}) == len(found.lines)
+
+
 def test_the_trace_is_kept_with_the_lines_and_can_be_read_again(cells, tmp_path):
     path = tmp_path / "trace.json"
     found = profiled(cells, ITEM.replace("--profile", f"--profile {path}"))
@@ -152,8 +163,8 @@ def test_a_cell_that_does_not_end_well_keeps_its_traceback_and_gets_its_table(ce
     ("line", "words"),
     [
         ("1 --profile none/t.json", "--profile: there is no folder "),
-        ("1 --profile --memory", "--memory takes time, which --profile would show"),
-        ("1 --profile --dry-run", "--dry-run runs nothing, so --profile has no effect"),
+        ("1 --profile --memory", "--memory and --profile do not combine; leave out one"),
+        ("1 --profile --dry-run", "--dry-run and --profile do not combine; leave out one"),
         ("0,1 --split x --profile", "--profile is for one device"),
     ],
 )

@@ -47,9 +47,6 @@ class Machine:
             problems=self.problems,
         )
 
-    def read_ahead(self, **_):
-        """Nothing is expensive here."""
-
 
 @pytest.fixture
 def machine(monkeypatch):

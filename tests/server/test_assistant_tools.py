@@ -112,7 +112,7 @@ async def test_they_tell_what_the_magics_tell(notebook):
     assert await running == "on\n"
 
     with pytest.raises(
-        GpuError, match=r"0 notebooks are 'x'; with a kernel here: work/train.ipynb"
+        GpuError, match=r"0 notebooks match 'x'; with a kernel here: work/train.ipynb"
     ):
         await gpu_memory("x")
 
@@ -162,7 +162,7 @@ async def test_an_mcp_client_lists_and_calls_them(jp_serverapp, notebook):
                 assert told["text"]
             held = (await client.call_tool("gpu_memory", {"notebook": "train.ipynb"})).data
             assert held["devices"][1]["allocated_bytes"] == 2**22
-            with pytest.raises(Exception, match="0 notebooks are 'x'"):
+            with pytest.raises(Exception, match="0 notebooks match 'x'"):
                 await client.call_tool("gpu_memory", {"notebook": "x"})
     finally:
         await extension.stop_extension()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from snapshots import snapshot_in
 from waiting import becomes
 
 from gpumagic.server.deaths import Deaths
@@ -82,7 +83,7 @@ def test_an_out_of_memory_kill_is_certain(container):
         "train.ipynb's kernel was killed by the out-of-memory killer while In [7] ran"
     )
     assert death.details == (
-        "it had 280 MiB of the container's 300 MiB of RAM, +190 MiB in the last 5 s",
+        "2 s before, it had 280 MiB of the container's 300 MiB of RAM, +190 MiB in 5 s",
         "variables are lost",
     )
     assert (death.count, death.exit_code, death.notebook) == (7, -9, "work/train.ipynb")
@@ -168,6 +169,15 @@ def test_a_kernel_that_cannot_be_restarted_dies_once(container):
     assert death.title == "train.ipynb's kernel ended with exit code 1"
 
 
+def test_a_kernel_that_has_run_a_cell_since_dies_again(container):
+    container.dies(KILL)
+    container.now += 4
+    container.cells.keep(CellRun("s", "k", "work/train.ipynb", 1, container.now))
+    container.now += 4
+    assert container.dies(KILL).title.endswith("while In [1] ran")
+    assert len(container.deaths.events) == 2
+
+
 def test_a_critical_error_of_its_gpu_is_mentioned(container):
     gpus = tuple(GpuSample(f"GPU-{n}", "H100", xid=79, xid_time=995.0) for n in (0, 1))
     container.snapshot = Snapshot(
@@ -215,7 +225,7 @@ async def test_real_kernels_that_die_and_that_do_not(
     for client in clients:
         await client.wait_for_ready(timeout=60)
     try:
-        snapshot = Snapshot.from_json((await fetch("snapshot")).body)
+        snapshot = snapshot_in((await fetch("snapshot")).body)
         assert {one.notebook for one in snapshot.kernels} >= {"killed.ipynb", "ended.ipynb"}
         assert all(one.host_memory > 10 * MIB for one in snapshot.kernels)
         clients[0].execute("import time\ntime.sleep(60)")

@@ -8,9 +8,10 @@ import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from snapshots import snapshot_in
 
 from gpumagic.server.routes import routes
-from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
+from gpumagic.telemetry import GpuSample, ProcessSample
 from gpumagic.telemetry.history import CellRun
 
 GIB = 2**30
@@ -92,7 +93,7 @@ async def test_a_post_needs_the_xsrf_cookie_and_the_same_origin(machine, fetch, 
     xsrf = "0123456789abcdef"
     own = {**browser, "Cookie": f"{browser['Cookie']}; _xsrf={xsrf}", "X-XSRFToken": xsrf}
     # The order itself is refused: it names nobody.
-    assert (await fetch("terminate", method="POST", body="{}", headers=own)).code == 400
+    assert (await fetch("terminate", method="POST", body="{}", headers=own)).code == 409
     foreign = {**own, "Origin": EVIL}
     answer = await fetch("terminate", method="POST", body="{}", headers=foreign)
     assert answer.code == 404
@@ -114,7 +115,7 @@ async def test_the_snapshot(machine, fetch, jp_serverapp):
     machine.processes = (ProcessSample("GPU-0", 4242, GIB),)
     answer = await fetch("snapshot")
     assert answer.headers["Content-Type"] == "application/json"
-    snapshot = Snapshot.from_json(answer.body)
+    snapshot = snapshot_in(answer.body)
     assert snapshot.gpus == machine.gpus
     assert snapshot.processes == machine.processes
     assert "api_last_activity" not in jp_serverapp.web_app.settings
@@ -199,7 +200,7 @@ async def test_a_stalled_driver_holds_nobody_up(machine, hub, fetch):
 
 async def test_with_no_driver_the_server_says_why(fetch, connect, caplog):
     caplog.set_level(logging.DEBUG)
-    snapshot = Snapshot.from_json((await fetch("snapshot")).body)
+    snapshot = snapshot_in((await fetch("snapshot")).body)
     assert snapshot.gpus == ()
     assert snapshot.problems[0].cause
     assert snapshot.problems[0].cure

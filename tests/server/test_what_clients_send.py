@@ -1,12 +1,16 @@
 """What a client may send: anything at all, and nothing of it raises."""
 
+import asyncio
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tornado.web import HTTPError
 
 from gpumagic.server.hub import Want, parse_want
-from gpumagic.server.kernels import NotEnded, Order, parse_order
+from gpumagic.server.kernels import terminate
+from gpumagic.telemetry import ProcessSample, Snapshot
 from gpumagic.telemetry.sampler import PERIODS_S
 
 json_values = st.recursive(
@@ -52,24 +56,17 @@ def test_what_is_right_is_taken_as_it_is(period, processes, since):
     assert parse_want(text, Want()) == Want(period, processes, True, since)
 
 
-@given(json_values)
-def test_any_order_is_refused_or_an_order(given):
-    try:
-        assert isinstance(parse_order(given), Order)
-    except NotEnded:
-        return
+ORPHAN = ProcessSample("GPU-0", 2**30, started=17.5, orphan=True)
 
 
-@given(st.fixed_dictionaries({"pid": json_values, "started": json_values, "force": json_values}))
-def test_any_order_of_the_right_shape(order):
-    try:
-        made = parse_order(order)
-    except NotEnded:
-        return
-    assert made.pid > 0
-    assert made.started > 0
+@given(json_values | st.fixed_dictionaries({"pid": json_values, "started": json_values}))
+def test_any_order_is_refused(given):
+    with pytest.raises(HTTPError) as refused:
+        asyncio.run(terminate(given, Snapshot(1.0, processes=(ORPHAN,))))
+    assert refused.value.status_code == 409
 
 
-def test_an_order():
-    order = parse_order({"pid": 4242, "started": 17.5, "force": True})
-    assert order == Order(4242, 17.5, True)
+def test_an_order_for_one_that_has_ended():
+    order = {"pid": 2**30, "started": 17.5, "force": True}
+    ended, text = asyncio.run(terminate(order, Snapshot(1.0, processes=(ORPHAN,))))
+    assert (ended, "has ended by itself" in text) == (True, True)

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machines import arc, kfd_process, mac, mi300x, opened, radeon_and_apu
+from snapshots import snapshot_in
 
 from gpumagic import faults
 from gpumagic.device import TorchBuild, amd_gpus, intel_gpus
-from gpumagic.telemetry import Host, Snapshot
+from gpumagic.telemetry import Snapshot
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.doctor import Doctor
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
@@ -79,7 +80,7 @@ changes = st.one_of(
 
 def believable(snapshot: Snapshot) -> None:
     assert [p.code for p in snapshot.problems if p.code == "source-failed"] == []
-    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    assert snapshot_in(snapshot.to_json()) == snapshot
     for gpu in snapshot.gpus:
         for percent in (gpu.utilization, gpu.memory_utilization, gpu.fan):
             assert percent is None or 0 <= percent <= 100
@@ -127,13 +128,16 @@ def test_no_files_make_a_source_fail(
 
 @pytest.mark.parametrize("said", [b"", b"<?xml", b"bplist00", mac()])
 @given(cut=st.integers(0, 2000), flipped=st.integers(0, 2000))
-def test_nothing_that_ioreg_prints_makes_a_source_fail(said: bytes, cut: int, flipped: int) -> None:
+def test_what_ioreg_prints_is_a_gpu_or_a_problem(said: bytes, cut: int, flipped: int) -> None:
     changed = bytearray(said[: max(len(said) - cut, 0)])
     if changed:
         changed[flipped % len(changed)] ^= 0xFF
-    source = AppleSource(lambda: bytes(changed), "darwin")
-    for gpu in source.gpus(Host("box")):
+    source = AppleSource(lambda: bytes(changed))
+    snapshot = Collector([source], here=list, usable=False).take()
+    assert len(snapshot.gpus) + len(snapshot.problems) == 1
+    for gpu in snapshot.gpus:
         assert gpu.utilization is None or 0 <= gpu.utilization <= 100
+    faults.forget()
 
 
 def test_a_read_that_hangs_is_told_with_what_was_known(tmp_path: Path) -> None:

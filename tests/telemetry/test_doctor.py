@@ -40,7 +40,7 @@ def look(
         except KeyError:
             raise metadata.PackageNotFoundError(name) from None
 
-    mac_gpu = AppleSource(lambda: apple, "darwin")
+    mac_gpu = AppleSource(lambda: apple)
     return {
         check.name: check
         for check in Doctor(root, env, door, version, lambda: build, mac_gpu).checks()

@@ -12,10 +12,10 @@ SOURCES = Path(__file__).parents[2] / "gpumagic"
 # NVML calls its newest version of some functions.
 VERSIONS = {
     "nvmlDeviceGetCount": ("_v2",),
-    "nvmlDeviceGetMemoryInfo": ("", "_v2"),
-    "nvmlDeviceGetComputeRunningProcesses": ("_v2", "_v3"),
-    "nvmlDeviceGetGraphicsRunningProcesses": ("_v2", "_v3"),
-    "nvmlDeviceGetMPSComputeRunningProcesses": ("_v2", "_v3"),
+    "nvmlDeviceGetMemoryInfo": ("_v2",),
+    "nvmlDeviceGetComputeRunningProcesses": ("_v3",),
+    "nvmlDeviceGetGraphicsRunningProcesses": ("_v3",),
+    "nvmlDeviceGetMPSComputeRunningProcesses": ("_v3",),
     "nvmlSystemGetCudaDriverVersion": ("_v2",),
     "nvmlDeviceGetHandleByIndex": ("_v2",),
 }
@@ -23,7 +23,6 @@ VERSIONS = {
 OTHERS = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlEventSetFree"}
 CODES = (*range(1, 29), 999)
 
-# Fails two functions at once: an older driver refuses one, and the other has an error.
 PROGRAM = """
 from gpumagic.telemetry.snapshot import Host
 host = Host("h", memory_total=7 * 2**40, memory_used=5 * 2**40)
@@ -45,39 +44,31 @@ def look(collector):
 
 right = look(start())
 wrong = []
-for names, code in FAILURES:
+for name, code in FAILURES:
     watching = start()
     look(watching)
-    for name, refused in zip(names, (code, 3)):
-        machine(**{f"fail__{name}": refused})
+    machine(**{f"fail__{name}": code})
     for seen in (look(watching), look(start())):
         for key, fields in seen.items():
             for field, value in fields.items():
-                may = [None, *DOCUMENTED.get((*names, code, field), ())]
+                may = [None, *DOCUMENTED.get((name, code, field), ())]
                 # Without the list of MIG devices, their parent has their processes.
                 may += [right[key][field]] if key in right else [5000, 40.0]
                 if value not in may and not (field == "lost" and value is True):
-                    wrong.append([names, code, field, value])
-    for name in names:
-        machine(**{f"fail__{name}": 0})
+                    wrong.append([name, code, field, value])
+    machine(**{f"fail__{name}": 0})
 print(json.dumps(wrong))
 """
 
 # What an answer that is no error means, by NVML's documentation; sizes are those of the stand-in.
-NEWER, OLDER = "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"
+MEMORY = "nvmlDeviceGetMemoryInfo_v2"
 DOCUMENTED = {
     ("nvmlDeviceGetProcessUtilization", 6, "busy"): [0.0],  # no process ran
+    # A GPU without memory of its own shares the host's.
+    (MEMORY, 3, "unified"): [True],
+    (MEMORY, 3, "memory_total"): [7 * 2**40],
+    (MEMORY, 3, "memory_used"): [5 * 2**40],
 }
-for code in (3, 13):
-    # An old driver counts what it reserves as used; a GPU without memory shares the host's.
-    DOCUMENTED[NEWER, code, "memory_used"] = [2**31 + 2**29, 2**30 + 2**29]
-    for field, shared in {
-        "unified": True,
-        "memory_total": 7 * 2**40,
-        "memory_used": 5 * 2**40,
-    }.items():
-        for names in ((NEWER, OLDER), (OLDER, NEWER)):
-            DOCUMENTED[(*names, code, field)] = [shared]
 
 
 def functions() -> list[str]:
@@ -98,9 +89,7 @@ def test_the_functions_are_found() -> None:
 
 @pytest.mark.parametrize("name", functions())
 def test_a_failed_call_is_unknown_and_no_other_figure(stand_in: Any, name: str) -> None:
-    older = name.removesuffix("_v2").removesuffix("_v3")
-    pairs = [(name,)] + [(name, other) for other in functions() if other != name and older in other]
-    failures = [(names, code) for names in pairs for code in CODES]
+    failures = [(name, code) for code in CODES]
     machine = {"gpus": 2, "gpu.*.compute": "77:5000", "gpu.*.busy": "77:40", "gpu.1.mig": 1}
     assert (
         stand_in.watch(f"FAILURES = {failures!r}\nDOCUMENTED = {DOCUMENTED!r}\n{PROGRAM}", machine)

@@ -27,11 +27,11 @@ def test_what_was_measured_stands_newest_first(made):
     bars = [{"where": "cpu", "share": 1.0, "text": "2 ms"}]
     made.keep("1 ms", 1.0, "first", [])
     made.keep("2 ms", 2.0, "second", bars)
-    assert [(e.title, e.bars, e.time) for e in made.entries] == [
+    assert [(e["title"], e["bars"], e["time"]) for e in made.entries] == [
         ("second", bars, 2.0),
         ("first", [], 1.0),
     ]
-    told = vars(made.entries[0])
+    told = made.entries[0]
     assert set(told) == {"id", "title", "time", "text", "bars"}  # a Result of snapshot.ts
 
 
@@ -57,8 +57,8 @@ def test_it_holds_no_more_than_the_newest_and_calls_who_listens(steps):
                 made.post({"n": n})
             listening = {number for number, _ in open_}
             assert heard == {k: v + (k in listening) for k, v in before.items()}
-    assert [e.title for e in made.entries] == kept[:KEPT]
-    assert len({e.id for e in made.entries}) == len(made.entries)
+    assert [e["title"] for e in made.entries] == kept[:KEPT]
+    assert len({e["id"] for e in made.entries}) == len(made.entries)
 
 
 def test_a_listener_that_fails_stops_neither_the_measurement_nor_the_others(made):

@@ -243,11 +243,12 @@ def hangup_heeded() -> Iterator[None]:
 def test_what_was_made_to_outlive_its_kernel_is_no_orphan(start: Start) -> None:
     kernel = start()
     owners = Owners()
-    # Seen while its kernel lives, and not among its processes.
-    assert one(owners, kernel.detached).kernel is None
+    # Not among its kernel's processes, and no orphan while that lives.
+    detached = one(owners, kernel.detached)
+    assert (detached.kernel, detached.orphan) == (None, False)
     kernel.die()
     assert one(owners, kernel.child).orphan
-    for pid in (kernel.daemon, kernel.detached, kernel.nohup):
+    for pid in (kernel.daemon, kernel.nohup):
         assert not one(owners, pid).orphan, pid
 
 
@@ -265,9 +266,3 @@ def test_notebooks_are_named_from_the_servers_root(start: Start, tmp_path: Path)
     inside.die()
     orphan = one(Owners(root=root), inside.child)
     assert (orphan.orphan, orphan.notebook) == (True, "work/a.ipynb")
-
-
-def test_it_is_known_how_much_ram_a_process_of_ones_own_has() -> None:
-    host_memory = Owners().look_up({os.getpid()})[os.getpid()].host_memory
-    assert host_memory is not None
-    assert 2**20 < host_memory < 2**40

@@ -30,9 +30,6 @@ class Driver:
         assert self.gate.wait(PATIENCE_S)
         return Snapshot(1.0, gpus=(GpuSample("GPU-1", memory_used=5),))
 
-    def read_ahead(self, **options: float) -> None:
-        """Nothing is expensive here."""
-
     def stall(self) -> None:
         """Returns when a call hangs."""
         self.gate.clear()

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from gpumagic.telemetry import state_files
 from gpumagic.telemetry.state_files import (
-    ALLOCATED,
     BUSY_NS,
     RESERVED,
     WINDOW_END_NS,
@@ -50,7 +49,7 @@ def as_another_reads(content: bytes, folder: Path) -> list[state_files.VirtualSt
 
 def test_counters_are_read_as_written(publisher: Publisher, tmp_path: Path) -> None:
     row = publisher.counters[1]
-    row[ALLOCATED], row[RESERVED] = 5 * 2**30, 6 * 2**30
+    row[RESERVED] = 6 * 2**30
     row[BUSY_NS], row[WINDOW_END_NS] = WINDOW_NS // 4, time.time_ns()
     for states in (
         read(tmp_path / "runtime" / "virtual"),
@@ -59,7 +58,7 @@ def test_counters_are_read_as_written(publisher: Publisher, tmp_path: Path) -> N
         assert [state.sample.virtual_ordinal for state in states] == [0, 1]
         assert states[1].pid == os.getpid()
         assert states[1].sample.uuid == FACTS[1].uuid
-        assert (states[1].allocated, states[1].sample.memory_used) == (5 * 2**30, 6 * 2**30)
+        assert states[1].sample.memory_used == 6 * 2**30
         assert states[1].sample.utilization == 25.0
         assert (states[0].sample.memory_used, states[0].sample.utilization) == (0, 0.0)
 
@@ -74,10 +73,10 @@ def test_a_window_that_ended_long_ago_is_idleness(publisher: Publisher) -> None:
 
 def test_what_cannot_be_is_bounded(publisher: Publisher) -> None:
     row = publisher.counters[0]
-    row[ALLOCATED], row[RESERVED] = -5, -5
+    row[RESERVED] = -5
     row[BUSY_NS], row[WINDOW_END_NS] = 9 * WINDOW_NS, time.time_ns()
     (state, _) = publisher.states()
-    assert (state.allocated, state.sample.memory_used, state.sample.utilization) == (0, 0, 100.0)
+    assert (state.sample.memory_used, state.sample.utilization) == (0, 100.0)
 
 
 def test_only_this_user_may_read_them(publisher: Publisher) -> None:
@@ -89,7 +88,7 @@ def test_only_this_user_may_read_them(publisher: Publisher) -> None:
 def test_closing_removes_the_file_and_leaves_the_rows_writable(tmp_path: Path) -> None:
     made = Publisher(FACTS, tmp_path)
     made.close()
-    made.counters[0][ALLOCATED] = 1
+    made.counters[0][RESERVED] = 1
     made.close()
     assert list(tmp_path.iterdir()) == []
     assert read(tmp_path) == []

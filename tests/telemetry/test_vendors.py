@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,15 +81,14 @@ def test_eight_mi300x(tmp_path: Path) -> None:
         "sm_clock": 132,
         "sm_clock_limit": 2100,
         "memory_clock": 900,
-        "memory_clock_limit": 1300,
         "ecc_corrected": 2,
         "ecc_uncorrected": 0,
     }
     assert snapshot.gpus[2].uuid == "GPU-eb9f1a5c0c3d1e02"
     # KFD knows more of who computes than fdinfo; what both tell of is not added up.
-    assert [(p.uuid, p.pid, p.memory, p.kind) for p in snapshot.processes] == [
-        ("GPU-eb9f1a5c0c3d1e00", 4242, 3 * GIB, "compute"),
-        ("GPU-eb9f1a5c0c3d1e07", 4242, GIB, "compute"),
+    assert [(p.uuid, p.pid, p.memory) for p in snapshot.processes] == [
+        ("GPU-eb9f1a5c0c3d1e00", 4242, 3 * GIB),
+        ("GPU-eb9f1a5c0c3d1e07", 4242, GIB),
     ]
 
 
@@ -114,7 +114,6 @@ def test_a_radeon_beside_an_apu(tmp_path: Path) -> None:
         "sm_clock": 2365,
         "sm_clock_limit": 2526,
         "memory_clock": 1249,
-        "memory_clock_limit": 1249,
     }
     # It has no id of its own; its address is one of this machine.
     assert small.uuid == "PCI-0000:11:00.0-5f0c8a52"
@@ -136,26 +135,17 @@ def test_who_holds_a_radeon(tmp_path: Path) -> None:
     radeon_and_apu(tmp_path)
     source = AmdSource(tmp_path)
 
-    def tick(gfx: int, compute: int) -> dict[tuple[str, int], ProcessSample]:
-        lines = {"drm_memory_vram": "2048 KiB", "drm_memory_gtt": "9 MiB"}
-        times = {"drm_engine_gfx": f"{gfx} ns", "drm_engine_compute": f"{compute} ns"}
-        for fd in (4, 5):  # opened once, and duplicated
-            opened(tmp_path, 41, fd, "0000:03:00.0", 1, **lines, **times)
-        opened(tmp_path, 42, 4, "0000:03:00.0", 1, **lines)  # a child that shares it
-        opened(
-            tmp_path, 41, 6, "0000:11:00.0", 1, drm_resident_vram="1 MiB", drm_memory_gtt="1 MiB"
-        )
-        opened(tmp_path, 43, 3, "0000:03:00.0", 8, drm_memory_vram=0)
-        opened(tmp_path, 44, 3, "0000:99:00.0", 9, drm_memory_vram="1 GiB")
-        return {(p.uuid[:7], p.pid): p for p in take(source).processes}
-
-    first = tick(10**9, 0)
-    assert {key: p.memory for key, p in first.items()} == {
+    lines = {"drm_memory_vram": "2048 KiB", "drm_memory_gtt": "9 MiB"}
+    for fd in (4, 5):  # opened once, and duplicated
+        opened(tmp_path, 41, fd, "0000:03:00.0", 1, **lines)
+    opened(tmp_path, 42, 4, "0000:03:00.0", 1, **lines)  # a child that shares it
+    opened(tmp_path, 41, 6, "0000:11:00.0", 1, drm_resident_vram="1 MiB", drm_memory_gtt="1 MiB")
+    opened(tmp_path, 43, 3, "0000:03:00.0", 8, drm_memory_vram=0)
+    opened(tmp_path, 44, 3, "0000:99:00.0", 9, drm_memory_vram="1 GiB")
+    assert {(p.uuid[:7], p.pid): p.memory for p in take(source).processes} == {
         ("GPU-35a", 41): 2 * MIB,
         ("PCI-000", 41): 2 * MIB,
     }
-    held = tick(2 * 10**9, 3 * 10**9)[("GPU-35a", 41)]
-    assert held.kind == "compute+graphics"
 
 
 def test_an_arc_with_xe(tmp_path: Path) -> None:
@@ -197,11 +187,10 @@ def test_an_arc_that_slept_was_not_busy_meanwhile(tmp_path: Path) -> None:
 
 def test_who_computes_on_an_arc(tmp_path: Path) -> None:
     arc(tmp_path)
-    cycles = {"drm_cycles_ccs": 10_000, "drm_total_cycles_ccs": 50_000}
     size = {"drm_total_vram0": "40 MiB", "drm_resident_vram0": "24 MiB"}
-    opened(tmp_path, 7, 5, "0000:03:00.0", 3, drm_resident_gtt="1 MiB", **size, **cycles)
+    opened(tmp_path, 7, 5, "0000:03:00.0", 3, drm_resident_gtt="1 MiB", **size)
     (process,) = take(IntelSource(tmp_path, build=TorchBuild)).processes
-    assert (process.memory, process.kind) == (24 * MIB, "compute")
+    assert process.memory == 24 * MIB
 
 
 def test_the_gpu_in_a_processor_is_listed_where_torch_can_use_it(tmp_path: Path) -> None:
@@ -256,7 +245,7 @@ def test_a_source_that_fails_costs_the_others_nothing(tmp_path: Path, question: 
 
 
 def test_a_mac() -> None:
-    source = AppleSource(mac, "darwin")
+    source = AppleSource(mac)
     (gpu,) = take(source).gpus
     assert gpu.uuid == "MPS-box"
     assert known(gpu) == {
@@ -272,21 +261,18 @@ def test_a_mac() -> None:
     assert (gpu.kind, gpu.called(0)) == ("mps", "mps")
 
 
-def test_elsewhere_than_on_a_mac_nothing_is_run() -> None:
-    def never() -> bytes:
-        pytest.fail("ran a command")
-
-    assert take(AppleSource(never, "linux")).gpus == ()
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has the command")
+def test_elsewhere_than_on_a_mac_there_is_no_command() -> None:
+    assert take(AppleSource()).gpus == ()
 
 
-@pytest.mark.parametrize("said", [b"", b"<plist>", b"bplist00" + bytes(40), mac()[:300], b"\xff"])
-def test_a_mac_that_tells_nothing_readable(said: bytes) -> None:
-    assert take(AppleSource(lambda: said, "darwin")).gpus == ()
+def test_a_mac_without_a_gpu_of_apples() -> None:
+    assert take(AppleSource(lambda: b"")).gpus == ()
 
 
 def test_a_mac_whose_figures_are_none() -> None:
     said = mac(**{"Device Utilization %": "many", "In use system memory": -1})
-    (gpu,) = take(AppleSource(lambda: said, "darwin")).gpus
+    (gpu,) = take(AppleSource(lambda: said)).gpus
     assert gpu.utilization is gpu.memory_used is None
 
 
@@ -352,7 +338,7 @@ FAULTS: list[tuple[Callable[[Path], object], dict[str, object]]] = [
     (lambda d: write(d, {"current_link_width": 255}), {"pcie_width": None}),
     (lambda d: write(d, {"pp_dpm_sclk": "S: 19Mhz *\n\n0:"}), {"sm_clock_limit": 19}),
     (lambda d: write(d, {"power/runtime_status": "suspended"}), {"power": None, "lost": False}),
-    (emptied, {"lost": True, "name": "AMD Radeon RX 7900 XTX"}),
+    (emptied, {"memory_used": None, "utilization": None, "power": None}),
 ]
 
 
@@ -370,14 +356,13 @@ def test_what_breaks_is_not_known_and_all_else_is(
     assert other.utilization == 3.0
 
 
-def test_a_gpu_that_is_unplugged_is_lost(tmp_path: Path) -> None:
+def test_a_gpu_that_is_unplugged_is_not_listed(tmp_path: Path) -> None:
     radeon_and_apu(tmp_path)
     source = AmdSource(tmp_path)
     take(source)
     (tmp_path / "sys/class/drm/card1").unlink()
-    small, gone = take(source).gpus
-    assert (small.lost, gone.lost, gone.uuid) == (False, True, "GPU-35a4f1c2d8e97b60")
-    assert gone.memory_total is None
+    (small,) = take(source).gpus
+    assert small.memory_used == 384 * MIB
 
 
 def test_a_model_that_only_the_list_of_pci_ids_knows(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def test_it_takes_the_callers_names_tells_the_board_and_is_kept(gpus):
     assert seen[0]["line"].startswith("MINE + 1 · cpu")
     assert [now for now in seen if now is None]
     assert board.now is None
-    assert (board.entries[0].title, board.entries[0].text) == (made.title, repr(made))
+    assert (board.entries[0]["title"], board.entries[0]["text"]) == (made.title, repr(made))
     (shown,) = made._repr_mimebundle_().values()  # what JupyterLab's panel draws
-    assert (shown["title"], shown["bars"]) == (made.title, board.entries[0].bars)
+    assert (shown["title"], shown["bars"]) == (made.title, board.entries[0]["bars"])
     assert [bar["where"] for bar in shown["bars"]] == ["cpu"]
 
 
@@ -289,7 +289,7 @@ def test_what_it_prints_is_shown_once_and_others_print_as_ever(gpus, capsys):
     shown = capsys.readouterr()
     assert (shown.out.count("hello"), shown.err.count("there")) == (1, 1)
     assert "." in shown.out
-    assert made.notes == ("what the code prints or displays is shown of its first run only",)
+    assert made.notes == ("the output of the code is shown for its first run only",)
     assert compare("1", ["cpu"], max_time=0.01).notes == ()
 
 

@@ -33,6 +33,12 @@ BAD = {
     "one_hot": lambda x: F.one_hot(on(0, 5), 3),
     "probability": lambda x: F.binary_cross_entropy(x - 5, x),
     "multinomial": lambda x: torch.multinomial(x - 5, 1),
+    "no probability": lambda x: torch.multinomial(x * 0, 1),
+    "bernoulli": lambda x: torch.bernoulli(x + 2),
+    "repeats": lambda x: torch.repeat_interleave(x, on(1, -1, 1), 0),
+    "rate": lambda x: torch.poisson(x - 5),
+    "unpooling": lambda x: F.max_unpool1d(x[None], on(0, 1, 2, 9).expand(1, 3, 4), 2),
+    "margin": lambda x: F.multi_margin_loss(x, on(0, 1, 4)),
 }
 
 
@@ -89,4 +95,4 @@ def test_in_cells_the_explanation_offers_the_check(ip):
     checked = ip.run("%%ongpu 1 --check\nrows = table[ids]")
     assert "ids[1] = 9, but table has 5 elements in dimension 0" in checked.text
     assert ip.run("%%ongpu 1\nrows = table[:2].sum().item()").error is None
-    assert "need --virtual" in ip.run("%gpus --asserts").text
+    assert "needs --virtual; type --virtual 2 --asserts" in ip.run("%gpus --asserts").text

@@ -4,10 +4,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
-from gpumagic.telemetry.history import History
-from gpumagic.telemetry.snapshot import Snapshot
+from snapshots import snapshot_in
 
-SNAPSHOT = Snapshot.from_json((Path(__file__).parents[1] / "data/snapshot.json").read_text())
+from gpumagic.telemetry.history import History
+
+SNAPSHOT = snapshot_in((Path(__file__).parents[1] / "data/snapshot.json").read_text())
 MINE = {process.uuid for process in SNAPSHOT.processes if process.mine}
 
 

@@ -57,9 +57,9 @@ def test_the_widget_answers_a_view_that_asks(ip):
     widget._save_table = lambda: None
     try:
         ip.run("x = zeros(10**6, device='cuda')")
-        assert widget.holdings == {}  # nobody has it open
-        widget.receive(None, {"type": "holdings", "id": "a"}, [])
-        assert widget.holdings["gpus"][here()[0].uuid]["rows"][0]["name"] == "x"
+        assert widget.variables == {}  # nobody has it open
+        widget.receive(None, {"type": "variables", "id": "a"}, [])
+        assert widget.variables["gpus"][here()[0].uuid]["rows"][0]["name"] == "x"
     finally:
         widget.close()
     assert faults.all_kept() == []

@@ -150,19 +150,19 @@ def test_what_a_cell_left_behind_is_told_at_its_end(made):
 
 def test_it_rests_when_the_last_view_goes_and_wakes_when_one_comes(made):
     hear = made.widget.receive
-    hear(None, {"type": "look", "id": "a"}, [])
+    hear(None, {"type": "alive", "id": "a"}, [])
     hear(None, {"type": "gone", "id": "a"}, [])
     assert made.sampler.listeners == hooks(made.shell) == []
     assert made.widget.history == {}
     assert made.published == [SNAPSHOT.time]
-    hear(None, {"type": "look", "id": "b"}, [])
+    hear(None, {"type": "alive", "id": "b"}, [])
     assert len(made.sampler.listeners) == 1
     assert "time" in made.widget.history
     assert len(hooks(made.shell)) == 2
 
 
 def test_it_rests_when_nobody_is_heard_but_not_in_a_long_cell(made):
-    made.widget.receive(None, {"type": "look", "id": "a"}, [])
+    made.widget.receive(None, {"type": "alive", "id": "a"}, [])
     made.ns = made.shell.ns
 
     def hours():
@@ -181,7 +181,7 @@ def test_it_rests_when_nobody_is_heard_but_not_in_a_long_cell(made):
 
 
 @pytest.mark.parametrize(
-    "nonsense", [None, [], "look", {}, {"type": "gone"}, {"type": 7, "id": {}}]
+    "nonsense", [None, [], "alive", {}, {"type": "gone"}, {"type": 7, "id": {}}]
 )
 def test_nonsense_from_a_view_is_ignored(made, nonsense):
     made.widget.receive(None, nonsense, [])
@@ -193,7 +193,7 @@ def test_closing_twice_and_ticks_after_it_do_nothing(made):
     made.widget.close()
     made.widget.close()
     listener(SNAPSHOT)
-    made.widget.receive(None, {"type": "look", "id": "late"}, [])
+    made.widget.receive(None, {"type": "alive", "id": "late"}, [])
     assert made.sampler.listeners == hooks(made.shell) == []
     assert made.published == [SNAPSHOT.time]
 

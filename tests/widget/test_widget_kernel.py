@@ -83,7 +83,7 @@ def test_a_view_speaks_over_the_wire(kernel):
     wire(kernel, "m = monitor(0.25)")
     found = wire(kernel, "print(m.comm.comm_id)")
     comm = "".join(c["text"] for kind, c in found if kind == "stream").strip()
-    for kind in ("look", "gone"):
+    for kind in ("alive", "gone"):
         data = {"method": "custom", "content": {"type": kind, "id": "a"}}
         message = kernel.client.session.msg("comm_msg", {"comm_id": comm, "data": data})
         kernel.client.shell_channel.send(message)

@@ -54,13 +54,13 @@ def test_a_step_does_not_send_all_results_again(made):
 
 def test_while_it_rests_it_hears_nothing_and_then_it_has_all(made):
     hear = made.widget.receive
-    hear(None, {"type": "look", "id": "a"}, [])
+    hear(None, {"type": "alive", "id": "a"}, [])
     hear(None, {"type": "gone", "id": "a"}, [])
     assert made.board._listeners == {}
     made.board.keep("", 3.0, "meanwhile", [])
     made.board.post(NOW)
     assert made.widget.timing == {}
-    hear(None, {"type": "look", "id": "b"}, [])
+    hear(None, {"type": "alive", "id": "b"}, [])
     assert [t["title"] for t in made.widget.timings] == ["meanwhile", "before"]
     assert made.widget.timing == NOW
 

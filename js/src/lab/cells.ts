@@ -43,7 +43,7 @@ export class Cells {
    * Put the lines into a first cell of the notebook and run it; return the notebook's name.
    *
    * A console gets them as its next cell. Without a current notebook or console, a new notebook is
-   * opened. What goes wrong in the kernel, the cell shows.
+   * opened. The cell shows the kernel's errors.
    */
   async runFirst(context: ISessionContext | null, lines: string[]): Promise<string> {
     const { commands, shell } = this.#app;
@@ -61,9 +61,9 @@ export class Cells {
       content.model.sharedModel.insertCell(0, { cell_type: 'code', source: code });
     content.activeCellIndex = 0;
     const name = panel.sessionContext?.name ?? '';
-    // It is false if the cell raised, and if no kernel was chosen.
+    // The answer is false if the cell raised, or no kernel was chosen.
     if ((await commands.execute('notebook:run-cell-and-select-next')) === false)
-      throw new Error(this.#trans.__('The first cell of %1 failed: it says why.', name));
+      throw new Error(this.#trans.__('The first cell of %1 failed; its output says why.', name));
     return name;
   }
 
@@ -87,7 +87,7 @@ export class Cells {
     throw new Error(
       content.status === 'error'
         ? content.evalue.split('\n')[0] || content.ename
-        : trans.__('%1 did not run it: an earlier cell failed. Press again.', context.name),
+        : trans.__('%1 skipped it: an earlier cell failed. Press again.', context.name),
     );
   }
 

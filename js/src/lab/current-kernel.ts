@@ -4,7 +4,7 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { type Kernel, KernelMessage } from '@jupyterlab/services';
 import type { Snapshot } from '../snapshot.js';
-import type { World } from './stream.js';
+import type { Environment } from './stream.js';
 
 /** Any widget with a session, so that no notebook package is needed. */
 export interface WithSession {
@@ -60,8 +60,9 @@ export function notebookNames({ serviceManager }: JupyterFrontEnd): Map<string, 
   const found = new Map<string, string>();
   for (const { kernel, path, name, type } of serviceManager.sessions.running()) {
     // A console can share a notebook's kernel; the notebook's name wins.
+    // The path of a console, and at first that of a new notebook, is an id without a suffix.
     if (kernel && (type === 'notebook' || !found.has(kernel.id)))
-      found.set(kernel.id, type === 'notebook' ? path : name);
+      found.set(kernel.id, /\.[^/]+$/.test(path) ? path : name);
   }
   return found;
 }
@@ -78,7 +79,7 @@ export async function ask(
   kernel: Kernel.IKernelConnection,
   type: string,
   content: object,
-  world: Pick<World, 'after'>,
+  environment: Pick<Environment, 'after'>,
 ): Promise<Answer | null> {
   const message = KernelMessage.createMessage({
     channel: 'control',
@@ -89,7 +90,7 @@ export async function ask(
     content: content as KernelMessage.IDebugRequestMsg['content'],
   });
   const future = kernel.sendControlMessage(message, true);
-  const stop = world.after(TIMEOUT_MS, () => future.dispose());
+  const stop = environment.after(TIMEOUT_MS, () => future.dispose());
   // The promise fails if the future is disposed, or the kernel is restarted or gone.
   const reply = await future.done.catch(() => null);
   stop();

@@ -1,83 +1,67 @@
-/** Feed the monitors of this page from one stream; a monitor that is not visible wants nothing. */
+/** Feed the monitors of this page from one stream, which sends more while one is visible. */
 
 import type { Monitor } from '../monitor/monitor.js';
 import type { State } from '../monitor/shared.js';
-import type { HistoryMessage } from '../snapshot.js';
-import type { Stream, Subscription } from './stream.js';
-
-interface View {
-  isVisible(): boolean;
-  subscription: Subscription;
-}
+import type { Change, Stream } from './stream.js';
 
 export class Feeds {
-  #stream: Pick<Stream, 'subscribe'>;
-  #get: <T>(path: string) => Promise<T>;
-  #views = new Map<Monitor, View>();
+  #stream: Pick<Stream, 'latest' | 'subscribe'>;
+  #change: Change;
+  /** Whether each monitor is visible. */
+  #monitors = new Map<Monitor, () => boolean>();
   #state: Partial<State> = {};
   #period = 1;
-  #fed = false;
 
-  constructor(stream: Pick<Stream, 'subscribe'>, get: <T>(path: string) => Promise<T>) {
+  constructor(stream: Pick<Stream, 'latest' | 'subscribe'>) {
     this.#stream = stream;
-    this.#get = get;
+    this.#change = stream.subscribe(
+      {
+        snapshot: (snapshot) => this.#each((monitor) => monitor.update(snapshot)),
+        history: (history) => this.#each((monitor) => monitor.seed(history)),
+        cells: (cells) => this.#each((monitor) => monitor.mark(cells)),
+        connection: (connection) => this.set({ connection }),
+      },
+      null,
+    );
   }
 
   /** Feed a monitor until `remove`. */
   add(monitor: Monitor, isVisible: () => boolean): void {
     monitor.set(this.#state);
-    const subscription = this.#stream.subscribe(
-      {
-        snapshot: (snapshot) => monitor.update(snapshot),
-        history: (history) => monitor.seed(history),
-        cells: (cells) => monitor.mark(cells),
-        connection: (connection) => monitor.set({ connection }),
-      },
-      null,
-    );
-    this.#views.set(monitor, { isVisible, subscription });
-    // The stream delivers the past only once, to the first monitor.
-    if (this.#fed) void this.#past(monitor);
-    this.#fed = true;
-    this.look();
-  }
-
-  async #past(monitor: Monitor): Promise<void> {
-    const past = await this.#get<HistoryMessage>('history').catch(() => null);
-    if (!past || !this.#views.has(monitor)) return;
-    monitor.seed(past.history);
-    monitor.mark(past.cells);
+    const { latest } = this.#stream;
+    if (latest) monitor.update(latest);
+    this.#monitors.set(monitor, isVisible);
+    this.changeWant();
   }
 
   remove(monitor: Monitor): void {
-    this.#views.get(monitor)?.subscription.close();
-    this.#views.delete(monitor);
+    this.#monitors.delete(monitor);
+    this.changeWant();
   }
 
   /** Change the state of all monitors, present and future. */
   set(state: Partial<State>): void {
     Object.assign(this.#state, state);
-    for (const monitor of this.#views.keys()) monitor.set(state);
+    this.#each((monitor) => monitor.set(state));
   }
 
   /** Change the seconds between snapshots. */
   setPeriod(period: number): void {
     this.#period = period;
-    this.look();
+    this.changeWant();
   }
 
-  /** Want snapshots for the visible monitors. */
-  look(): void {
+  /** Request snapshots if a monitor is visible. */
+  changeWant(): void {
     const want = { period: this.#period, processes: true, history: true };
-    for (const { isVisible, subscription } of this.#views.values())
-      subscription.change(isVisible() ? want : null);
-  }
-
-  isVisible(monitor: Monitor): boolean {
-    return this.#views.get(monitor)?.isVisible() ?? false;
+    this.#change(this.anyVisible ? want : null);
   }
 
   get anyVisible(): boolean {
-    return [...this.#views.values()].some(({ isVisible }) => isVisible());
+    return [...this.#monitors.values()].some((isVisible) => isVisible());
+  }
+
+  #each(call: (monitor: Monitor) => void): void {
+    for (const monitor of this.#monitors.keys()) call(monitor);
   }
 }

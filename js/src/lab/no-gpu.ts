@@ -1,33 +1,30 @@
 /** Run the doctor, and offer virtual GPUs, if there is no GPU. */
 
 import type { ISessionContext } from '@jupyterlab/apputils';
-import type { Offer, State, Translate } from '../monitor/shared.js';
+import type { Translate } from '../monitor/shared.js';
 import type { Check, Snapshot } from '../snapshot.js';
 import type { Cells } from './cells.js';
+import type { Feeds } from './feeds.js';
 import type { Api } from './server.js';
+import type { Stream } from './stream.js';
 
 /** Requests the doctor's checks: without a GPU by itself, else on request. */
 export class DoctorClient {
   #api: Pick<Api, 'get'>;
-  #set: (state: Partial<State>) => void;
-  #show: (snapshot: Snapshot) => void;
-  /** The problems at the last automatic request; null if there was none. */
+  #feeds: Pick<Feeds, 'set'>;
+  #stream: Pick<Stream, 'show'>;
+  /** The problems at the last automatic request; null if there are GPUs. */
   #problems: string | null = null;
-  #requested = false;
+  #shown = false;
 
-  /** `set` gets the checks, and `show` new snapshots. */
-  constructor(
-    api: Pick<Api, 'get'>,
-    set: (state: Partial<State>) => void,
-    show: (snapshot: Snapshot) => void,
-  ) {
-    [this.#api, this.#set, this.#show] = [api, set, show];
+  constructor(api: Pick<Api, 'get'>, feeds: Pick<Feeds, 'set'>, stream: Pick<Stream, 'show'>) {
+    [this.#api, this.#feeds, this.#stream] = [api, feeds, stream];
   }
 
   /** Request the checks if there is no GPU and the problems have changed. */
   snapshot({ gpus, problems }: Snapshot): void {
     if (gpus.length > 0) {
-      if (this.#problems !== null) this.#set({ checks: null });
+      if (this.#problems !== null) this.#show(null);
       this.#problems = null;
       return;
     }
@@ -39,15 +36,13 @@ export class DoctorClient {
 
   /** Show the checks, or hide them if they are visible and there are GPUs. */
   async toggle(isVisible: boolean): Promise<void> {
-    this.#requested = !(this.#requested && isVisible && this.#problems === null);
-    if (this.#requested) await this.ask();
-    else this.#set({ checks: null });
+    if (this.#shown && isVisible && this.#problems === null) this.#show(null);
+    else await this.ask();
   }
 
   async ask(): Promise<void> {
     try {
-      const checks = await this.#api.get<Check[]>('doctor');
-      if (checks.length) this.#set({ checks });
+      this.#show(await this.#api.get<Check[]>('doctor'));
     } catch {
       // The connection's line says what is wrong. The next snapshot asks again.
       this.#problems = null;
@@ -57,8 +52,13 @@ export class DoctorClient {
   /** Request a new snapshot and the checks. */
   async again(): Promise<void> {
     const snapshot = await this.#api.get<Snapshot>('snapshot').catch(() => null);
-    if (snapshot) this.#show(snapshot);
+    if (snapshot) this.#stream.show(snapshot);
     await this.ask();
+  }
+
+  #show(checks: Check[] | null): void {
+    this.#shown = checks !== null;
+    this.#feeds.set({ checks });
   }
 }
 
@@ -69,7 +69,7 @@ const ENABLE = ['from gpumagic.magics import loading', 'print(loading.enable())'
 /** Offers virtual GPUs in a notebook, and gpumagic in every notebook. */
 export class Offers {
   #cells: Pick<Cells, 'run' | 'runFirst'>;
-  #set: (state: { offer: Offer }) => void;
+  #feeds: Pick<Feeds, 'set'>;
   #done: (text: string) => void;
   #trans: Translate;
   #context: ISessionContext | null = null;
@@ -79,16 +79,16 @@ export class Offers {
   /** `done` gets a result that must be visible even if the offer is gone by then. */
   constructor(
     cells: Pick<Cells, 'run' | 'runFirst'>,
-    set: (state: { offer: Offer }) => void,
+    feeds: Pick<Feeds, 'set'>,
     done: (text: string) => void,
     trans: Translate,
   ) {
-    [this.#cells, this.#set, this.#done, this.#trans] = [cells, set, done, trans];
+    [this.#cells, this.#feeds, this.#done, this.#trans] = [cells, feeds, done, trans];
     this.#show();
   }
 
   /** Change the current notebook or console. */
-  here(context: ISessionContext | null): void {
+  setCurrent(context: ISessionContext | null): void {
     if (context !== this.#context && !this.#busy) this.#text = '';
     this.#context = context;
     this.#show();
@@ -110,7 +110,8 @@ export class Offers {
   async enable(): Promise<void> {
     const trans = this.#trans;
     const context = this.#context;
-    if (!context) throw new Error(trans.__('Open a notebook first: its kernel does this.'));
+    if (!context)
+      throw new Error(trans.__('Open a notebook first: its kernel writes the settings.'));
     await this.#run(trans.__('Writing IPython’s settings…'), async () => {
       const printed = await this.#cells.run(context, ENABLE);
       return `${printed.charAt(0).toUpperCase()}${printed.slice(1)}.`;
@@ -136,13 +137,16 @@ export class Offers {
   #show(): void {
     const trans = this.#trans;
     const name = this.#context?.name;
-    // The panel shows the reason of a failure in the place of the buttons.
+    // The panel shows the reason of a failure instead of the buttons.
     const press = (act: () => Promise<void>) => () => void act().catch(() => {});
     const virtual = {
       label: name
         ? trans.__('Use 2 virtual GPUs in %1', name)
         : trans.__('New notebook with 2 virtual GPUs'),
-      title: trans.__('Runs %1 as its first cell. They end with the kernel.', VIRTUAL.join(', ')),
+      title: trans.__(
+        'Runs %1 in its first cell. The virtual GPUs end with the kernel.',
+        VIRTUAL.join(', '),
+      ),
       press: press(() => this.virtual()),
     };
     const every = {
@@ -151,6 +155,6 @@ export class Offers {
       press: press(() => this.enable()),
     };
     const buttons = name ? [virtual, every] : [virtual];
-    this.#set({ offer: { text: this.#text, busy: this.#busy, buttons } });
+    this.#feeds.set({ offer: { text: this.#text, busy: this.#busy, buttons } });
   }
 }

@@ -2,7 +2,6 @@
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
-import type { Monitor } from '../monitor/monitor.js';
 import type { Translate } from '../monitor/shared.js';
 import { type Result, SLOW_S, type Variables } from '../snapshot.js';
 
@@ -18,10 +17,8 @@ type Answer = Variables | string | null;
  * into the notebook.
  */
 export class VariablesClient {
-  #isVisible: (monitor: Monitor) => boolean;
   #show: (answer: Answer) => void;
   #trans: Translate;
-  #wanted = new Set<Monitor>();
   #context: ISessionContext | null = null;
   #kernel: string | null = null;
   /** The answer is missing, or a cell has run since. */
@@ -29,27 +26,12 @@ export class VariablesClient {
   #slow = false;
   #asking = false;
 
-  constructor(
-    isVisible: (monitor: Monitor) => boolean,
-    show: (answer: Answer) => void,
-    trans: Translate,
-  ) {
-    [this.#isVisible, this.#show, this.#trans] = [isVisible, show, trans];
-  }
-
-  /** A table of variables was opened or refreshed in a monitor, or the last one was closed. */
-  want(monitor: Monitor, open: boolean): void {
-    if (!open) {
-      this.#wanted.delete(monitor);
-      return;
-    }
-    this.#wanted.add(monitor);
-    this.#due = true;
-    void this.look();
+  constructor(show: (answer: Answer) => void, trans: Translate) {
+    [this.#show, this.#trans] = [show, trans];
   }
 
   /** Change the current notebook or console and its kernel. */
-  here(kernel: string | null, context: ISessionContext | null): void {
+  setCurrent(kernel: string | null, context: ISessionContext | null): void {
     if (context !== this.#context) {
       this.#context?.iopubMessage.disconnect(this.#onMessage);
       this.#context?.statusChanged.disconnect(this.#onStatus);
@@ -60,12 +42,10 @@ export class VariablesClient {
     if (kernel === this.#kernel) return;
     this.#kernel = kernel;
     this.#forget();
-    void this.look();
   }
 
   #onStatus = (_: ISessionContext, status: Kernel.Status): void => {
     if (status.endsWith('restarting')) this.#forget();
-    void this.look();
   };
 
   /** Our own requests make the kernel busy too, but have no input. */
@@ -79,30 +59,30 @@ export class VariablesClient {
     this.#show(null);
   }
 
-  /** Ask the kernel if an answer is due, somebody sees it, and no cell runs. */
-  async look(): Promise<void> {
+  /** Ask the kernel if an answer is due, or the user pressed, and no cell runs. */
+  async request(pressed: boolean): Promise<void> {
     const kernel = this.#context?.session?.kernel;
-    if (!this.#due || this.#asking || ![...this.#wanted].some(this.#isVisible)) return;
-    if (kernel?.status !== 'idle') return;
+    this.#due ||= pressed;
+    if (!this.#due || this.#asking || kernel?.status !== 'idle') return;
     this.#asking = true;
     this.#due = false;
     const answer = await this.#ask(kernel).catch(() => null);
     this.#asking = false;
-    // The kernel did not get to it, or was restarted.
-    if (answer === null) this.#due = true;
-    else if (kernel.id === this.#kernel) {
-      this.#slow = typeof answer === 'object' && answer.seconds >= SLOW_S;
-      this.#show(answer);
+    // The kernel did not get to it, or another one is current.
+    if (answer === null || kernel.id !== this.#kernel) {
+      this.#due = true;
+      return;
     }
-    if (kernel.id !== this.#kernel) void this.look();
+    this.#slow = typeof answer === 'object' && answer.seconds >= SLOW_S;
+    this.#show(answer);
   }
 
   async #ask(kernel: Kernel.IKernelConnection): Promise<Answer> {
     const options = { silent: true, store_history: false, allow_stdin: false };
-    const content = { code: '', ...options, user_expressions: { held: EXPRESSION } };
+    const content = { code: '', ...options, user_expressions: { variables: EXPRESSION } };
     const { content: reply } = await kernel.requestExecute(content, true).done;
     if (reply.status !== 'ok') return null;
-    const { data, ename, evalue } = reply.user_expressions['held'] as {
+    const { data, ename, evalue } = reply.user_expressions['variables'] as {
       ename?: string;
       evalue?: string;
       data?: { 'application/json'?: Variables };
@@ -121,10 +101,7 @@ const SHOWN = ['display_data', 'execute_result'];
 const MOST = 50;
 
 /** Return the result that a message displays; null if it displays something else. */
-export function resultOf({
-  header,
-  content,
-}: Pick<KernelMessage.IMessage, 'header' | 'content'>): Result | null {
+export function resultOf({ header, content }: KernelMessage.IMessage): Result | null {
   if (!SHOWN.includes(header.msg_type)) return null;
   const data = (content as { data?: Record<string, unknown> }).data;
   const result = data?.[TYPE] as Pick<Result, 'title' | 'bars'> | undefined;
@@ -145,7 +122,7 @@ export class Timings {
   }
 
   /** Change the current notebook or console. */
-  here(context: ISessionContext | null): void {
+  setCurrent(context: ISessionContext | null): void {
     this.#context = context;
     if (context && !this.#all.has(context)) {
       this.#all.set(context, []);

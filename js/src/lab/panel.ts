@@ -25,17 +25,15 @@ export type Create = (attempt: number) => Promise<Monitor>;
 export class Panel extends Widget {
   #create: Create;
   #feeds: Feeds;
-  #changed: () => void;
   #trans: Translate;
   #monitor: Monitor | null = null;
   #status = document.createElement('p');
   #loading = false;
   #attempts = 0;
 
-  /** `changed` is called when it may have become visible or hidden. */
-  constructor(id: string, create: Create, feeds: Feeds, changed: () => void, trans: Translate) {
+  constructor(id: string, create: Create, feeds: Feeds, trans: Translate) {
     super();
-    [this.#create, this.#feeds, this.#changed, this.#trans] = [create, feeds, changed, trans];
+    [this.#create, this.#feeds, this.#trans] = [create, feeds, trans];
     this.id = id;
     this.title.icon = gpuIcon;
     this.title.caption = trans.__('GPUs');
@@ -51,11 +49,9 @@ export class Panel extends Widget {
   override dispose(): void {
     if (this.isDisposed) return;
     super.dispose();
-    if (this.#monitor) {
-      this.#feeds.remove(this.#monitor);
-      this.#monitor.dispose();
-    }
-    this.#changed();
+    if (!this.#monitor) return;
+    this.#feeds.remove(this.#monitor);
+    this.#monitor.dispose();
   }
 
   override processMessage(message: Message): void {
@@ -63,8 +59,7 @@ export class Panel extends Widget {
     // After-show, after-hide, after-attach and after-detach.
     if (!message.type.startsWith('after-')) return;
     void this.#load();
-    this.#feeds.look();
-    this.#changed();
+    this.#feeds.changeWant();
   }
 
   async #load(): Promise<void> {
@@ -80,7 +75,7 @@ export class Panel extends Widget {
       this.#feeds.add(monitor, () => this.isVisible);
     } else {
       this.#status.textContent = this.#trans.__(
-        'gpumagic does not answer on this server. Is it there (jupyter server extension list)?',
+        'gpumagic does not answer on this server; jupyter server extension list shows if it is on.',
       );
       setTimeout(() => void this.#load(), AGAIN_MS);
     }

@@ -14,9 +14,6 @@ import type { Api } from './server.js';
 /** How long an alert is shown; JupyterLab's list of notifications keeps it. A fault stays. */
 const SHOWN_MS = 20_000;
 
-/** What tells the notebook of a process, or of a cell that ran. */
-type Held = Pick<ProcessSample, 'kernel' | 'notebook' | 'server'>;
-
 interface Ended {
   ended?: boolean;
   message?: string;
@@ -43,17 +40,17 @@ export class ProcessActions {
     this.#state = state;
   }
 
-  /** Open the notebook or console; one of another server opens in a new tab. */
-  goTo = (process: ProcessSample): Promise<void> => this.#try(() => this.#open(process));
+  /** Open the notebook or console. */
+  goTo = ({ kernel, notebook }: ProcessSample): Promise<void> =>
+    this.#try(() => this.#open(kernel, notebook));
 
   /** Open the notebook of a cell that ran, and select the cell. */
   goToCell = ({ kernel, notebook, count, code }: Place): Promise<void> =>
     this.#try(async () => {
-      const opened = await this.#open({ kernel, notebook, server: null });
-      await opened?.sessionContext?.ready;
-      const shown =
-        opened?.sessionContext && (await this.#cells.show(opened.sessionContext, count, code));
-      if (!shown) Notification.info(this.#trans.__('In [%1] is no longer there.', count ?? ' '));
+      const { sessionContext: context } = (await this.#open(kernel, notebook)) ?? {};
+      await context?.ready;
+      if (context && (await this.#cells.show(context, count, code))) return;
+      Notification.info(this.#trans.__('In [%1] is no longer there.', count ?? ' '));
     });
 
   /** Interrupt a kernel; that of another notebook only after a confirmation. */
@@ -63,16 +60,16 @@ export class ProcessActions {
       const trans = this.#trans;
       const text = trans.__('%1 is not the current notebook.', notebook ?? kernel);
       const sure = () => confirm(trans.__('Interrupt the kernel?'), text, trans.__('Interrupt'));
-      if (kernel === this.#state().here || (await sure()))
-        await KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
+      if (kernel === this.#state().here || (await sure())) await this.#interrupt(kernel);
     });
 
   /** Interrupt the cell that fills the RAM, as the settings say, and tell the user. */
   stopFilling = ({ kernel, notebook }: KernelSample): Promise<void> =>
     this.#try(async () => {
-      await KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
-      const text = 'RAM was 97 % full: the cell of %1 was interrupted.';
-      Notification.warning(this.#trans.__(text, notebook ?? kernel), { autoClose: false });
+      await this.#interrupt(kernel);
+      const name = notebook ?? kernel;
+      const text = this.#trans.__('RAM was 97 % full: a cell of %1 was interrupted.', name);
+      Notification.warning(text, { autoClose: false });
     });
 
   shutDown = (process: ProcessSample): Promise<void> =>
@@ -80,13 +77,12 @@ export class ProcessActions {
       const { kernel } = process;
       if (!kernel) return;
       const trans = this.#trans;
-      const session = await this.#session(process);
+      const session = await this.#session(kernel);
       const name = process.notebook ?? session?.path ?? nameOf(process);
-      const text = trans.__(
-        '%1 holds %2. Its variables will be lost.',
-        name,
-        this.#memory(process),
-      );
+      const held = this.#memory(process);
+      const text = held
+        ? trans.__('%1 holds %2. Its variables will be lost.', name, held)
+        : trans.__('The variables of %1 will be lost.', name);
       if (!(await confirm(trans.__('Shut down the kernel?'), text, trans.__('Shut down')))) return;
       const { sessions, kernels } = this.#app.serviceManager;
       await (session ? sessions.shutdown(session.id) : kernels.shutdown(kernel));
@@ -98,16 +94,15 @@ export class ProcessActions {
       const trans = this.#trans;
       const { pid, started } = process;
       const holds = trans.__('%1 holds %2.', nameOf(process), this.#memory(process));
-      const exited = trans.__('Its kernel has exited, and it still runs.');
+      const exited = trans.__('Its kernel has exited, but it still runs.');
       if (!(await confirm(trans.__('End the process?'), `${holds} ${exited}`, trans.__('End it'))))
         return;
       const answer = await this.#api.post<Ended | null>('terminate', { pid, started });
       if (answer?.ended !== false) return;
-      const still = trans.__('It was asked to end, and still runs.');
+      const still = trans.__('It was asked to end but still runs.');
       if (!(await confirm(trans.__('Kill the process?'), `${holds} ${still}`, trans.__('Kill it'))))
         return;
-      const body = { pid, started, force: true };
-      const last = await this.#api.post<Ended | null>('terminate', body);
+      const last = await this.#api.post<Ended | null>('terminate', { pid, started, force: true });
       if (last?.ended === false && last.message) Notification.warning(last.message);
     });
 
@@ -115,20 +110,13 @@ export class ProcessActions {
   notify({ key, kind, text, process, place }: Alert, show: () => void): void {
     const trans = this.#trans;
     const actions: Notification.IAction[] = [];
-    if (process) {
-      actions.push({ label: trans.__('Go to it'), callback: () => void this.goTo(process) });
-      // Only this server's kernels can be shut down from here.
-      if (!process.server)
-        actions.push({
-          label: trans.__('Shut down…'),
-          callback: () => void this.shutDown(process),
-        });
-    } else if (place?.code)
-      actions.push({
-        label: trans.__('Go to In [%1]', place.count ?? ' '),
-        callback: () => void this.goToCell(place),
-      });
-    actions.push(...(process ? [] : [{ label: trans.__('Show the GPUs'), callback: show }]));
+    const add = (label: string, callback: () => unknown) => actions.push({ label, callback });
+    if (place?.code) add(trans.__('Go to In [%1]', place.count ?? ' '), () => this.goToCell(place));
+    // Only this server's kernels can be reached from here.
+    if (process && !process.server) {
+      add(trans.__('Go to the notebook'), () => this.goTo(process));
+      add(trans.__('Shut down…'), () => this.shutDown(process));
+    } else add(trans.__('Show the GPUs'), show);
     const fault = kind === 'fault';
     const autoClose = fault ? false : SHOWN_MS;
     const id = Notification.emit(text, fault ? 'error' : 'warning', { autoClose, actions });
@@ -142,35 +130,33 @@ export class ProcessActions {
     this.#faults.delete(key);
   };
 
-  async #open(process: Held): Promise<WithSession | null> {
-    const { server, notebook } = process;
-    if (server) {
-      const path = notebook?.split('/').map(encodeURIComponent).join('/');
-      const url = server.replace(/\/*$/, '/') + (path ? `lab/tree/${path}` : '');
-      window.open(url, '_blank', 'noopener');
-      return null;
-    }
-    const session = await this.#session(process);
+  #interrupt(kernel: string): Promise<void> {
+    return KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
+  }
+
+  async #open(kernel: string | null, notebook: string | null): Promise<WithSession | undefined> {
+    const session = await this.#session(kernel);
     const path = session?.path ?? notebook;
     const command = session?.type === 'console' ? 'console:open' : 'docmanager:open';
     if (!path) throw new Error(this.#trans.__('No notebook of this kernel is known.'));
     return this.#app.commands.execute(command, { path, activate: true });
   }
 
-  async #session(process: Held) {
+  async #session(kernel: string | null) {
     const { sessions } = this.#app.serviceManager;
     await sessions.refreshRunning();
-    return [...sessions.running()].find((one) => one.kernel?.id === process.kernel);
+    return [...sessions.running()].find((one) => one.kernel?.id === kernel);
   }
 
-  /** Return the memory on all GPUs, including the other processes of its kernel. */
+  /** Return the memory on all GPUs, including the other processes of its kernel; "" if none. */
   #memory({ pid, kernel, orphan }: ProcessSample): string {
-    const all = this.#state().latest?.processes.filter((one) =>
+    const processes = this.#state().latest?.processes ?? [];
+    const all = processes.filter((one) =>
       kernel && !orphan ? one.kernel === kernel && !one.orphan : one.pid === pid,
     );
-    const known = all?.flatMap(({ memory }) => (memory === null ? [] : [memory])) ?? [];
-    if (!known.length) return this.#trans.__('GPU memory');
-    return size(known.reduce((sum, bytes) => sum + bytes));
+    if (!all.length) return '';
+    const known = all.flatMap(({ memory }) => memory ?? []);
+    return known.length ? size(known.reduce((a, b) => a + b)) : this.#trans.__('GPU memory');
   }
 
   /** Show a failure as a notification. */

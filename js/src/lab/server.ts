@@ -1,7 +1,7 @@
 /** Request from gpumagic's part of the server, and give the stream access to the browser. */
 
 import { ServerConnection } from '@jupyterlab/services';
-import type { World } from './stream.js';
+import type { Environment } from './stream.js';
 
 /** How long an answer may take; a stalled driver does not stall the server. */
 const TIMEOUT_MS = 20_000;
@@ -68,7 +68,7 @@ const address = (base: string, path: string): string =>
   `${base.replace(/\/+$/, '')}/gpumagic/api/${path}`;
 
 /** Return the stream's access to the server and the browser. */
-export const world = (api: Api): World => ({
+export const environment = (api: Api): Environment => ({
   socket: () => api.socket(),
   get: (path) => api.get(path),
   hidden: () => document.hidden,

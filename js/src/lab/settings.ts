@@ -1,42 +1,16 @@
-/** Read the settings, which JupyterLab checks against the schema. */
+/** Read the settings, which JupyterLab checks against the schema and completes by its defaults. */
 
-import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { Limits } from './alerts.js';
 
-export interface Settings {
-  /** Seconds between snapshots. */
+/** The properties of schema/plugin.json. */
+export interface Values extends Limits {
   period: number;
-  /** Seconds that a chart shows. */
-  window: number;
+  history: number;
   statusBar: boolean;
-  limits: Limits;
 }
 
-/** Those of the schema, for when it cannot be read. */
-const DEFAULTS = {
-  ...{ period: 1, history: 2, statusBar: true },
-  ...{ memoryAlert: true, memoryPercent: 95, memorySeconds: 10 },
-  ...{ heatAlert: true, heatSeconds: 30 },
-  ...{ idleAlert: true, idleMinutes: 30, idleGiB: 1 },
-  ...{ faultAlert: true, ramInterrupt: false },
-};
-type Values = Partial<typeof DEFAULTS>;
-
-/** Return the settings for the user's values. */
-export function read(composite: Values = {}): Settings {
-  const { period, history, statusBar, idleGiB, ...rest } = { ...DEFAULTS, ...composite };
-  const limits = { ...rest, idleBytes: idleGiB * 2 ** 30 };
-  return { period, window: history * 60, statusBar, limits };
-}
-
-/** Call with the settings now and after each change; with the defaults if there are none. */
-export async function follow(
-  registry: ISettingRegistry | null,
-  id: string,
-  changed: (settings: Settings) => void,
-): Promise<void> {
-  const settings = await registry?.load(id).catch(() => null);
-  const call = () => changed(read(settings?.composite as Values | undefined));
-  settings?.changed.connect(call);
-  call();
-}
+/** Return the settings; `window` is the seconds that a chart shows. */
+export const read = ({ period, history, statusBar, ...limits }: Values) => ({
+  ...{ period, statusBar, limits },
+  window: history * 60,
+});

@@ -48,7 +48,7 @@ export class StatusItem extends Widget {
   }
 
   /** Change the current notebook's kernel. */
-  here(kernel: string | null): void {
+  setCurrent(kernel: string | null): void {
     this.#kernel = kernel;
     this.#own = kernel && this.#snapshot ? ownGpu(this.#snapshot, kernel) : null;
     this.#draw();
@@ -68,6 +68,5 @@ export class StatusItem extends Widget {
     if (this.#button.title !== title) this.#button.title = title;
     this.#button.style.opacity = lost ? '0.5' : '1';
     this.#button.style.color = full || wrong ? TROUBLE : '';
-    this.node.classList.toggle('jp-mod-wrong', wrong);
   }
 }

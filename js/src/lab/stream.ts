@@ -2,7 +2,8 @@
  * Share one connection to the server between all views of this page.
  *
  * It is a websocket, closed while nobody wants anything. It reconnects by itself, and then requests
- * what it missed. While it is cut again and again, each attempt requests one snapshot instead.
+ * what it missed. Before each attempt it requests one snapshot, which tells why the socket failed,
+ * and takes its place while a proxy cuts sockets.
  */
 
 import type { Connection, Translate } from '../monitor/shared.js';
@@ -16,7 +17,7 @@ export type Socket = Pick<
 >;
 
 /** Access to the server and the browser, which tests replace. */
-export interface World {
+export interface Environment {
   socket(): Socket;
   get<T>(path: string): Promise<T>;
   hidden(): boolean;
@@ -43,70 +44,65 @@ export interface Listener {
   connection?(connection: Connection): void;
 }
 
-export interface Subscription {
-  change(want: Want | null): void;
-  close(): void;
-}
+/** Changes what a listener wants. */
+export type Change = (want: Want | null) => void;
 
-/** Timers by name; a new one replaces the old one of the same name. */
-class Timers {
-  #after: (milliseconds: number, then: () => void) => () => void;
-  #ends = new Map<string, () => void>();
+/** A timer; a new start ends the old one. */
+class Timer {
+  #after: Environment['after'];
+  #end: (() => void) | null = null;
 
-  constructor(after: (milliseconds: number, then: () => void) => () => void) {
+  constructor(after: Environment['after']) {
     this.#after = after;
   }
 
-  start(name: string, milliseconds: number, then: () => void): void {
-    this.end(name);
-    const end = this.#after(milliseconds, () => {
-      this.#ends.delete(name);
+  get runs(): boolean {
+    return this.#end !== null;
+  }
+
+  start(milliseconds: number, then: () => void): void {
+    this.end();
+    this.#end = this.#after(milliseconds, () => {
+      this.#end = null;
       then();
     });
-    this.#ends.set(name, end);
   }
 
-  runs(name: string): boolean {
-    return this.#ends.has(name);
-  }
-
-  end(...names: string[]): void {
-    for (const name of names) {
-      this.#ends.get(name)?.();
-      this.#ends.delete(name);
-    }
+  end(): void {
+    this.#end?.();
+    this.#end = null;
   }
 }
 
 export class Stream {
-  #world: World;
+  #environment: Environment;
   #trans: Translate;
   /** A listener without a want gets what the others request. */
   #wants = new Map<Listener, Want | null>();
-  #timers: Timers;
+  #retry: Timer;
+  #silence: Timer;
+  #hide: Timer;
   #state: Connection = { kind: 'standby' };
   #latest: Snapshot | null = null;
   /** The page has been hidden for long. */
   #hidden = false;
   #socket: Socket | null = null;
   #openedAt = 0;
-  /** The socket has delivered a message. */
-  #alive = false;
   #failures = 0;
   #probing = false;
   /** The last request on this socket. */
   #sent = '';
   /** The time up to which the past is known; null if it is unknown. */
   #known: number | null = null;
-  /** The past was requested on this socket, and has arrived. */
-  #requested = false;
-  #arrived = false;
+  /** The state of the past on this socket. */
+  #past: 'unasked' | 'requested' | 'arrived' = 'unasked';
 
-  constructor(world: World, trans: Translate = english) {
-    this.#world = world;
+  constructor(environment: Environment, trans: Translate = english) {
+    this.#environment = environment;
     this.#trans = trans;
-    this.#timers = new Timers((milliseconds, then) => world.after(milliseconds, then));
-    world.watch(() => this.#onVisibility());
+    const timer = () => new Timer((milliseconds, then) => environment.after(milliseconds, then));
+    [this.#retry, this.#silence, this.#hide] = [timer(), timer(), timer()];
+    environment.watch(() => this.#onVisibility());
     this.#onVisibility();
   }
 
@@ -114,27 +110,20 @@ export class Stream {
     return this.#latest;
   }
 
-  /** Add a listener, and tell it the latest snapshot and the state. */
-  subscribe(listener: Listener, want: Want | null): Subscription {
+  /** Add a listener, tell it the latest snapshot and the state, and return how to change its want. */
+  subscribe(listener: Listener, want: Want | null): Change {
     if (this.#latest) listener.snapshot?.(this.#latest);
-    const before = this.#state;
+    listener.connection?.(this.#state);
     this.#wants.set(listener, want);
     this.#reconcile();
-    if (this.#state === before) listener.connection?.(before);
-    return {
-      change: (next) => {
-        if (!this.#wants.has(listener)) return;
-        this.#wants.set(listener, next);
-        this.#reconcile();
-      },
-      close: () => {
-        if (this.#wants.delete(listener)) this.#reconcile();
-      },
+    return (next) => {
+      this.#wants.set(listener, next);
+      this.#reconcile();
     };
   }
 
   #each(call: (listener: Listener) => void): void {
-    for (const listener of [...this.#wants.keys()]) call(listener);
+    for (const listener of this.#wants.keys()) call(listener);
   }
 
   /** Give all listeners a snapshot from elsewhere. */
@@ -144,16 +133,16 @@ export class Stream {
   }
 
   #onVisibility(): void {
-    this.#timers.end('hidden');
-    if (this.#world.hidden()) {
-      this.#timers.start('hidden', HIDDEN_MS, () => {
+    this.#hide.end();
+    if (this.#environment.hidden()) {
+      this.#hide.start(HIDDEN_MS, () => {
         this.#hidden = true;
         this.#reconcile();
       });
       return;
     }
     this.#hidden = false;
-    this.#timers.end('retry');
+    this.#retry.end();
     this.#reconcile();
   }
 
@@ -172,11 +161,12 @@ export class Stream {
   #reconcile(): void {
     if (!this.#want()) this.#stop();
     else if (this.#socket) this.#request();
-    else if (!this.#timers.runs('retry') && !this.#probing) this.#open();
+    else if (!this.#retry.runs && !this.#probing) this.#open();
   }
 
   #stop(): void {
-    this.#timers.end('retry', 'silence');
+    this.#retry.end();
+    this.#silence.end();
     this.#probing = false;
     this.#failures = 0;
     const socket = this.#socket;
@@ -186,11 +176,11 @@ export class Stream {
   }
 
   #open(): void {
-    this.#alive = this.#requested = this.#arrived = false;
+    this.#past = 'unasked';
     this.#sent = '';
-    this.#openedAt = this.#world.now();
+    this.#openedAt = this.#environment.now();
     if (!this.#failures) this.#setState({ kind: 'connecting' });
-    const socket = this.#world.socket();
+    const socket = this.#environment.socket();
     this.#socket = socket;
     socket.onopen = () => this.#socket === socket && this.#request();
     socket.onmessage = (event) => this.#socket === socket && this.#onMessage(event.data);
@@ -202,7 +192,7 @@ export class Stream {
   #expect(): void {
     const socket = this.#socket;
     const period = this.#want()?.period ?? 1;
-    this.#timers.start('silence', (3 * period + 5) * 1000, () => {
+    this.#silence.start((3 * period + 5) * 1000, () => {
       if (!socket) return;
       socket.close();
       this.#onClose(socket);
@@ -212,36 +202,29 @@ export class Stream {
   #request(): void {
     const want = this.#want();
     if (this.#socket?.readyState !== 1 || !want) return;
-    const past = want.history && !this.#requested;
     const message = { type: 'want', period: want.period, processes: want.processes };
     const text = JSON.stringify(message);
+    const past = want.history && this.#past === 'unasked';
     if (text === this.#sent && !past) return;
     this.#sent = text;
-    if (past) this.#requested = true;
+    if (past) this.#past = 'requested';
     this.#socket.send(past ? JSON.stringify({ ...message, since: this.#known }) : text);
     this.#expect();
   }
 
   #onMessage(data: string): void {
     this.#expect();
-    if (!this.#alive) {
-      this.#alive = true;
-      this.#probing = false;
-      this.#timers.end('retry');
-      this.#setState({ kind: 'live' });
-    }
-    this.#take(JSON.parse(data));
-  }
-
-  #take(message: Message): void {
+    if (this.#environment.now() - this.#openedAt >= STABLE_MS) this.#failures = 0;
+    this.#setState({ kind: 'live' });
+    const message: Message = JSON.parse(data);
     if (message.type === 'snapshot') {
       // Before the history arrives there is a gap, which may have to be requested again.
-      if (this.#arrived) this.#known = message.snapshot.time;
+      if (this.#past === 'arrived') this.#known = message.snapshot.time;
       this.show(message.snapshot);
       return;
     }
     if (message.type === 'history') {
-      this.#arrived = true;
+      this.#past = 'arrived';
       this.#known = message.history.time.at(-1) ?? this.#known;
       this.#each((listener) => listener.history?.(message.history));
     }
@@ -251,41 +234,30 @@ export class Stream {
   #onClose(socket: Socket): void {
     if (this.#socket !== socket) return;
     this.#socket = null;
-    this.#timers.end('silence');
-    const lasted = this.#alive && this.#world.now() - this.#openedAt >= STABLE_MS;
-    this.#failures = lasted ? 0 : this.#failures + 1;
-    if (this.#failures > 1) void this.#probe();
-    else {
-      this.#setState({ kind: 'connecting' });
-      this.#retry();
-    }
-  }
-
-  /** Double the wait after each failure; the random part spreads the pages of many users. */
-  #retry(): void {
-    const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** Math.max(0, this.#failures - 1));
-    this.#timers.start('retry', wait * (0.5 + this.#world.random() / 2), () => this.#open());
+    this.#silence.end();
+    this.#failures++;
+    if (this.#state.kind === 'live') this.#setState({ kind: 'connecting' });
+    void this.#probe();
   }
 
   /** Find out whether the socket or the server fails, and try again. */
   async #probe(): Promise<void> {
     this.#probing = true;
     let status = 0;
-    const snapshot = await this.#world.get<Snapshot>('snapshot').catch((error: unknown) => {
+    const snapshot = await this.#environment.get<Snapshot>('snapshot').catch((error: unknown) => {
       status = (error as { status?: number } | null)?.status ?? 0;
       return null;
     });
-    // A socket has delivered since, or nobody wants anything any more.
+    // Nobody wants anything any more, or another request has answered.
     if (!this.#probing) return;
     this.#probing = false;
     if (snapshot) this.show(snapshot);
     const cut = this.#trans.__('A proxy cuts the connection; trying again.');
-    this.#setState(
-      snapshot
-        ? { kind: 'connecting', text: cut }
-        : { kind: 'lost', text: reason(status, this.#trans) },
-    );
-    this.#retry();
+    if (!snapshot) this.#setState({ kind: 'lost', text: reason(status, this.#trans) });
+    else this.#setState({ kind: 'connecting', ...(this.#failures > 1 ? { text: cut } : {}) });
+    // The wait doubles after each failure; the random part spreads the pages of many users.
+    const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** (this.#failures - 1));
+    this.#retry.start(wait * (0.5 + this.#environment.random() / 2), () => this.#open());
   }
 
   #setState(state: Connection): void {

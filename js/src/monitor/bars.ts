@@ -82,23 +82,15 @@ export class MemoryBar extends Strip {
 
 /** A device's bar during or after a measurement. */
 export class TimingRow {
-  #label: string;
   #where = new Field();
   #bar = new ShareBar();
   #text = new Field('span', 'number');
   readonly node = h('div', 'slice pace', this.#where.node, this.#bar.node, this.#text.node);
 
-  /** The label is the device if it is empty. */
-  constructor(label = '') {
-    this.#label = label;
-  }
-
-  update(bar: TimingBar | undefined): void {
-    show(this.node, !!bar);
-    if (!bar) return;
-    this.#where.text(this.#label || bar.where);
-    this.#bar.update(100 * bar.share);
-    this.#text.text(bar.text);
+  update({ where, share, text }: TimingBar): void {
+    this.#where.text(where);
+    this.#bar.update(100 * share);
+    this.#text.text(text);
   }
 }
 

@@ -1,4 +1,4 @@
-/** Observe the page around a monitor: its theme, the sizes of boxes, and what is on the screen. */
+/** Read the theme's colors, and remember in this tab what the user opened. */
 
 import { h } from './dom.js';
 import { OWNERS } from './owners.js';
@@ -15,73 +15,37 @@ export const inks = (probe: HTMLElement): Inks =>
     INKS.map((name, n) => [name, getComputedStyle(probe.children[n] as Element).color]),
   ) as Inks;
 
-/** Call after each possible change of colors; return a function that stops it. */
-export function onTheme(call: () => void): () => void {
-  const observer = new MutationObserver(call);
-  for (const node of [document.documentElement, document.body])
-    observer.observe(node, { attributes: true });
-  const queries = ['(prefers-color-scheme: dark)', '(forced-colors: active)'].map((query) =>
-    globalThis.matchMedia?.(query),
-  );
-  for (const query of queries) query?.addEventListener('change', call);
-  return () => {
-    observer.disconnect();
-    for (const query of queries) query?.removeEventListener('change', call);
-  };
-}
-
-type Observer = IntersectionObserver | ResizeObserver;
-
-/** Watches elements, each with a function that gets its entries. */
-export class Watch<E extends IntersectionObserverEntry | ResizeObserverEntry> {
-  #calls = new Map<Element, (entry: E) => void>();
-  #observer: Observer | null;
-
-  /** `Observer` is undefined where the browser has none; `after` is called after the entries. */
-  constructor(
-    Observer: (new (call: (entries: E[]) => void) => Observer) | undefined,
-    after = () => {},
-  ) {
-    const take = (entries: E[]): void => {
-      for (const entry of entries) this.#calls.get(entry.target)?.(entry);
-      after();
-    };
-    this.#observer = Observer ? new Observer(take) : null;
-  }
-
-  add(node: Element, call: (entry: E) => void): void {
-    this.#calls.set(node, call);
-    this.#observer?.observe(node);
-  }
-
-  remove(node: Element): void {
-    this.#calls.delete(node);
-    this.#observer?.unobserve(node);
-  }
-
-  dispose(): void {
-    this.#observer?.disconnect();
-  }
-}
-
-/** Tells elements when they enter or leave the screen. */
-export type Visibility = Watch<IntersectionObserverEntry>;
-
 const KEY = 'gpumagic:open';
 
-/** Load what the user opened and closed in this tab. */
-export function remembered(): Map<string, boolean> {
+/** What the user opened (true) or closed (false), by key; also after a reload of the page. */
+export class Opened {
+  #changed: () => void;
+  #all: Map<string, boolean>;
+
+  constructor(changed: () => void) {
+    this.#changed = changed;
+    this.#all = load();
+  }
+
+  get(key: string): boolean | undefined {
+    return this.#all.get(key);
+  }
+
+  set(key: string, open: boolean): void {
+    this.#all.set(key, open);
+    try {
+      sessionStorage.setItem(KEY, JSON.stringify([...this.#all]));
+    } catch {
+      // A frame without storage forgets.
+    }
+    this.#changed();
+  }
+}
+
+function load(): Map<string, boolean> {
   try {
     return new Map(JSON.parse(sessionStorage.getItem(KEY) ?? '[]') as [string, boolean][]);
   } catch {
     return new Map();
-  }
-}
-
-export function remember(open: Map<string, boolean>): void {
-  try {
-    sessionStorage.setItem(KEY, JSON.stringify([...open]));
-  } catch {
-    // A frame without storage forgets.
   }
 }

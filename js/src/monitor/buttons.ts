@@ -1,13 +1,12 @@
-/** Show the panel's buttons: open the page, and the actions on a process. */
+/** Show the buttons of a process: go to its notebook, interrupt, shut down, end. */
 
-import { version } from '../../../package.json';
 import type { ProcessSample } from '../snapshot.js';
 import { button, h, icon, show } from './dom.js';
 import type { Shared } from './shared.js';
 
 export const BUTTONS_CSS = `\
 .acts{background:var(--paper);border-radius:3px;box-shadow:-4px 0 4px var(--paper);display:flex;flex:none;opacity:0;position:absolute;right:0;bottom:0}\
-.acts button{padding:1px 2px}.acts button:hover,.tool:hover{background:var(--track)}.about{margin:-2px 0 0 auto;position:relative}.help{background:var(--paper);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);padding:6px 9px;position:absolute;right:0;top:20px;width:170px;z-index:9}.tool{border-radius:3px;list-style:none;margin:-2px -4px 0 0;opacity:.6;padding:3px 5px}.tool:hover{opacity:1}\
+.acts button{padding:1px 2px}.acts button:hover{background:var(--track)}\
 .process:hover .acts,.acts:focus-within{opacity:1}.trouble .acts{box-shadow:none;margin:0 -4px;opacity:1;position:static}\
 @media(hover:none){.acts{box-shadow:none;margin:0 -4px;opacity:1;position:static}}\
 @media(forced-colors:active){.acts{opacity:1}}\
@@ -25,26 +24,8 @@ const ICONS: Record<Act, string> = {
 /** Whether the action is possible: this server controls only its own kernels and orphans. */
 function possible(act: Act, process: ProcessSample): boolean {
   if (act === 'terminate') return process.orphan && !process.elsewhere;
-  if (process.orphan || !process.kernel) return false;
-  return act === 'goTo' ? process.notebook !== null : !process.server;
-}
-
-/** The magics, for the help. */
-const MAGICS = ['%gpus', '%%ongpu 1', '%%gputime', '%gpumem'];
-
-/** Create the buttons of the toolbar: about gpumagic, and the GPUs as a page. */
-export function tools({ trans, actions }: Shared): HTMLElement[] {
-  const help = trans.__('Help in a cell: a magic and a question mark.');
-  const lines = [help, ...MAGICS.map((magic) => `${magic}?`)].map((line, n) =>
-    h('div', '', n ? h('code', '', line) : line),
-  );
-  const about = h('details', 'about', h('summary', 'tool', '?'));
-  about.append(h('div', 'help', h('b', '', `gpumagic ${version}`), ...lines));
-  about.title = trans.__('About gpumagic');
-  if (!actions.page) return [about];
-  const page = button('tool', () => actions.page?.(), icon('M9 3h4v4M13 3l-5 5M7 4h-4v9h9v-4'));
-  page.title = page.ariaLabel = trans.__('Open as a page');
-  return [about, page];
+  if (process.orphan || process.server || !process.kernel) return false;
+  return act !== 'goTo' || process.notebook !== null;
 }
 
 export class ProcessButtons {

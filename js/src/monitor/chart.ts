@@ -2,20 +2,16 @@
 
 import type { CellRun, GpuSample } from '../snapshot.js';
 import { describe } from './bars.js';
-import { Field, h, parts } from './dom.js';
-import { OWNERS, type Owner, ownerOf, STRIPED } from './owners.js';
-import { gap } from './series.js';
+import { Field, h, parts, show } from './dom.js';
+import { OWNERS, STRIPED } from './owners.js';
 import type { Shared } from './shared.js';
 import { type Band, Spark } from './spark.js';
 import { age, lasted, NOT_KNOWN, reading, size } from './units.js';
 
-/** At the edge of a gap, a sample counts for so long. */
-const NEAR_S = 5;
-
 /** "In [12] work/train.ipynb · 12 s · peak 34.2 GiB · mean 87 %". */
-function describeRun(run: CellRun, uuid: string, { trans, series, now }: Shared): string {
+function describeRun(run: CellRun, uuid: string, { trans, past, now }: Shared): string {
   const end = run.end ?? now;
-  const { peak, mean } = series.stats(uuid, run.start, end);
+  const { peak, mean } = past.stats(uuid, run.start, end);
   const took = lasted(end - run.start);
   return [
     `In [${run.count ?? ' '}] ${run.notebook ?? ''}`.trim(),
@@ -29,7 +25,7 @@ function describeRun(run: CellRun, uuid: string, { trans, series, now }: Shared)
 export class Chart {
   readonly value = new Field('b');
   readonly node: HTMLElement;
-  readonly spark: Spark;
+  readonly #spark: Spark;
   #shared: Shared;
   #isMemory: boolean;
   #uuid: string;
@@ -44,8 +40,8 @@ export class Chart {
     this.#shared = shared;
     this.#isMemory = kind === 'memory';
     this.#uuid = uuid;
-    this.spark = new Spark(shared.trans.__('%1 over time', title));
-    const canvas = this.spark.node;
+    this.#spark = new Spark(shared.trans.__('%1 over time', title));
+    const canvas = this.#spark.node;
     canvas.addEventListener('pointermove', (event) => {
       this.#pointer = event.offsetX;
       this.draw();
@@ -57,7 +53,6 @@ export class Chart {
     canvas.addEventListener('keydown', (event) => this.#key(event));
     const caption = h('div', 'cap', h('span', 'dim', title), this.value.node);
     this.node = h('div', 'chart', caption, canvas);
-    shared.watch(this.spark);
   }
 
   update(gpu: GpuSample): void {
@@ -67,11 +62,11 @@ export class Chart {
   }
 
   draw(): void {
-    const { series, now, window, inks } = this.#shared;
+    const { past, now, window, inks } = this.#shared;
     const runs = this.#runs();
     // Time moves on under a resting pointer.
     if (this.#pointer !== null) this.#point(this.#pointer);
-    const { node } = this.spark;
+    const { node } = this.#spark;
     // Tab stops only at charts with cells.
     if (node.tabIndex !== (runs.length ? 0 : -1)) {
       if (runs.length) node.tabIndex = 0;
@@ -80,67 +75,48 @@ export class Chart {
     const values = this.#values();
     const isMemory = this.#isMemory;
     const drawn = {
-      ...{ time: series.time, values, now, window, runs },
+      ...{ time: past.time, values, now, window, runs },
       bands: isMemory ? this.#bands(values) : [],
       ink: isMemory ? inks.other : inks.busy,
-      from: series.from(now - window),
-      top: isMemory ? (this.#total ?? highest(values)) : 100,
+      from: past.from(now - window),
+      top: isMemory ? (this.#total ?? Math.max(1, ...values.filter(Number.isFinite))) : 100,
     };
-    this.spark.draw(drawn, inks);
+    this.#spark.draw(drawn, inks);
   }
 
-  dispose(): void {
-    this.#leave();
-    this.#shared.unwatch(this.spark);
-  }
-
-  #values(): readonly number[] {
-    return this.#shared.series.values(this.#uuid, this.#isMemory ? 'memory' : 'utilization');
+  #values(): number[] {
+    return this.#shared.past.values(this.#uuid, this.#isMemory ? 'memory' : 'utilization');
   }
 
   /** Return memory by owner over time. */
   #bands(used: readonly number[]): Band[] {
-    const { inks } = this.#shared;
-    const parts = this.#parts();
+    const { inks, past, here } = this.#shared;
+    const owners = past.parts(this.#uuid, here);
     let rest = used.map((bytes) => bytes || 0);
-    const part = (owner: Owner, values: readonly number[]): Band => {
+    const bands = OWNERS.flatMap((owner): Band[] => {
+      const values = owners.get(owner);
+      if (!values) return [];
       // Holders are sampled at other times than the total: clip them to it.
-      const held = rest.map((left, n) => Math.min(values[n] || 0, left));
-      rest = rest.map((left, n) => left - (held[n] as number));
-      return { values: held, ink: inks[owner], striped: STRIPED.includes(owner) };
-    };
-    const bands = OWNERS.flatMap((owner) => {
-      const values = parts.get(owner);
-      return values ? [part(owner, values)] : [];
+      const held = rest.map((left, n) => Math.min(values[n] ?? 0, left));
+      rest = rest.map((left, n) => left - (held[n] ?? 0));
+      return [{ values: held, ink: inks[owner], striped: STRIPED.includes(owner) }];
     });
     const system = rest.map((bytes) => bytes + this.#reserved);
     return [...bands, { values: system, ink: inks.system, striped: true }];
   }
 
-  /** Return the bytes of the known holders over time, by owner. */
-  #parts(): Map<Owner, readonly number[]> {
-    const { series, here } = this.#shared;
-    const parts = new Map<Owner, readonly number[]>();
-    for (const [holder, values] of series.held(this.#uuid)) {
-      const owner = ownerOf(holder, here);
-      const before = parts.get(owner);
-      parts.set(owner, before ? before.map((bytes, n) => (bytes || 0) + (values[n] || 0)) : values);
-    }
-    return parts;
-  }
-
-  #runs(): readonly CellRun[] {
-    const { runs, now, window } = this.#shared;
-    return runs.of(this.#uuid).filter((run) => run.end === null || run.end > now - window);
+  #runs(): CellRun[] {
+    const { past, now, window } = this.#shared;
+    return past.runs(this.#uuid).filter(({ end }) => end === null || end > now - window);
   }
 
   #time(across: number): number {
     const { now, window } = this.#shared;
-    return now - ((this.spark.width - across) * window) / this.spark.width;
+    return now - ((this.#spark.width - across) * window) / this.#spark.width;
   }
 
   /** Return the last cells at this position. */
-  #under(across: number): readonly CellRun[] {
+  #under(across: number): CellRun[] {
     // Two pixels of tolerance, so that short cells can be hit.
     const [from, to] = [this.#time(across - 2), this.#time(across + 2)];
     const { now } = this.#shared;
@@ -152,9 +128,9 @@ export class Chart {
   /** Describe the cells and the sample at this position. */
   #point(across: number): void {
     const lines = this.#under(across).map((run) => describeRun(run, this.#uuid, this.#shared));
-    this.spark.hover = across;
-    this.spark.node.style.cursor = lines.length && this.#shared.actions.goToCell ? 'pointer' : '';
-    this.#shared.tip(this.spark, [...lines, ...this.#sample(this.#time(across))], false);
+    this.#spark.hover = across;
+    this.#spark.node.style.cursor = lines.length && this.#shared.actions.goToCell ? 'pointer' : '';
+    this.#shared.tip(this.#spark, [...lines, ...this.#sample(this.#time(across))], false);
   }
 
   /** Go to the cell under the pointer, or to the selected one. */
@@ -167,21 +143,17 @@ export class Chart {
   }
 
   #sample(at: number): string[] {
-    const { series, now, trans } = this.#shared;
-    const after = series.from(at);
-    const before = Math.max(after - 1, 0);
-    const [a, b] = [series.time[before] ?? 0, series.time[after] ?? Number.POSITIVE_INFINITY];
-    const n = at - a <= b - at ? before : after;
-    const time = series.time[n];
+    const { past, now, trans, here } = this.#shared;
+    const n = past.nearest(at);
+    if (n === null) return [NOT_KNOWN];
     const value = this.#values()[n] ?? Number.NaN;
-    const missing = gap(series.time, after) && Math.abs((time ?? 0) - at) > NEAR_S;
-    if (time === undefined || missing) return [NOT_KNOWN];
     const known = Number.isNaN(value) ? null : value;
     const shown = this.#isMemory ? size(known) : reading(known, '%');
-    const ago = trans.__('%1, %2 ago', shown, age(now - time));
+    const ago = trans.__('%1, %2 ago', shown, age(now - (past.time[n] as number)));
     if (!this.#isMemory) return [ago];
-    const parts = [...this.#parts()].map(([owner, values]) => [owner, values[n] || 0]);
-    return [ago, ...describe(Object.fromEntries(parts), this.#shared)];
+    const owners = [...past.parts(this.#uuid, here)];
+    const parts = Object.fromEntries(owners.map(([owner, values]) => [owner, values[n]]));
+    return [ago, ...describe(parts, this.#shared)];
   }
 
   #key(event: KeyboardEvent): void {
@@ -205,27 +177,25 @@ export class Chart {
     const { now, window } = this.#shared;
     const middle = (Math.max(run.start, now - window) + (run.end ?? now)) / 2;
     this.#pointer = null;
-    this.spark.hover = this.spark.width * (1 - (now - middle) / window);
-    this.#shared.tip(this.spark, [describeRun(run, this.#uuid, this.#shared)], true);
+    this.#spark.hover = this.#spark.width * (1 - (now - middle) / window);
+    this.#shared.tip(this.#spark, [describeRun(run, this.#uuid, this.#shared)], true);
     this.draw();
   }
 
   #leave(): void {
     this.#selected = this.#pointer = null;
-    if (this.spark.hover === null) return;
-    this.spark.hover = null;
-    this.#shared.tip(this.spark, [], false);
+    if (this.#spark.hover === null) return;
+    this.#spark.hover = null;
+    this.#shared.tip(this.#spark, [], false);
     this.draw();
   }
 }
-
-const highest = (values: readonly number[]): number =>
-  values.reduce((most, value) => (value > most ? value : most), 1);
 
 /** A few lines of text at a point of a chart. */
 export class Tip {
   readonly node = h('div', 'tip');
   #within: HTMLElement;
+  #at: Spark | null = null;
 
   /** The tip stays inside `within`. */
   constructor(within: HTMLElement) {
@@ -236,6 +206,7 @@ export class Tip {
   /** Show lines of text; no lines hide it. */
   point(at: Spark, lines: string[], spoken: boolean): void {
     const tip = this.node;
+    this.#at = at;
     tip.ariaLive = spoken ? 'polite' : 'off';
     tip.hidden = lines.length === 0;
     tip.replaceChildren(...lines.map((line) => h('div', '', ...parts(line))));
@@ -245,5 +216,10 @@ export class Tip {
     const across = box.left - all.left + (at.hover ?? 0) - tip.offsetWidth / 2;
     const left = Math.max(4, Math.min(across, all.width - tip.offsetWidth - 4));
     tip.style.transform = `translate(${Math.round(left)}px,${Math.round(box.bottom - all.top + 4)}px)`;
+  }
+
+  /** Hide it if its chart has been removed. */
+  tidy(): void {
+    if (!this.#at?.node.isConnected) show(this.node, false);
   }
 }

@@ -1,9 +1,8 @@
-/** Show why kernels died, each on a card that the user dismisses, and which kernel may be next. */
+/** Show why kernels died, each on a card that the user dismisses. */
 
-import type { KernelDeath, KernelSample, Snapshot } from '../snapshot.js';
+import type { KernelDeath, Snapshot } from '../snapshot.js';
 import { button, h, Rows } from './dom.js';
 import type { Shared } from './shared.js';
-import { age, isFull, ram, size } from './units.js';
 
 export const DEATHS_CSS = `\
 .death{border:1px solid var(--line);border-left:3px solid var(--bad);border-radius:3px;margin:0 0 8px;overflow-wrap:anywhere;padding:5px 8px;position:relative}\
@@ -13,28 +12,20 @@ export const DEATHS_CSS = `\
 `;
 
 class DeathCard {
-  readonly node = h('li', 'death');
+  readonly node: HTMLElement;
 
-  constructor(death: KernelDeath, shared: Shared) {
-    const { trans, actions, open, toggled, redraw } = shared;
+  constructor(death: KernelDeath, { trans, actions, opened }: Shared) {
     const at = new Date(death.time * 1000).toLocaleTimeString([], { timeStyle: 'short' });
-    const dismiss = () => {
-      open.set(death.id, false);
-      toggled();
-      redraw();
-    };
-    const close = button('close dim', dismiss, '✕');
+    const close = button('close dim', () => opened.set(death.id, false), '✕');
     close.title = close.ariaLabel = trans.__('Dismiss');
     const lines = death.details.map((line) => h('div', 'dim', line));
-    this.node.append(h('b', '', `${death.title} · ${at}`), ...lines);
+    this.node = h('li', 'death', h('b', '', `${death.title} · ${at}`), ...lines);
     const go = trans.__('Go to In [%1]', death.count ?? ' ');
     if (actions.goToCell && death.code !== null)
       this.node.append(button('again', () => actions.goToCell?.(death), go));
     const advice = h('summary', '', trans.__('What to do'));
     this.node.append(h('details', '', advice, h('p', '', death.advice)), close);
   }
-
-  update(): void {}
 }
 
 export class Deaths {
@@ -49,18 +40,8 @@ export class Deaths {
   }
 
   /** Show those that were not dismissed, the newest first. */
-  update(deaths: readonly KernelDeath[]): void {
-    const shown = deaths.filter(({ id }) => this.#shared.open.get(id) !== false).reverse();
-    // What was lost may be known later.
-    this.#cards.update(shown, ({ id, details }) => `${id} ${details.at(-1)}`);
+  update({ events }: Snapshot): void {
+    const shown = events.filter(({ id }) => this.#shared.opened.get(id) !== false).reverse();
+    this.#cards.update(shown, ({ id }) => id);
   }
-}
-
-/** Return the kernel that fills the RAM fastest, and how fast; empty if it is not nearly full. */
-export function filling({ host, kernels }: Snapshot, { trans }: Shared): Map<KernelSample, string> {
-  const [used, total] = ram(host);
-  const [first] = [...(kernels ?? [])].sort((a, b) => (b.growth ?? 0) - (a.growth ?? 0));
-  if (!first?.growth || first.growth < 0 || !isFull(host)) return new Map();
-  const left = age(((total ?? 0) - (used ?? 0)) / first.growth);
-  return new Map([[first, trans.__('+%1/s · full in ~%2', size(first.growth), left)]]);
 }

@@ -83,8 +83,8 @@ export function expand(button: HTMLElement, open: boolean): void {
 
 interface Row<T> {
   readonly node: HTMLElement;
-  update(item: T): void;
-  dispose?(): void;
+  /** Absent if it never changes. */
+  update?(item: T): void;
 }
 
 /** The children of `node`, one for each keyed item; they are reused, moved, created and removed. */
@@ -118,15 +118,11 @@ export class Rows<T, R extends Row<T>> {
       if (used.has(key)) continue;
       const row = this.#rows.get(key) ?? this.#make(item);
       used.set(key, row);
-      row.update(item);
+      row.update?.(item);
       if (row.node === next) next = next.nextSibling;
       else this.node.insertBefore(row.node, next);
     }
-    for (const [key, row] of this.#rows) {
-      if (used.has(key)) continue;
-      row.dispose?.();
-      row.node.remove();
-    }
+    for (const [key, row] of this.#rows) if (!used.has(key)) row.node.remove();
     this.#rows = used;
   }
 }
@@ -160,6 +156,26 @@ export function typed(text: string): Node[] {
     .map((part) =>
       TYPED.test(part) ? h('code', '', part.replaceAll('`', '')) : document.createTextNode(part),
     );
+}
+
+/** Sentences in which text to type is code; written only when they change. */
+export class Prose {
+  readonly node: HTMLElement;
+  #shown = '';
+
+  constructor(tag: keyof HTMLElementTagNameMap, css = '') {
+    this.node = h(tag, css);
+  }
+
+  /** Set the sentences, each with its class; empty ones are left out. */
+  set(...all: (readonly [css: string, text: string])[]): void {
+    const shown = all.join();
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    const some = all.filter(([, text]) => text);
+    const nodes = some.flatMap(([css, text], n) => [n ? ' ' : '', h('span', css, ...typed(text))]);
+    this.node.replaceChildren(...nodes);
+  }
 }
 
 /** Split a text into nodes, so that lines break only after " ·". */

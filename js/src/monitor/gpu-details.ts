@@ -1,4 +1,4 @@
-/** Show an open GPU: faults, charts, variables, and on request all readings. */
+/** Show an open GPU: its vitals, charts and variables, and on request all other readings. */
 
 import type { GpuSample } from '../snapshot.js';
 import { MemoryBar } from './bars.js';
@@ -8,7 +8,7 @@ import { alias, aliasHint, clock, full, labelOf, torchName } from './names.js';
 import type { View } from './owners.js';
 import type { Shared, Translate } from './shared.js';
 import { age, filled, NOT_KNOWN, reading, share, watts } from './units.js';
-import { Variables } from './variables.js';
+import { VariablesTable } from './variables.js';
 
 type Fact = readonly [name: string, value: string];
 
@@ -105,46 +105,35 @@ class Slice {
 export class GpuDetails {
   readonly node: HTMLElement;
   #shared: Shared;
+  #key: string;
   #vitals = new Field('div', 'vitals dim');
   #busy: Chart;
   #memory: Chart;
   #span = new Field();
   #slices: Rows<View, Slice>;
-  #variables: Variables | null = null;
+  #variables: VariablesTable;
   #facts = new Rows(h('dl', 'facts'), (fact: Fact) => new FactRow(fact));
   #more: HTMLButtonElement;
-  #gpu: GpuSample;
 
-  constructor(view: View, shared: Shared) {
-    const { trans } = shared;
-    const { uuid } = view.gpu;
+  constructor(uuid: string, shared: Shared) {
+    const { trans, opened } = shared;
     this.#shared = shared;
-    this.#gpu = view.gpu;
+    this.#key = `details ${uuid}`;
     this.#busy = new Chart('utilization', trans.__('Utilization'), uuid, shared);
     this.#memory = new Chart('memory', trans.__('Memory'), uuid, shared);
     this.#slices = new Rows(h('ul', 'slices'), () => new Slice(shared));
-    if (shared.actions.variables) this.#variables = new Variables(uuid, shared);
-    this.#more = button('more', () => this.#toggle(), trans.__('Details'));
+    this.#variables = new VariablesTable(uuid, shared);
+    const toggle = () => opened.set(this.#key, !opened.get(this.#key));
+    this.#more = button('more', toggle, trans.__('Details'));
     const axis = h('div', 'axis dim', this.#more, this.#span.node, h('span', '', trans.__('now')));
-    this.node = h(
-      'div',
-      'body',
-      this.#vitals.node,
-      h('div', 'charts', this.#busy.node, this.#memory.node, axis),
-      this.#facts.node,
-      this.#slices.node,
-      ...(this.#variables ? [this.#variables.node] : []),
-    );
-  }
-
-  get #key(): string {
-    return `details ${this.#gpu.uuid}`;
+    const charts = h('div', 'charts', this.#busy.node, this.#memory.node, axis);
+    const below = [this.#facts, this.#slices, this.#variables].map(({ node }) => node);
+    this.node = h('div', 'body', this.#vitals.node, charts, ...below);
   }
 
   update(view: View): void {
     const { gpu, migs } = view;
-    const { trans, window, now, open } = this.#shared;
-    this.#gpu = gpu;
+    const { trans, window, now, opened } = this.#shared;
     this.#vitals
       .textOrHide(gpu.lost || gpu.virtual ? '' : vitals(view, this.#shared))
       .title(aliasHint(gpu, trans));
@@ -157,28 +146,15 @@ export class GpuDetails {
     this.#memory.update(gpu);
     this.#slices.update(migs, (mig) => mig.gpu.uuid);
     show(this.#slices.node, migs.length > 0);
-    this.#variables?.update(view);
-    const details = open.get(this.#key) ?? false;
-    expand(this.#more, details);
-    show(this.#facts.node, details);
-    this.#facts.update(details ? facts(gpu, now, trans) : [], ([name]) => name);
+    this.#variables.update(view);
+    const open = opened.get(this.#key) ?? false;
+    expand(this.#more, open);
+    show(this.#facts.node, open);
+    this.#facts.update(open ? facts(gpu, now, trans) : [], ([name]) => name);
   }
 
   draw(): void {
     this.#busy.draw();
     this.#memory.draw();
-  }
-
-  dispose(): void {
-    this.#busy.dispose();
-    this.#memory.dispose();
-    this.#variables?.dispose();
-  }
-
-  #toggle(): void {
-    const { open, toggled, redraw } = this.#shared;
-    open.set(this.#key, !open.get(this.#key));
-    toggled();
-    redraw();
   }
 }

@@ -1,10 +1,9 @@
 /** Show one GPU in a line that opens; what does not fit is cut from the right. */
 
-import { MemoryBar, TimingRow } from './bars.js';
-import type { Visibility } from './browser.js';
+import { MemoryBar } from './bars.js';
 import { Badges, button, CHEVRON, expand, Field, h, icon } from './dom.js';
 import { GpuDetails } from './gpu-details.js';
-import { alias, faults, full, holderName, hot, labelOf, model, torchName } from './names.js';
+import { alias, faults, full, holderName, hot, labelOf, model } from './names.js';
 import { groups, type View } from './owners.js';
 import type { Shared } from './shared.js';
 import { NOT_KNOWN, reading, share } from './units.js';
@@ -51,107 +50,62 @@ class Readings {
   }
 }
 
-export interface Item {
+/** A GPU, and whether it is open unless the user closed it. */
+export interface GpuItem {
   view: View;
-  /** Whether it is open unless the user closed it. */
-  standing: boolean;
+  open: boolean;
 }
 
 export class GpuRow {
   readonly node: HTMLElement;
   #shared: Shared;
-  #visibility: Visibility;
-  #item: Item;
-  #visible = true;
-  #late = false;
   #kind = new Field('span', 'kind');
   #number = new Field();
   #label = new Field('b');
   #button: HTMLButtonElement;
   #readings: Readings;
   #faults = new Badges();
-  #timing: TimingRow;
   #details: GpuDetails | null = null;
   #id = `gpu-${count++}`;
 
-  constructor(item: Item, shared: Shared, visibility: Visibility) {
-    [this.#item, this.#shared, this.#visibility] = [item, shared, visibility];
+  constructor({ view }: GpuItem, shared: Shared) {
+    this.#shared = shared;
     this.#readings = new Readings(shared);
-    this.#timing = new TimingRow(shared.trans.__('Timing'));
     this.#button = button('open', () => {}, icon(CHEVRON), this.#label.node);
     this.#label.node.append(this.#kind.node, this.#number.node);
     this.#button.setAttribute('aria-controls', this.#id);
     const head = h('div', 'head', this.#button, ...this.#readings.nodes);
     // The whole line opens it. Clicks on the button, which is for the keyboard, bubble up to here.
-    head.addEventListener('click', () => this.#toggle());
-    this.node = h('li', 'gpu', head, this.#faults.node, this.#timing.node);
-    visibility.add(this.node, ({ isIntersecting }) => this.#see(isIntersecting));
+    head.addEventListener('click', () => shared.opened.set(view.gpu.uuid, !this.#details));
+    this.node = h('li', 'gpu', head, this.#faults.node);
   }
 
-  get #open(): boolean {
-    return this.#shared.open.get(this.#item.view.gpu.uuid) ?? this.#item.standing;
-  }
-
-  /** A row that is not on the screen is written when it gets there. */
-  #see(visible: boolean): void {
-    this.#visible = visible;
-    if (!visible) return;
-    if (this.#late) this.#write();
-    this.draw();
-  }
-
-  update(item: Item): void {
-    this.#item = item;
-    this.#late = !this.#visible;
-    if (this.#visible) this.#write();
-  }
-
-  #write(): void {
-    this.#late = false;
-    const { view } = this.#item;
+  update({ view, open }: GpuItem): void {
     const { gpu, parts } = view;
-    const { trans, here, timing } = this.#shared;
-    this.#expand(this.#open);
+    const { trans, here, opened } = this.#shared;
+    this.#expand(opened.get(gpu.uuid) ?? open, gpu.uuid);
     const [, kind = '', number = ''] = /^(\w+:)?(.*)/.exec(labelOf(view, here)) ?? [];
     this.#kind.text(kind);
     this.#number.text(number);
     this.#label.className(parts.own > 0 ? 'here' : '').title(alias(view, here));
     this.#readings.update(view);
     this.#faults.update(faults(gpu, trans));
-    const where = torchName(gpu, gpu.ordinal ?? -1);
-    this.#timing.update(timing.bars?.find((bar) => bar.where === where));
     this.node.classList.toggle('lost', gpu.lost);
     this.#details?.update(view);
   }
 
   draw(): void {
-    if (this.#visible) this.#details?.draw();
+    this.#details?.draw();
   }
 
-  dispose(): void {
-    this.#visibility.remove(this.node);
-    this.#details?.dispose();
-    this.#details = null;
-  }
-
-  #toggle(): void {
-    this.#shared.open.set(this.#item.view.gpu.uuid, !this.#open);
-    this.#write();
-    this.draw();
-    this.#shared.toggled();
-  }
-
-  #expand(open: boolean): void {
+  #expand(open: boolean, uuid: string): void {
     expand(this.#button, open);
     this.node.classList.toggle('opened', open);
-    if (open && !this.#details) {
-      this.#details = new GpuDetails(this.#item.view, this.#shared);
-      this.#details.node.id = this.#id;
-      this.node.append(this.#details.node);
-    } else if (!open && this.#details) {
-      this.#details.node.remove();
-      this.#details.dispose();
-      this.#details = null;
-    }
+    if (open === (this.#details !== null)) return;
+    this.#details?.node.remove();
+    this.#details = open ? new GpuDetails(uuid, this.#shared) : null;
+    if (!this.#details) return;
+    this.#details.node.id = this.#id;
+    this.node.append(this.#details.node);
   }
 }

@@ -83,6 +83,7 @@ export function holderName(main: ProcessSample, trans: Translate): string {
   if (main.notebook && !outlives(main)) return file(main.notebook);
   if (main.mine) return trans.__('this kernel');
   if (stranger(main)) return main.user as string;
+  if (main.kernel && !main.name) return trans.__('kernel (PID %1)', main.pid);
   return main.name ? trans.__('%1 (you)', main.name) : trans.__('exited (PID %1)', main.pid);
 }
 
@@ -116,15 +117,9 @@ export function faults(gpu: GpuSample, trans: Translate): Badge[] {
   const found: Badge[] = [];
   if (gpu.xid !== null) found.push([`Xid ${gpu.xid}`, 'bad']);
   if (gpu.ecc_uncorrected) found.push([trans.__('%1 uncorrected ECC', gpu.ecc_uncorrected), 'bad']);
-  if (hot(gpu))
-    found.push([
-      trans.__(
-        'hot: %1, limit %2',
-        reading(gpu.temperature, '°C'),
-        reading(gpu.temperature_limit, '°C'),
-      ),
-      'bad',
-    ]);
+  const { temperature, temperature_limit: limit } = gpu;
+  const degrees = [reading(temperature, '°C'), reading(limit, '°C')] as const;
+  if (hot(gpu)) found.push([trans.__('hot: %1, limit %2', ...degrees), 'bad']);
   // A busy GPU normally runs at its power cap.
   const slow = (gpu.throttle ?? []).filter((reason) => reason !== 'power cap');
   const clocks = clock(gpu.sm_clock, gpu.sm_clock_limit);

@@ -1,12 +1,12 @@
 /** List notebooks and whoever else holds memory: their CPU, RAM, GPU memory, and running cell. */
 
-import type { KernelSample, ProcessSample, Snapshot } from '../snapshot.js';
+import type { Host, KernelSample, ProcessSample, Snapshot } from '../snapshot.js';
 import type { ProcessButtons } from './buttons.js';
 import { Field, h, Rows, show } from './dom.js';
 import { file, gpuCount, holderName, labelOf } from './names.js';
 import { type Group, groups, outlives, type View } from './owners.js';
-import type { Shared } from './shared.js';
-import { age, reading, size } from './units.js';
+import type { Shared, Translate } from './shared.js';
+import { age, fastest, isFull, ram, reading, size } from './units.js';
 
 /** Rows of a closed list. */
 const FEW = 8;
@@ -21,12 +21,19 @@ interface Item {
   group?: Group;
   load?: KernelSample | undefined;
   /** How fast it fills the RAM; empty if it does not. */
-  filling?: string | undefined;
+  filling?: string;
 }
 
 /** A kernel as a process without a GPU; what is unknown is undefined. */
 const process = (kernel: KernelSample): ProcessSample =>
   ({ uuid: '', memory: null, ...kernel }) as unknown as ProcessSample;
+
+/** "+1.4 GiB/s · full in ~2 s". */
+function rate({ growth }: KernelSample, host: Host, trans: Translate): string {
+  const [used, total] = ram(host);
+  const left = age(((total ?? 0) - (used ?? 0)) / (growth || 1));
+  return trans.__('+%1/s · full in ~%2', size(growth), left);
+}
 
 class NotebookRow {
   readonly node = h('li', 'process');
@@ -62,7 +69,11 @@ class NotebookRow {
     this.#name
       .className(`who ${group?.owner}`)
       .text(name)
-      .title(group ? this.#details(group) : trans.__('no visible process'));
+      .title(
+        group
+          ? this.#details(group)
+          : trans.__('Held by a process outside this container, or by the driver'),
+      );
     this.#note
       .textOrHide(text)
       .title(text)
@@ -72,13 +83,13 @@ class NotebookRow {
   }
 
   #notes({ main, all, key }: Group): string[] {
-    const { trans, now, runs } = this.#shared;
+    const { trans, now, past } = this.#shared;
     const uuids = [...new Set(all.map(({ uuid }) => uuid))].filter(Boolean);
     const notes =
       uuids.length > NAMED
         ? [gpuCount(trans, uuids.length)]
         : uuids.flatMap((uuid) => this.#labels.get(uuid) ?? []);
-    const run = main.orphan ? undefined : runs.running(main.kernel);
+    const run = main.orphan ? undefined : past.running(main.kernel);
     if (main.orphan) notes.push(trans.__('still running'));
     else if (outlives(main))
       notes.push(trans.__('started by %1, still running', file(main.notebook ?? '')));
@@ -135,15 +146,15 @@ export class Notebooks {
     const all = views.flatMap((view) => [...view.migs, view]);
     this.#labels.clear();
     for (const view of all) this.#labels.set(view.gpu.uuid, labelOf(view, here));
-    // Another host's kernel may have an older gpumagic.
-    const kernels = snapshot.kernels ?? [];
+    const { host, kernels } = snapshot;
     const loads = new Map(kernels.map((load) => [load.kernel, load]));
-    const filling = this.#shared.extras?.filling(snapshot, this.#shared);
+    const growing = isFull(host) ? fastest(kernels) : undefined;
     const processes = [...all.flatMap(({ processes }) => processes), ...kernels.map(process)];
     const items: Item[] = groups(processes, here).map((group) => {
       const load = group.main.orphan ? undefined : loads.get(group.main.kernel ?? '');
       const { key, memory } = group;
-      return { key, memory, group, load, filling: load && filling?.get(load) };
+      const filling = growing && growing === load ? rate(growing, host, trans) : '';
+      return { key, memory, group, load, filling };
     });
     const system = views.reduce((sum, view) => sum + view.system, 0);
     if (system) items.push({ key: 'system', memory: system });

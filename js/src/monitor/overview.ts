@@ -1,11 +1,12 @@
 /** Draw all GPUs in one chart per metric: a line each, or a row of heat each if there are many. */
 
+import type { Snapshot } from '../snapshot.js';
 import { Field, h, Rows, show } from './dom.js';
 import { labelOf, ordinalOf } from './names.js';
 import type { View } from './owners.js';
-import { gap, type Metric } from './series.js';
+import { gap, type Metric } from './past.js';
 import type { Shared } from './shared.js';
-import { type Axis, known, type Pen, Spark, trace } from './spark.js';
+import { type Axis, type Pen, pieces, Spark, trace } from './spark.js';
 import { age, NOT_KNOWN, reading, size } from './units.js';
 
 export const OVERVIEW_CSS = `\
@@ -20,6 +21,13 @@ export const OVERVIEW_CSS = `\
 const LINES = 8;
 /** The step of an arrow key, as a share of the width. */
 const STEP = 0.02;
+/** What each arrow key adds to the position, in steps across and in lines down. */
+const ARROWS: Record<string, [number, number]> = {
+  ArrowLeft: [-STEP, 0],
+  ArrowRight: [STEP, 0],
+  ArrowUp: [0, -1],
+  ArrowDown: [0, 1],
+};
 
 /** The color of each GPU in a line chart; gpumagic/display/plot.py has the same. */
 const HUES = [
@@ -60,7 +68,7 @@ function colors(ordinals: readonly (number | null)[]): string[] {
 /** The chart of one metric. */
 class Overlay {
   readonly node: HTMLElement;
-  readonly spark: Spark;
+  #spark: Spark;
   #shared: Shared;
   #metric: Metric;
   #format: (value: number) => string;
@@ -72,12 +80,11 @@ class Overlay {
 
   constructor(metric: Metric, title: string, format: (value: number) => string, shared: Shared) {
     [this.#metric, this.#format, this.#shared] = [metric, format, shared];
-    this.spark = new Spark(shared.trans.__('%1 of all GPUs over time', title));
-    const canvas = this.spark.node;
+    this.#spark = new Spark(shared.trans.__('%1 of all GPUs over time', title));
+    const canvas = this.#spark.node;
     canvas.tabIndex = 0;
     canvas.addEventListener('pointermove', ({ offsetX, offsetY }) => {
-      this.#at = [offsetX / this.spark.width, offsetY / this.spark.height];
-      this.draw();
+      this.#point([offsetX / this.#spark.width, offsetY / this.#spark.height]);
     });
     for (const event of ['pointerleave', 'blur'])
       canvas.addEventListener(event, () => this.#point(null));
@@ -85,7 +92,6 @@ class Overlay {
     const axis = h('div', 'span dim', this.#span.node, h('span', '', shared.trans.__('now')));
     const head = h('div', 'over-head', h('h2', '', title), this.#top.node);
     this.node = h('section', 'over', head, canvas, axis);
-    shared.watch(this.spark);
   }
 
   get #many(): boolean {
@@ -93,49 +99,41 @@ class Overlay {
   }
 
   update(lines: readonly Line[]): void {
-    const { series, window, trans } = this.#shared;
+    const { past, window, trans } = this.#shared;
     this.#lines = lines;
-    show(
-      this.node,
-      lines.some(({ uuid }) => series.has(uuid, this.#metric)),
-    );
+    const isKnown = ({ uuid }: Line) => past.values(uuid, this.#metric).some(Number.isFinite);
+    show(this.node, lines.some(isKnown));
     this.#span.text(`−${age(window)}`);
-    this.spark.node.style.height = this.#many ? `${Math.max(lines.length * 5, 60) + 4}px` : '';
+    this.#spark.node.style.height = this.#many ? `${Math.max(lines.length * 5, 60) + 4}px` : '';
     this.#top.text(trans.__('up to %1', this.#format(this.#highest())));
   }
 
   draw(): void {
     if (this.node.hidden) return;
-    const { series, now, window, inks } = this.#shared;
-    const pen = this.spark.begin();
-    const from = series.from(now - window);
-    const axis = { time: series.time, from, now, window, top: this.#highest() };
-    this.spark.hover = this.#at && this.#at[0] * this.spark.width;
+    const { past, now, window, inks } = this.#shared;
+    const pen = this.#spark.begin();
+    const axis = { time: past.time, from: past.from(now - window), now, window };
+    this.#spark.hover = this.#at && this.#at[0] * this.#spark.width;
     if (pen) {
-      if (this.#many) this.#drawRows(pen, axis);
-      else this.#drawLines(pen, axis);
-      this.spark.cursor(pen, inks.other, this.spark.height);
+      if (this.#many) this.#drawRows(pen, { ...axis, top: this.#highest() });
+      else this.#drawLines(pen, { ...axis, top: this.#highest() });
+      this.#spark.cursor(pen, inks.other, this.#spark.height);
     }
     if (this.#at) this.#describe(false);
   }
 
-  dispose(): void {
-    this.#shared.unwatch(this.spark);
-  }
-
   #values({ uuid }: Line): readonly number[] {
-    return this.#shared.series.values(uuid, this.#metric);
+    return this.#shared.past.values(uuid, this.#metric);
   }
 
   #drawLines(pen: Pen, axis: Axis): void {
-    const { time, from, top } = axis;
-    const scale = this.spark.scale(axis, 1.5);
-    this.spark.guides(pen, this.#shared.inks.rule, ...[0, top / 2, top].map(scale.y));
+    const scale = this.#spark.scale(axis, 1.5);
+    this.#spark.guides(pen, this.#shared.inks.rule, ...[0, axis.top / 2, axis.top].map(scale.y));
     for (const line of this.#lines) {
       const values = this.#values(line);
       pen.strokeStyle = line.color;
       pen.lineWidth = line.own ? 2.25 : 1.25;
-      for (const piece of known(time, values, from)) trace(pen, time, values, piece, scale);
+      for (const piece of pieces(axis, values)) trace(pen, axis, values, piece, scale);
     }
   }
 
@@ -143,8 +141,8 @@ class Overlay {
   #drawRows(pen: Pen, axis: Axis): void {
     const { time, from, top } = axis;
     const { inks } = this.#shared;
-    const tall = this.spark.height / this.#lines.length;
-    const scale = this.spark.scale(axis, 0);
+    const tall = this.#spark.height / this.#lines.length;
+    const scale = this.#spark.scale(axis, 0);
     // Neighbors on whole pixels have no seam.
     const x = (at: number): number => Math.round(scale.x(at));
     this.#lines.forEach((line, row) => {
@@ -167,29 +165,18 @@ class Overlay {
   /** Return the value at the top of the chart. */
   #highest(): number {
     if (this.#metric === 'utilization') return 100;
-    if (this.#metric === 'memory') {
-      const total = Math.max(0, ...this.#lines.map((line) => line.total ?? 0));
-      if (total) return total;
-    }
-    const { series, now, window } = this.#shared;
-    const from = series.from(now - window);
-    let most = 0;
-    for (const line of this.#lines)
-      for (const value of this.#values(line).slice(from)) if (value > most) most = value;
-    return most || 1;
+    const totals = this.#metric === 'memory' ? this.#lines.map(({ total }) => total ?? 0) : [];
+    if (Math.max(0, ...totals)) return Math.max(...totals);
+    const { past, now, window } = this.#shared;
+    const from = past.from(now - window);
+    const values = this.#lines.flatMap((line) => this.#values(line).slice(from));
+    return values.reduce((most, value) => (value > most ? value : most), 0) || 1;
   }
 
   #key(event: KeyboardEvent): void {
-    const step = {
-      ArrowLeft: [-STEP, 0],
-      ArrowRight: [STEP, 0],
-      ArrowUp: [0, -1],
-      ArrowDown: [0, 1],
-    }[event.key] as [number, number] | undefined;
-    if (!step) {
-      if (event.key === 'Escape') this.#point(null);
-      return;
-    }
+    if (event.key === 'Escape') this.#point(null);
+    const step = ARROWS[event.key];
+    if (!step) return;
     event.preventDefault();
     const [x, y] = this.#at ?? [1, 0];
     const inside = (value: number): number => Math.min(Math.max(value, 0), 0.999);
@@ -199,24 +186,24 @@ class Overlay {
 
   #point(at: [number, number] | null): void {
     this.#at = at;
-    if (!at) this.#shared.tip(this.spark, [], false);
+    if (!at) this.#shared.tip(this.#spark, [], false);
     this.draw();
   }
 
   /** Describe each GPU at the time under the pointer; if there are many, the one under it. */
   #describe(spoken: boolean): void {
     if (!this.#at) return;
-    const { series, now, window, trans } = this.#shared;
+    const { past, now, window, trans } = this.#shared;
     const [x, y] = this.#at;
     const when = now - window * (1 - x);
-    const n = Math.min(series.from(when), series.time.length - 1);
+    const n = past.nearest(when);
     const row = Math.floor(y * this.#lines.length);
     const lines = this.#many ? this.#lines.slice(row, row + 1) : this.#lines;
     const texts = lines.map((line) => {
-      const value = this.#values(line)[n] ?? Number.NaN;
+      const value = this.#values(line)[n ?? -1] ?? Number.NaN;
       return `${line.name} ${Number.isNaN(value) ? NOT_KNOWN : this.#format(value)}`;
     });
-    this.#shared.tip(this.spark, [trans.__('%1 ago', age(now - when)), ...texts], spoken);
+    this.#shared.tip(this.#spark, [trans.__('%1 ago', age(now - when)), ...texts], spoken);
   }
 }
 
@@ -253,7 +240,7 @@ export class Overview {
     this.node = h('div', 'overview', this.#keys.node, this.#scale, charts);
   }
 
-  update(views: readonly View[]): void {
+  update(_: Snapshot, views: readonly View[]): void {
     const { here, trans } = this.#shared;
     const hues = colors(views.map((view) => ordinalOf(view, here)));
     const lines = views.map((view, n) => ({
@@ -275,9 +262,5 @@ export class Overview {
 
   draw(): void {
     for (const chart of this.#charts) chart.draw();
-  }
-
-  dispose(): void {
-    for (const chart of this.#charts) chart.dispose();
   }
 }

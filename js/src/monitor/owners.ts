@@ -24,9 +24,9 @@ export interface View {
 }
 
 /** Bytes by holder: "mine", "left", "others", or a kernel's id. */
-type Holders = ReadonlyMap<string, number>;
+type Held = Record<string, number>;
 
-/** Less that no process holds is normal: the driver's own. In bytes, and as a share of the whole. */
+/** Up to so much memory that no process holds is normal: the driver's. As a share of the total, too. */
 const MUCH = 2 ** 30;
 const MUCH_SHARE = 0.02;
 
@@ -46,23 +46,24 @@ export function ownerOf(holder: string, here: string | null): Owner {
 export const owner = (process: ProcessSample, here: string | null): Owner =>
   ownerOf(holderOf(process), here);
 
-/** Bytes by GPU and holder; a GPU includes its MIG devices. */
-export function holders({ gpus, processes }: Snapshot): Map<string, Map<string, number>> {
+/** Return the bytes of each GPU's holders, by UUID; a GPU includes its MIG devices. */
+export function holders({ gpus, processes }: Pick<Snapshot, 'gpus' | 'processes'>) {
   const parents = new Map(gpus.map((gpu) => [gpu.uuid, gpu.mig]));
-  const all = new Map<string, Map<string, number>>();
+  const all = new Map<string, Held>();
   for (const process of processes) {
-    const key = holderOf(process);
+    const holder = holderOf(process);
     for (const uuid of [process.uuid, parents.get(process.uuid)]) {
       if (!uuid) continue;
-      const one = all.get(uuid) ?? new Map<string, number>();
-      all.set(uuid, one.set(key, (one.get(key) ?? 0) + (process.memory ?? 0)));
+      const held = all.get(uuid) ?? {};
+      held[holder] = (held[holder] ?? 0) + (process.memory ?? 0);
+      all.set(uuid, held);
     }
   }
   return all;
 }
 
 /** Split the used memory of a GPU by owner. The parts never exceed what is used. */
-export function split(gpu: GpuSample, held: Holders | undefined, here: string | null): Parts {
+export function split(gpu: GpuSample, held: Held | undefined, here: string | null): Parts {
   const { memory_total: total, memory_used: used } = gpu;
   const parts: Parts = {
     own: 0,
@@ -74,7 +75,7 @@ export function split(gpu: GpuSample, held: Holders | undefined, here: string | 
     known: total !== null && used !== null,
   };
   if (total === null || used === null) return parts;
-  for (const [holder, bytes] of held ?? []) parts[ownerOf(holder, here)] += bytes;
+  for (const [holder, bytes] of Object.entries(held ?? {})) parts[ownerOf(holder, here)] += bytes;
   let rest = used;
   for (const name of OWNERS) rest -= parts[name] = Math.min(parts[name], rest);
   parts.system = rest + (gpu.memory_reserved ?? 0);

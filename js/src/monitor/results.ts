@@ -16,35 +16,27 @@ const clock = (time: number): string =>
 const verdict = (text: string): string =>
   (text.split(/\n {2}|\n\n/)[0] ?? '').replaceAll('\n', ' · ');
 
-class Bars {
-  readonly node = h('div', 'paces');
-  #rows = new Rows(this.node, (_: TimingBar) => new TimingRow());
-
-  update(bars: TimingBar[]): void {
-    this.#rows.update(bars, ({ where }) => where);
-  }
-}
+const timingRows = () => new Rows(h('div', 'paces'), (_: TimingBar) => new TimingRow());
+const whereOf = ({ where }: TimingBar): string => where;
 
 class ResultRow {
   readonly node = h('li');
 
   constructor({ title, time, text, bars }: Result) {
-    const drawn = new Bars();
-    drawn.update(bars);
+    const drawn = timingRows();
+    drawn.update(bars, whereOf);
     const summary = h('summary', '', h('span', 'title', title), h('span', 'dim', clock(time)));
     summary.title = verdict(text);
     summary.append(h('span', 'verdict', summary.title));
     this.node.append(h('details', '', summary, h('div', 'result', drawn.node, h('pre', '', text))));
   }
-
-  update(): void {}
 }
 
 export class Results {
   readonly node: HTMLElement;
   #rows = new Rows(h('ul'), (result: Result) => new ResultRow(result));
   #line = new Field('div', 'dim');
-  #bars = new Bars();
+  #bars = timingRows();
 
   constructor(title: string) {
     const now = [this.#line.node, this.#bars.node];
@@ -53,7 +45,7 @@ export class Results {
 
   update(results: Result[], { line = '', bars = [] }: Timing = {}): void {
     this.#line.textOrHide(line);
-    this.#bars.update(bars);
+    this.#bars.update(bars, whereOf);
     this.#rows.update(
       [...results].sort((a, b) => b.time - a.time),
       ({ id }) => id,

@@ -2,7 +2,6 @@
 
 import type {
   Check,
-  KernelSample,
   OtherHost,
   Place,
   ProcessSample,
@@ -11,13 +10,10 @@ import type {
   Timing,
   Variables,
 } from '../snapshot.js';
-import type { Visibility } from './browser.js';
+import type { Opened } from './browser.js';
 import type { ProcessButtons } from './buttons.js';
-import type { Deaths } from './deaths.js';
-import type { Doctor } from './doctor.js';
-import type { OtherHosts } from './hosts.js';
-import type { Overview } from './overview.js';
-import type { Runs, Series } from './series.js';
+import type { View } from './owners.js';
+import type { Past } from './past.js';
 import type { Inks, Spark } from './spark.js';
 
 /** Actions of a host; an absent one has no button. */
@@ -33,8 +29,8 @@ export interface Actions {
   doctor?(): void;
   /** Opens the GPUs as a page. */
   page?(): void;
-  /** Requests the notebook's variables; false when they are no longer visible on any GPU. */
-  variables?(wanted: boolean): void;
+  /** Requests the notebook's variables if they changed, or if `pressed`; called when drawn. */
+  variables?(pressed: boolean): void;
 }
 
 /** Text in the user's language; %1 and %2 are the values. JupyterLab finds it by these names. */
@@ -90,21 +86,19 @@ export interface State {
   variables: Variables | string | null;
 }
 
-/** Parts that JupyterLab's panel has, and the widget in a notebook has not. */
+/** A part of JupyterLab's panel, about the server's host. */
+export interface Part {
+  readonly node: HTMLElement;
+  update(snapshot: Snapshot, views: readonly View[]): void;
+  draw?(): void;
+}
+
+/** What only JupyterLab's panel has, and not the widget in a notebook. */
 export interface Extras {
   css: string;
-  /** Create the charts of all GPUs; only a page has them. */
-  overview?(shared: Shared): Overview;
-  doctor(shared: Shared): Doctor;
-  /** Create the cards of dead kernels. */
-  deaths(shared: Shared): Deaths;
-  /** Return which kernel fills the RAM, and how fast. */
-  filling(snapshot: Snapshot, shared: Shared): Map<KernelSample, string>;
-  /** Create the buttons of the toolbar. */
-  tools(shared: Shared): HTMLElement[];
-  /** Create the buttons of a process. */
+  parts(shared: Shared): Part[];
+  /** Creates the buttons of a process. */
   buttons(shared: Shared): ProcessButtons;
-  hosts(shared: Shared, visibility: Visibility): OtherHosts;
 }
 
 export interface Options {
@@ -113,28 +107,21 @@ export interface Options {
   /** The name of the whole for screen readers. */
   label?: string;
   extras?: Extras;
+  /** Samples and cells, which the monitors of a page share. */
+  past?: Past;
 }
 
 export interface Shared extends State {
   readonly trans: Translate;
   readonly actions: Actions;
   readonly extras: Extras | null;
-  readonly series: Series;
-  readonly runs: Runs;
+  readonly past: Past;
+  readonly opened: Opened;
   inks: Inks;
   /** The time of the latest snapshot. */
   now: number;
-  /** What the user opened (true) or closed, by key. */
-  readonly open: Map<string, boolean>;
-  /** The GPUs whose variables are visible, by UUID. */
-  readonly opened: Set<string>;
-  /** Keeps a chart's size up to date, until `unwatch`. */
-  watch(spark: Spark): void;
-  unwatch(spark: Spark): void;
   /** Shows lines of text at a chart, and reads them to a screen reader if `spoken`. */
   tip(at: Spark, lines: string[], spoken: boolean): void;
-  /** Remembers what is open. */
-  toggled(): void;
   /** Draws with the next frame. */
   redraw(): void;
 }

@@ -2,7 +2,7 @@
 
 import type { CellRun } from '../snapshot.js';
 import type { Owner } from './owners.js';
-import { gap } from './series.js';
+import { gap } from './past.js';
 
 /** Colors of the current theme. */
 export type Inks = Record<Owner | 'busy' | 'mark' | 'rule', string>;
@@ -61,22 +61,19 @@ export class Spark {
     this.node.ariaLabel = label;
   }
 
-  /** Take the size of the box; the next drawing uses it. */
-  resize({ width, height }: { width: number; height: number }): void {
-    if (width > 0 && height > 0) [this.width, this.height] = [width, height];
-  }
-
-  /** Return a cleared canvas of the right size; null if drawing is impossible. */
+  /** Return a cleared canvas of its box's size; null if drawing is impossible. */
   begin(): Pen | null {
     const ratio = globalThis.devicePixelRatio || 1;
-    const { node, width, height } = this;
+    const { node } = this;
+    const { clientWidth: width, clientHeight: height } = node;
+    if (width && height) [this.width, this.height] = [width, height];
     this.#pen ??= node.getContext('2d');
     const pen = this.#pen;
     if (!pen) return null;
-    const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+    const [w, h] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
     if (node.width !== w || node.height !== h) [node.width, node.height] = [w, h];
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
+    pen.clearRect(0, 0, this.width, this.height);
     pen.lineJoin = 'round';
     return pen;
   }
@@ -118,8 +115,7 @@ export class Spark {
     const scale = this.scale(drawn, LANE + 1.5);
     this.#marks(pen, drawn, scale, inks.mark);
     this.guides(pen, inks.rule, 1, scale.floor);
-    const pieces = known(drawn.time, drawn.values, drawn.from);
-    for (const piece of pieces) {
+    for (const piece of pieces(drawn, drawn.values)) {
       if (drawn.bands.length) stack(pen, drawn, piece, scale);
       else line(pen, drawn, piece, scale);
       // A line on the floor means that values are known, even if they are 0.
@@ -154,7 +150,7 @@ export class Spark {
 /** Trace a line through the samples of a piece. */
 export function trace(
   pen: Pen,
-  time: readonly number[],
+  { time }: Axis,
   values: readonly number[],
   [first, last]: Piece,
   { x, y }: Scale,
@@ -166,11 +162,12 @@ export function trace(
   pen.stroke();
 }
 
-function line(pen: Pen, { time, values, ink }: Drawn, piece: Piece, scale: Scale): void {
+function line(pen: Pen, drawn: Drawn, piece: Piece, scale: Scale): void {
   const { x, floor } = scale;
+  const { time, values, ink } = drawn;
   pen.strokeStyle = pen.fillStyle = ink;
   pen.lineWidth = 1.25;
-  trace(pen, time, values, piece, scale);
+  trace(pen, drawn, values, piece, scale);
   pen.lineTo(x(time[piece[1]] as number) + 0.5, floor);
   pen.lineTo(x(time[piece[0]] as number), floor);
   pen.globalAlpha = 0.18;
@@ -211,16 +208,16 @@ function stack(pen: Pen, { time, bands }: Drawn, [first, last]: Piece, { x, y }:
 
 type Piece = readonly [first: number, last: number];
 
-/** Return the pieces without gaps, from the sample before `from` on. */
-export function known(time: readonly number[], values: readonly number[], from: number): Piece[] {
-  const pieces: [number, number][] = [];
+/** Return the pieces without gaps, from the sample before the first one to draw. */
+export function pieces({ time, from }: Axis, values: readonly number[]): Piece[] {
+  const found: [number, number][] = [];
   let drawing = false;
   for (let n = Math.max(from - 1, 0); n < time.length; n++) {
     const isKnown = !Number.isNaN(values[n] ?? Number.NaN);
-    const piece = pieces.at(-1);
+    const piece = found.at(-1);
     if (isKnown && drawing && piece && !gap(time, n)) piece[1] = n;
-    else if (isKnown) pieces.push([n, n]);
+    else if (isKnown) found.push([n, n]);
     drawing = isKnown;
   }
-  return pieces;
+  return found;
 }

@@ -18,14 +18,15 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .dim{opacity:.68}\
 .bad{--tone:var(--bad)}.warn{--tone:var(--warn)}.good{--tone:var(--good)}\
 .bad,.warn,.good{color:color-mix(in srgb,var(--tone) 72%,var(--text))}\
-.top{align-items:flex-start;display:flex;flex-wrap:wrap;font-size:11px;gap:2px 10px;padding:0 0 6px}\
-.top:not(:has(>:not(:empty,[hidden]))){display:none}\
-.host{flex:1 1 auto;max-width:calc(100% - 64px)}.load{display:flex;flex:1 0 100%;gap:12px}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}.meter.warn .busy{color:var(--warn)}\
+.tool{border-radius:3px;opacity:.6;padding:3px 5px;position:absolute;right:8px;top:6px}.tool:hover{background:var(--track);opacity:1}\
+.machine+.machine{border-top:1px solid var(--line);margin-top:10px;padding-top:7px}\
+.machine-head{align-items:baseline;display:flex;flex-wrap:wrap;font-size:11px;gap:2px 10px;overflow-wrap:anywhere;padding:0 0 6px}.machine-head h2{margin:0}\
+.tool~* .machine:first-child .machine-head>:first-child{max-width:calc(100% - 24px)}.load{display:flex;flex:1 0 100%;gap:12px}.meter{align-items:center;display:flex;flex:0 1 auto;font-size:11px;gap:4px;white-space:nowrap}.meter .bar{height:6px;width:18px}.meter .busy{color:var(--other)}.meter.warn .busy{color:var(--warn)}\
 .summary{padding:0 0 5px}\
-.state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
+.state{font-size:11px;margin-right:24px}.state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
 [data-kind=lost] .state::before{background:var(--bad)}\
 [data-kind=standby] .state::before,[data-kind=connecting] .state::before{background:var(--system)}\
-[data-kind=lost] .gpus,.lost .body{filter:grayscale(1)}\
+[data-kind=lost] .gpus,.silent .gpus,.lost .body{filter:grayscale(1)}\
 .gpus{align-items:start;display:grid;gap:0 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr))}\
 .gpus.few{gap:0 8px;grid-template-columns:repeat(auto-fit,minmax(min(100%,252px),1fr))}\
 .gpu{border-top:1px solid var(--line);container-type:inline-size;min-width:0}\
@@ -62,16 +63,16 @@ i.own,i.mark{color:var(--own)}i.ownOther,i.orphan{color:var(--ownOther)}i.other{
 .note,.more,.variables .open{font-size:11px}\
 .size,.number{flex:none;text-align:right;white-space:nowrap}\
 .more{text-align:left}.more:hover,.note .more{text-decoration:underline}\
-.variables .open{margin-left:-4px;max-width:100%}.holdings{padding:1px 0 2px 12px}.variables>div>.note{padding-left:12px}\
-.holding{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.holding .title{line-height:18px}.holding .note,.holding .bar{grid-column:1/-1}.holding .bar{height:3px}\
+.variables .open{margin-left:-4px;max-width:100%}.rows{padding:1px 0 2px 12px}.variables>div>.note{padding-left:12px}\
+.variable{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.variable .title{line-height:18px}.variable .note,.variable .bar{grid-column:1/-1}.variable .bar{height:3px}\
 .slices{padding-top:6px}\
 .slice,.paces{align-items:center;display:grid;gap:2px 8px;grid-template-columns:auto 1fr auto}.slice{padding-top:2px}.paces .pace{display:contents}\
 .facts{display:grid;gap:1px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));padding-top:3px}\
 .facts div{display:flex;gap:10px;min-width:0}\
-dt{flex:none;width:84px}\
+dt{flex:none;width:108px}\
 dd{margin:0;min-width:0;overflow-wrap:anywhere}\
 .problems{padding-bottom:6px}\
-.problem{border-left:3px solid var(--warn);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}\
+.problem{border-left:3px solid var(--warn);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}.cause{font-weight:600}\
 code{background:var(--track);border-radius:3px;display:inline-block;font:11px var(--mono);max-width:100%;padding:0 3px}\
 .spoken{clip-path:inset(50%);height:1px;overflow:hidden;position:absolute;width:1px}\
 .results{padding-top:10px}\
@@ -79,11 +80,10 @@ code{background:var(--track);border-radius:3px;display:inline-block;font:11px va
 summary{cursor:pointer}summary>span{margin-right:8px}.title{font-family:var(--mono);font-size:11.5px}.verdict{display:block;padding-left:14px}[open] .verdict{display:none}\
 .result{overflow:auto;padding:4px 0 6px}.result pre{padding-top:4px}\
 pre{font:11.5px/1.4 var(--mono)}\
-.loading{padding:4px 0}\
 .tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}\
 .part{display:inline-block;vertical-align:bottom}\
 @container(min-width:300px){.meter .bar{width:40px}}\
-@container(max-width:290px){.kind{font-size:0;line-height:0}.head .model{max-width:46px}}\
+@container(max-width:290px){.process .size:not(:empty){padding-left:6px}.kind{font-size:0;line-height:0}.head .model{max-width:46px}}\
 @media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--system:GrayText}\
 .bar,.dot,.probe,.state::before{forced-color-adjust:none}.bar{outline:1px solid CanvasText}.dim{opacity:1}}\
 .probe{height:0;position:absolute;visibility:hidden;width:0}\

@@ -1,6 +1,6 @@
 /** Format bytes, seconds, watts and percent, as gpumagic/display/units.py does. */
 
-import type { Host } from '../snapshot.js';
+import type { Host, KernelSample } from '../snapshot.js';
 
 export const NOT_KNOWN = 'N/A';
 const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
@@ -16,6 +16,12 @@ export function isFull(host: Host, share = NEARLY): boolean {
   const [used, total] = ram(host);
   return (used ?? 0) >= share * (total ?? Number.POSITIVE_INFINITY);
 }
+
+/** Return the kernel whose RAM grows fastest; undefined if none grows. */
+export const fastest = (kernels: readonly KernelSample[]): KernelSample | undefined =>
+  kernels
+    .filter(({ growth }) => (growth ?? 0) > 0)
+    .sort((a, b) => (b.growth ?? 0) - (a.growth ?? 0))[0];
 
 /** Bytes with at most three digits: "1.2 GiB", "512 MiB". */
 export function size(count: number | null): string {

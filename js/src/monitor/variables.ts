@@ -9,21 +9,25 @@ import { size } from './units.js';
 
 let count = 0;
 
+interface Item {
+  row: Variable;
+  /** The bytes of all variables on the GPU. */
+  total: number;
+}
+
 class VariableRow {
   #name = new Field('span', 'title');
   #size = new Field('span', 'size');
   #note = new Field('span', 'dim note');
   #bar = new ShareBar('own');
-  readonly node = h(
-    'li',
-    'holding',
-    this.#name.node,
-    this.#size.node,
-    this.#note.node,
-    this.#bar.node,
-  );
+  readonly node: HTMLElement;
 
-  update({ row, total }: { row: Variable; total: number }): void {
+  constructor() {
+    const fields = [this.#name, this.#size, this.#note, this.#bar].map(({ node }) => node);
+    this.node = h('li', 'variable', ...fields);
+  }
+
+  update({ row, total }: Item): void {
     const note = [row.made, row.kind].filter(Boolean).join(' · ');
     this.#name.text(row.name).title([row.name, ...row.aliases].join(', '));
     this.#size.text(size(row.nbytes));
@@ -32,10 +36,10 @@ class VariableRow {
   }
 }
 
-/** The largest ones, which a closed table names. */
+/** How many variables a closed table names. */
 const NAMED = 2;
 
-export class Variables {
+export class VariablesTable {
   readonly node: HTMLElement;
   #shared: Shared;
   #uuid: string;
@@ -45,34 +49,29 @@ export class Variables {
   #refresh: HTMLButtonElement;
   #list = h('div');
   #status = new Field('span');
-  #rows = new Rows(h('ul', 'holdings'), (_: { row: Variable; total: number }) => new VariableRow());
+  #rows = new Rows(h('ul', 'rows'), (_: Item) => new VariableRow());
   #more = new Field('div', 'dim note');
 
   constructor(uuid: string, shared: Shared) {
-    const { trans, open, toggled, redraw } = shared;
+    const { trans, opened, actions } = shared;
     this.#shared = shared;
     this.#uuid = uuid;
     this.#key = `variables ${uuid}`;
     this.#list.id = `variables-${count++}`;
-    const toggle = () => {
-      open.set(this.#key, !open.get(this.#key));
-      if (open.get(this.#key) && this.#slow) shared.actions.variables?.(true);
-      toggled();
-      redraw();
-    };
+    const toggle = () => opened.set(this.#key, !opened.get(this.#key));
     this.#button = button('open', toggle, icon(CHEVRON), this.#title.node);
     this.#button.setAttribute('aria-controls', this.#list.id);
-    this.#refresh = button('more', () => shared.actions.variables?.(true), trans.__('Refresh'));
+    this.#refresh = button('more', () => actions.variables?.(true), trans.__('Refresh'));
     const status = h('div', 'dim note', this.#status.node, ' ', this.#refresh);
     this.#list.append(this.#rows.node, this.#more.node, status);
     this.node = h('div', 'variables', this.#button, this.#list);
   }
 
   update(view: View): void {
-    const { variables, trans, open, runs, here } = this.#shared;
-    const isOpen = open.get(this.#key) ?? false;
-    this.#want(view.parts.own > 0);
+    const { variables, trans, opened, past, here, actions } = this.#shared;
+    const isOpen = opened.get(this.#key) ?? false;
     show(this.node, view.parts.own > 0);
+    if (view.parts.own > 0) actions.variables?.(false);
     expand(this.#button, isOpen);
     show(this.#list, isOpen);
     const known = typeof variables === 'object' ? variables : null;
@@ -90,40 +89,22 @@ export class Variables {
       (_, n) => String(n),
     );
     this.#more.textOrHide(found?.more ? trans.__('%1 more, %2', found.more, size(found.left)) : '');
-    const running = !!runs.running(here);
-    show(this.#refresh, this.#slow && !running);
-    if (typeof variables === 'string') this.#status.text(variables);
-    else if (!known)
-      this.#status.text(
-        running ? trans.__('Waiting for the cell to finish…') : trans.__('Asking the kernel…'),
-      );
-    else
-      this.#status.text(
-        [
-          found ? '' : trans.__('No torch memory on this GPU'),
-          known.cell > 0 ? trans.__('as of In [%1]', known.cell) : trans.__('as of now'),
-          running ? trans.__('a cell is running') : '',
-        ]
-          .filter(Boolean)
-          .join(' · '),
-      );
+    const running = !!past.running(here);
+    show(this.#refresh, (known?.seconds ?? 0) >= SLOW_S && !running);
+    this.#status.text(this.#describe(!!found, running));
   }
 
-  dispose(): void {
-    this.#want(false);
-  }
-
-  get #slow(): boolean {
-    const { variables } = this.#shared;
-    return typeof variables === 'object' && (variables?.seconds ?? 0) >= SLOW_S;
-  }
-
-  /** Request the variables when they become visible, and stop with the last GPU. */
-  #want(on: boolean): void {
-    const { opened, actions } = this.#shared;
-    if (on === opened.has(this.#uuid)) return;
-    if (on) opened.add(this.#uuid);
-    else opened.delete(this.#uuid);
-    if (on || !opened.size) actions.variables?.(on);
+  /** Return after which cell the rows were taken, or why there are none. */
+  #describe(found: boolean, running: boolean): string {
+    const { variables, trans } = this.#shared;
+    if (typeof variables === 'string') return variables;
+    if (!variables)
+      return running ? trans.__('Waiting for the cell to finish…') : trans.__('Asking the kernel…');
+    const parts = [
+      variables.cell > 0 ? trans.__('as of In [%1]', variables.cell) : trans.__('as of now'),
+    ];
+    if (!found) parts.unshift(trans.__('No torch memory on this GPU'));
+    if (running) parts.push(trans.__('a cell is running'));
+    return parts.join(' · ');
   }
 }

@@ -1,6 +1,5 @@
 """TensorFlow's devices and arrays are gpumagic's: placed, named, brought; the book's code runs."""
 
-import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -64,7 +63,7 @@ def test_a_program_places_and_moves(framework, names):
     )
     assert framework.where(names["x"]) == "cuda:1"
     assert framework.where(names["held"][0]) == "cuda:0"
-    with pytest.raises(GpuError, match=r"a tf.Variable stays .*; nothing was moved"):
+    with pytest.raises(GpuError, match=r"variables stay where they were made.*; nothing was moved"):
         exec("gpumagic.move(tf.Variable(x), 0)", names)
 
 
@@ -153,7 +152,7 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
         framework.bring(net, GPUS[1])
     module = tf.Module()
     module.v = names["v_c"]
-    with pytest.raises(GpuError, match="its variables stay where they were made"):
+    with pytest.raises(GpuError, match="variables stay where they were made"):
         framework.bring(module, GPUS[1])
     with framework.place(GPUS[1]):  # as it says
         new = keras.models.clone_model(net)
@@ -173,7 +172,6 @@ def test_what_xla_does_not_reach_is_explained(framework, names):
         exec(compiled(code), names)
     text = str(gpumagic.explain(raised.value))
     assert "line 6: add(held['v'])" in text
-    assert re.search(r"held\['v'\] +cuda:1 +8 B +ResourceVariable +← the odd one", text)
     assert "run it in a cell of %%ongpu cuda:1" in text
     assert "ran it on cuda:0" in text
     assert gpumagic.explain(ValueError("another")) is None

@@ -228,7 +228,7 @@ def test_strict_leaves_what_is_named(counted):
     assert counted(code, strict=True).error is None
     error = counted("if b[0] > 0:\n    pass", strict=True).error
     assert "makes the host wait for cuda:1" in str(error)
-    assert "name it first, by .numpy()" in str(error)
+    assert "read it first, by .numpy()" in str(error)
 
 
 def test_advice_is_tensorflows(counted):

@@ -1,6 +1,9 @@
 /** Replace the server and the browser for the stream; time passes when a test says so. */
 
-import type { Listener, Socket, World } from '../src/lab/stream.js';
+import schema from '../../schema/plugin.json';
+import type { Limits } from '../src/lab/alerts.js';
+import { read, type Values } from '../src/lab/settings.js';
+import type { Environment, Listener, Socket } from '../src/lab/stream.js';
 import type { Connection } from '../src/monitor/shared.js';
 import type { CellRun, History, Snapshot } from '../src/snapshot.js';
 
@@ -37,7 +40,7 @@ export class FakeSocket implements Socket {
   }
 }
 
-export class FakeWorld implements World {
+export class FakeEnvironment implements Environment {
   sockets: FakeSocket[] = [];
   asked: string[] = [];
   /** The answer to a request; an error is thrown. */
@@ -108,6 +111,14 @@ export class FakeWorld implements World {
   }
 }
 
+/** The settings of a user who changed none. */
+export const DEFAULTS = Object.fromEntries(
+  Object.entries(schema.properties).map(([key, property]) => [key, property.default]),
+) as unknown as Values;
+
+export const limits = (changes: Partial<Values> = {}): Limits =>
+  read({ ...DEFAULTS, ...changes }).limits;
+
 /** Wait until pending promises are settled. */
 export async function settled(): Promise<void> {
   for (let n = 0; n < 20; n++) await Promise.resolve();
@@ -130,7 +141,6 @@ export function snapshot(time: number, changes: Partial<Snapshot> = {}): Snapsho
     driver: null,
     cuda: null,
     software: [],
-    source: 'none',
     gpus: [],
     processes: [],
     problems: [],

@@ -5,8 +5,8 @@ import type { Monitor } from '../src/monitor/monitor.js';
 import { english } from '../src/monitor/shared.js';
 import type { Variable, Variables } from '../src/snapshot.js';
 import widget from '../src/widget.js';
+import { settled } from './environment.js';
 import { all, at, BUSY, fixture, mount, one, text } from './stage.js';
-import { settled } from './world.js';
 
 const MIB = 2 ** 20;
 const row = (name: string, nbytes: number, more: Partial<Variable> = {}): Variable => ({
@@ -37,47 +37,46 @@ const held = (more: Partial<Variables> = {}): Variables => ({
   ...more,
 });
 
-describe('in a card', () => {
+describe('the table of a GPU', () => {
   const opener = '.variables:not([hidden]) > .open';
   const shown = (monitor: Monitor): HTMLElement => one(monitor, '.variables:not([hidden])');
 
-  test('the largest are named while it is closed; a press lists them, the most first', () => {
-    const asked: boolean[] = [];
-    const monitor = mount(fixture(), { variables: (wanted) => asked.push(wanted) });
-    // Only where this notebook holds something.
+  test('names the largest while it is closed, and lists all when opened', () => {
+    const requests: boolean[] = [];
+    const monitor = mount(fixture(), { variables: (pressed) => requests.push(pressed) });
+    // Only on GPUs where this notebook holds memory.
     const buttons = all(monitor, opener);
     const gpus = new Set(fixture().processes.flatMap((one) => (one.mine ? [one.uuid] : [])));
     expect(buttons).toHaveLength(gpus.size);
-    expect(asked).toEqual(Array(gpus.size).fill(true));
+    expect(requests).toEqual(Array(gpus.size).fill(false));
     const button = at(buttons, 0);
-    expect([button.textContent, button.getAttribute('aria-expanded')]).toEqual([
-      'Variables',
-      'false',
-    ]);
+    expect([button.textContent, button.ariaExpanded]).toEqual(['Variables', 'false']);
     monitor.set({ variables: held() });
     monitor.draw();
     expect(button.textContent).toBe('Variables (14): net 8.0 MiB · batch 1.0 MiB');
     button.click();
     monitor.draw();
     expect(button.textContent).toBe('Variables (14)');
-    expect(button.getAttribute('aria-expanded')).toBe('true');
-    expect(text(monitor, '.holding .title')).toEqual(['net', 'batch']);
-    expect(text(monitor, '.holding .size')).toEqual(['8.0 MiB', '1.0 MiB']);
-    expect(text(monitor, '.holding .note')).toEqual(['In [3], line 5 · parameters', 'tensor']);
-    expect(one(monitor, '.holding .title').title).toBe('net, model');
-    expect(one(monitor, '.holding .bar').style.gridTemplateColumns.trim()).toBe('80%');
+    expect(button.ariaExpanded).toBe('true');
+    expect(text(monitor, '.variable .title')).toEqual(['net', 'batch']);
+    expect(text(monitor, '.variable .size')).toEqual(['8.0 MiB', '1.0 MiB']);
+    expect(text(monitor, '.variable .note')).toEqual(['In [3], line 5 · parameters', 'tensor']);
+    expect(one(monitor, '.variable .title').title).toBe('net, model');
+    expect(one(monitor, '.variable .bar').style.gridTemplateColumns.trim()).toBe('80%');
     expect(shown(monitor).textContent).toContain('12 more, 1.0 MiB');
     expect(shown(monitor).textContent).toContain('as of In [4]');
     button.click();
     monitor.draw();
-    expect(all(monitor, '.holding').every((node) => node.closest('[hidden]'))).toBe(true);
+    expect(all(monitor, '.variable').every((node) => node.closest('[hidden]'))).toBe(true);
+    requests.length = 0;
     monitor.update({ ...fixture(), processes: [], time: fixture().time + 1 });
     monitor.draw();
-    expect(asked.at(-1)).toBe(false);
+    expect(requests).toEqual([]);
   });
 
-  test('what is not known is said, and what is slow is asked for by hand', () => {
-    const monitor = mount(fixture(), { variables: () => {} });
+  test('says why variables are unknown, and has a button where a request is slow', () => {
+    const requests: boolean[] = [];
+    const monitor = mount(fixture(), { variables: (pressed) => requests.push(pressed) });
     one(monitor, opener).click();
     monitor.set({ variables: 'This kernel has no gpumagic.' });
     monitor.draw();
@@ -90,26 +89,18 @@ describe('in a card', () => {
       variables: held({ gpus: { [mine()]: { allocated: MIB, rows: both, more: 0, left: 0 } } }),
     });
     monitor.draw();
-    expect(text(monitor, '.holding .title')).toEqual(['data', 'data']);
+    expect(text(monitor, '.variable .title')).toEqual(['data', 'data']);
+    expect(all(monitor, '.variables:not([hidden]) .note > .more:not([hidden])')).toEqual([]);
     monitor.set({ variables: held({ seconds: 2 }) });
     monitor.draw();
-    expect(shown(monitor).textContent).toContain('Refresh');
+    one(monitor, '.variables:not([hidden]) .note > .more:not([hidden])').click();
+    expect(requests.at(-1)).toBe(true);
   });
 
-  test('it stays open for a reader who opened it, and nobody is asked for one that went', () => {
-    const asked: boolean[] = [];
-    const open = () => mount(fixture(), { variables: (wanted) => asked.push(wanted) });
-    const first = open();
+  test('stays open in a monitor that is created later', () => {
+    const first = mount();
     one(first, opener).click();
-    first.update({ ...fixture(), gpus: [] });
-    first.draw();
-    expect(asked.at(-1)).toBe(false);
-    expect(one(open(), opener).ariaExpanded).toBe('true');
-    expect(asked.at(-1)).toBe(true);
-  });
-
-  test('a host that cannot ask has no such table', () => {
-    expect(all(mount(), '.variables')).toEqual([]);
+    expect(one(mount(), opener).ariaExpanded).toBe('true');
   });
 });
 
@@ -126,7 +117,7 @@ class Signal {
 class Notebook {
   iopubMessage = new Signal();
   statusChanged = new Signal();
-  asked: { code: string; silent: boolean; user_expressions: { held: string } }[] = [];
+  asked: { code: string; silent: boolean; user_expressions: { variables: string } }[] = [];
   answer: object = { status: 'ok', data: { 'application/json': held() } };
   status = 'ok';
   kernel = {
@@ -134,139 +125,111 @@ class Notebook {
     status: 'idle',
     requestExecute: (content: (typeof this.asked)[0]) => {
       this.asked.push(content);
-      const { answer, status } = this;
-      return { done: Promise.resolve({ content: { status, user_expressions: { held: answer } } }) };
+      const { answer: variables, status } = this;
+      return { done: Promise.resolve({ content: { status, user_expressions: { variables } } }) };
     },
   };
   session = { kernel: this.kernel };
 
-  async becomes(status: string): Promise<void> {
-    this.kernel.status = status;
-    this.statusChanged.emit(status);
-    await settled();
-  }
-
-  async runs(): Promise<void> {
-    await this.becomes('busy');
+  runCell(): void {
     this.iopubMessage.emit({ header: { msg_type: 'execute_input' } });
-    await this.becomes('idle');
   }
 }
 
 describe('the kernel of the current notebook', () => {
   let book: Notebook;
-  let told: (Variables | string | null)[];
-  let seen: boolean;
-  let asks: VariablesClient;
-  const monitor = {} as Monitor;
-  const want = async (open: boolean) => {
-    asks.want(monitor, open);
+  let answers: (Variables | string | null)[];
+  let client: VariablesClient;
+  const request = async (pressed = false) => {
+    await client.request(pressed);
     await settled();
+  };
+  const open = (id: string, notebook: Notebook) => {
+    notebook.kernel.id = id;
+    client.setCurrent(id, notebook as unknown as ISessionContext);
   };
 
   beforeEach(() => {
     book = new Notebook();
-    [told, seen] = [[], true];
-    asks = new VariablesClient(
-      () => seen,
-      (said) => told.push(said),
-      english,
-    );
-    asks.here('k', book as unknown as ISessionContext);
+    answers = [];
+    client = new VariablesClient((answer) => answers.push(answer), english);
+    open('k', book);
   });
 
-  test('is asked once when the table is opened, and after each cell while it is', async () => {
-    await book.runs();
-    expect(book.asked).toEqual([]);
-    await want(true);
+  test('is asked once, and again after each cell', async () => {
+    await request();
+    await request();
     expect(book.asked).toHaveLength(1);
     const [{ code, silent, user_expressions }] = book.asked as [(typeof book.asked)[0]];
     expect([code, silent]).toEqual(['', true]);
-    expect(user_expressions.held).toContain('notebook_watch');
-    expect(told).toEqual([null, held()]);
-    // Its own question makes it busy and idle, too.
-    await book.becomes('busy');
-    await book.becomes('idle');
+    expect(user_expressions.variables).toContain('notebook_watch');
+    expect(answers).toEqual([null, held()]);
+    book.runCell();
     expect(book.asked).toHaveLength(1);
-    await book.runs();
-    expect(book.asked).toHaveLength(2);
-    await want(false);
-    await book.runs();
+    await request();
     expect(book.asked).toHaveLength(2);
   });
 
-  test('is left alone while a cell runs, and while nobody looks', async () => {
+  test('is not asked while a cell runs', async () => {
     book.kernel.status = 'busy';
-    await want(true);
+    await request(true);
     expect(book.asked).toEqual([]);
-    seen = false;
-    await book.becomes('idle');
-    expect(book.asked).toEqual([]);
-    seen = true;
-    void asks.look();
-    await settled();
+    book.kernel.status = 'idle';
+    await request();
     expect(book.asked).toHaveLength(1);
   });
 
-  test('is not asked by itself where that takes long', async () => {
+  test('is asked only when pressed if that takes long', async () => {
     book.answer = { status: 'ok', data: { 'application/json': held({ seconds: 2 }) } };
-    await want(true);
-    await book.runs();
+    await request();
+    book.runCell();
+    await request();
     expect(book.asked).toHaveLength(1);
-    await want(true);
+    await request(true);
     expect(book.asked).toHaveLength(2);
   });
 
-  test('that did not come to it is asked again when it is idle', async () => {
+  test('is asked again if it skipped the request', async () => {
     book.status = 'aborted';
-    await want(true);
-    expect(told).toEqual([null]);
+    await request();
+    expect(answers).toEqual([null]);
     book.status = 'ok';
-    await book.becomes('idle');
-    expect(told).toEqual([null, held()]);
+    await request();
+    expect(answers).toEqual([null, held()]);
   });
 
-  test('that has no gpumagic, or fails, says so', async () => {
+  test('says that it has no gpumagic, or why it failed', async () => {
     book.answer = { status: 'error', ename: 'ModuleNotFoundError', evalue: 'No module' };
-    await want(true);
-    expect(told.at(-1)).toContain('%pip install gpumagic');
+    await request();
+    expect(answers.at(-1)).toContain('%pip install gpumagic');
     book.answer = { status: 'error', ename: 'RuntimeError', evalue: 'it broke' };
-    await book.runs();
-    expect(told.at(-1)).toBe('it broke');
+    await request(true);
+    expect(answers.at(-1)).toBe('it broke');
   });
 
-  test('that runs a cell does not show the rows of the notebook before it', async () => {
-    await want(true);
-    await want(false);
+  test('takes the rows away when it restarts, or another notebook is current', async () => {
+    await request();
+    book.statusChanged.emit('autorestarting');
+    expect(answers.at(-1)).toBe(null);
     const other = new Notebook();
-    Object.assign(other.kernel, { id: 'other', status: 'busy' });
-    asks.here('other', other as unknown as ISessionContext);
-    await want(true);
-    expect(told.at(-1)).toBe(null);
-    await other.becomes('idle');
+    const late = client.request(false);
+    open('other', other);
+    await late;
+    // The first kernel's answer came too late.
+    expect(answers.at(-1)).toBe(null);
+    await request();
     expect(other.asked).toHaveLength(1);
-    expect(told.at(-1)).toEqual(held());
-  });
-
-  test('that starts anew, or is another one, takes the old rows away', async () => {
-    await want(true);
-    await book.becomes('autorestarting');
-    expect(told.at(-1)).toBe(null);
-    const other = new Notebook();
-    other.kernel.id = 'other';
-    asks.here('other', other as unknown as ISessionContext);
-    await settled();
-    expect(other.asked).toHaveLength(1);
+    expect(answers.at(-1)).toEqual(held());
     expect(book.iopubMessage.slots.size).toBe(0);
   });
 });
 
-test('in a widget the kernel is asked while they are visible, after each cell', () => {
+test('a widget asks its kernel while the variables are visible, after each cell', () => {
   const sent: string[] = [];
   const calls = new Map<string, () => void>();
   const state: Record<string, unknown> = {
     ...{ period: 1, snapshot: fixture(), history: {}, results: [], timing: {}, timings: [] },
-    ...{ cells: [], holdings: {}, table: 'kept' },
+    ...{ cells: [], variables: {}, table: 'kept' },
   };
   const model = {
     get: (name: string) => state[name],
@@ -286,17 +249,17 @@ test('in a widget the kernel is asked while they are visible, after each cell', 
   document.body.append(el);
   const close = widget.render({ model, el });
   const root = el.firstElementChild?.shadowRoot as ShadowRoot;
-  const asked = () => sent.filter((type) => type === 'holdings').length;
+  const asked = () => sent.filter((type) => type === 'variables').length;
   sent.length = 0;
   change('cells', []);
   expect(asked()).toBe(1);
-  change('holdings', held());
+  change('variables', held());
   expect(root.querySelector('.variables:not([hidden])')?.textContent).toContain('net 8.0 MiB');
   change('cells', [{ id: 'a', start: 1, end: null, gpus: [] }]);
   expect(asked()).toBe(1);
   change('cells', [{ id: 'a', start: 1, end: 2, gpus: [] }]);
   expect(asked()).toBe(2);
-  change('holdings', held({ seconds: 3 }));
+  change('variables', held({ seconds: 3 }));
   change('cells', []);
   expect(asked()).toBe(2);
   close();

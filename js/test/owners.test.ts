@@ -3,7 +3,7 @@ import { groups, holders, split, views } from '../src/monitor/owners.js';
 import type { GpuSample, ProcessSample } from '../src/snapshot.js';
 import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
 
-describe('who holds what', () => {
+describe('owners of memory', () => {
   const gpu = (more: Partial<GpuSample> = {}): GpuSample => ({
     ...at(fixture().gpus, BUSY),
     memory_total: 80 * GIB,
@@ -27,7 +27,7 @@ describe('who holds what', () => {
     return split(gpu, held.get(gpu.uuid), here);
   };
 
-  test('each holder has its owner, and what nobody holds is unaccounted', () => {
+  test('each holder has its owner, and the rest is the system’s', () => {
     const held = [
       process({ kernel: 'k1', notebook: 'a.ipynb' }),
       process({ kernel: 'k2', notebook: 'b.ipynb', memory: 5 * GIB }),
@@ -45,14 +45,14 @@ describe('who holds what', () => {
     });
   });
 
-  test('more than is used is never told', () => {
+  test('the parts never exceed the used memory', () => {
     const held = [process({ mine: true, memory: 90 * GIB }), process({ kernel: 'k2' })];
     const { own, ownOther, other } = parts(gpu(), held, null);
     expect([own, ownOther, other]).toEqual([40 * GIB, 0, 0]);
     expect(parts(gpu({ memory_used: null }), held, null).known).toBe(false);
   });
 
-  test('workers count for their notebook, strangers for their user', () => {
+  test('workers are grouped with their notebook, other users’ processes by user', () => {
     const found = groups(
       [
         process({ pid: 2, kernel: 'k1', notebook: 'a.ipynb', child: true, memory: GIB }),
@@ -70,23 +70,23 @@ describe('who holds what', () => {
     ]);
   });
 
-  test('what nobody visible holds is a row of its own', () => {
+  test('memory that no visible process holds has a row', () => {
     const snapshot = { ...fixture(), gpus: [gpu()], processes: [] };
     expect(at(views(snapshot, null), 0).system).toBe(41 * GIB);
     expect(text(mount(snapshot), 'li.process')).toEqual(['system41.0 GiB']);
-    // What the driver keeps for itself is normal.
+    // Some memory reserved by the driver is normal.
     const normal = gpu({ memory_used: GIB / 4, memory_reserved: GIB / 2 });
     expect(text(mount({ ...snapshot, gpus: [normal] }), 'li.process')).toEqual([]);
     const small = gpu({ memory_total: 8 * GIB, memory_used: GIB / 4, memory_reserved: 0 });
     expect(text(mount({ ...snapshot, gpus: [small] }), 'li.process')).toEqual(['system256 MiB']);
   });
 
-  test('buttons only where they make sense, each with the process', () => {
+  test('only possible actions have buttons', () => {
     const actions = { goTo: vi.fn(), interrupt: vi.fn(), shutDown: vi.fn(), terminate: vi.fn() };
     const snapshot = { ...fixture(), gpus: [gpu()] };
     snapshot.processes = [
       process({ pid: 1, kernel: 'k1', notebook: 'a.ipynb', memory: 5 * GIB }),
-      process({ pid: 2, kernel: 'k2', notebook: 'b.ipynb', server: 'http://x', memory: 4 * GIB }),
+      process({ pid: 2, kernel: 'k2', notebook: 'b.ipynb', server: 'process 42', memory: 4 * GIB }),
       process({ pid: 3, kernel: 'k3', orphan: true, memory: 3 * GIB }),
       process({ pid: 4, name: 'tritonserver', memory: 2 * GIB }),
     ];
@@ -100,7 +100,7 @@ describe('who holds what', () => {
         'Interrupt the kernel: a.ipynb',
         'Shut down the kernel: a.ipynb',
       ],
-      ['Go to the notebook: b.ipynb'],
+      [],
       ['End orphaned process: python3 (you) (PID 3)'],
       [],
       [],
@@ -111,40 +111,44 @@ describe('who holds what', () => {
     expect(all(mount(snapshot), '.process button')).toEqual([]);
   });
 
-  test('an idle notebook says for how long', () => {
+  test('an idle notebook’s row shows for how long', () => {
     const snapshot = { ...fixture(), gpus: [gpu()] };
     const idle = (pid: number, s: number): ProcessSample =>
       process({ pid, kernel: `k${pid}`, notebook: `${pid}.ipynb`, idle_since: snapshot.time - s });
     snapshot.processes = [idle(1, 760), idle(2, 5)];
-    expect(text(mount(snapshot), '.note:not([hidden])')).toEqual([
+    expect(text(mount(snapshot), '.process .note:not([hidden])')).toEqual([
       'cuda:0 · idle 12 min',
       'cuda:0 · idle',
     ]);
   });
 
-  test('who keeps a GPU busy says how much of the time, also a stranger', () => {
+  test('a holder’s row shows how busy it keeps the GPU, also another user’s', () => {
     const snapshot = { ...fixture(), gpus: [gpu()] };
     snapshot.processes = [
       process({ pid: 1, name: null, user: 'grace', utilization: 36.6 }),
       process({ pid: 2, utilization: 0 }),
     ];
     const monitor = mount(snapshot);
-    expect(text(monitor, '.note:not([hidden])')).toEqual(['cuda:0 · PID 2', 'cuda:0 · busy 37 %']);
+    expect(text(monitor, '.process .note:not([hidden])')).toEqual([
+      'cuda:0 · PID 2',
+      'cuda:0 · busy 37 %',
+    ]);
   });
 });
 
-describe('many', () => {
-  test('up to three GPUs stand open; of more, a line opens at a press', () => {
+describe('many GPUs', () => {
+  test('up to three GPUs are open; more are closed until clicked', () => {
     expect(all(mount(crowd(3)), '.opened')).toHaveLength(3);
     const monitor = mount(crowd(4));
     expect(all(monitor, '.gpu')).toHaveLength(4);
     expect(all(monitor, '.opened, canvas')).toEqual([]);
     one(monitor, '.gpu button').click();
+    monitor.draw();
     expect(all(monitor, 'canvas')).toHaveLength(2);
     expect(one(monitor, '.gpu button').ariaExpanded).toBe('true');
   });
 
-  test('of lines, who holds memory is told over all', () => {
+  test('a holder has one row for all its GPUs', () => {
     const snapshot = crowd(9);
     const model = at(fixture().processes, 0);
     snapshot.processes = snapshot.gpus.map(({ uuid }) => ({ ...model, uuid, memory: GIB }));

@@ -15,8 +15,8 @@ const book = (uuid: string, name: string, bytes: number, pid = 1): ProcessSample
 const names = (monitor: ReturnType<typeof mount>): string[] =>
   text(monitor, '.gpus > .gpu > .head .open');
 
-describe('lines', () => {
-  test('this notebook’s stand first and open, as long as they are few', () => {
+describe('many GPUs', () => {
+  test('this notebook’s GPUs come first, and are open if they are few', () => {
     const snapshot = crowd(8);
     for (const gpu of snapshot.gpus) gpu.ordinal = gpu.index;
     snapshot.processes = [book('GPU-5', 'train.ipynb', GIB), book('GPU-2', 'other.ipynb', GIB)];
@@ -26,9 +26,9 @@ describe('lines', () => {
     monitor.draw();
     expect(names(monitor).slice(0, 2)).toEqual(['cuda:5', 'cuda:0']);
     const opened = () =>
-      all(monitor, '.open[aria-expanded=true]').map((button) => button.textContent);
+      all(monitor, '.head .open[aria-expanded=true]').map((button) => button.textContent);
     expect(opened()).toEqual(['cuda:5']);
-    // Closed by the reader, it stays closed.
+    // Closed by the user, it stays closed.
     one(monitor, '.open[aria-expanded=true]').click();
     monitor.update({ ...snapshot, time: snapshot.time + 1 });
     monitor.draw();
@@ -39,7 +39,7 @@ describe('lines', () => {
     expect(opened()).toEqual([]);
   });
 
-  test('all readings of an open one are those of now', () => {
+  test('the details of an open GPU are up to date', () => {
     const snapshot = crowd(8);
     const monitor = mount(snapshot);
     one(monitor, '.gpu .open').click();
@@ -51,7 +51,7 @@ describe('lines', () => {
     expect(text(monitor, '.facts dd')[0]).toMatch(/^12\b/);
   });
 
-  test('one line sums them up', () => {
+  test('one line sums up many GPUs', () => {
     const snapshot = crowd(8);
     snapshot.gpus.forEach((gpu, n) => {
       gpu.ordinal = n;
@@ -59,12 +59,12 @@ describe('lines', () => {
       gpu.memory_used = n < 6 ? 10 * GIB : 0;
     });
     at(snapshot.gpus, 0).lost = true;
-    const said = () => text(monitor, '.summary:not([hidden])');
+    const summary = () => text(monitor, '.summary:not([hidden])');
     const monitor = mount(snapshot);
-    expect(said()).toEqual(['8 GPUs · free: 6, 7 · 1 lost']);
+    expect(summary()).toEqual(['8 GPUs · free: 6, 7 · 1 lost']);
     monitor.update(crowd(3));
     monitor.draw();
-    expect(said()).toEqual([]);
+    expect(summary()).toEqual([]);
   });
 });
 
@@ -86,7 +86,7 @@ describe('virtual GPUs of other kernels', () => {
     problems: [],
   });
 
-  test('say whose they are, and this notebook’s stand first and open', () => {
+  test('name their notebook; this notebook’s come first and are open', () => {
     const monitor = mount(snapshot());
     expect(text(monitor, '.opened .whose')).toEqual([
       'explore.ipynb',
@@ -99,28 +99,28 @@ describe('virtual GPUs of other kernels', () => {
     monitor.set({ here: 'k train.ipynb' });
     monitor.update(many);
     monitor.draw();
-    expect(text(monitor, '.opened .open')).toEqual(['cuda:0']);
+    expect(text(monitor, '.opened > .head .open')).toEqual(['cuda:0']);
     expect(text(monitor, '.summary:not([hidden])')).toEqual(['4 GPUs']);
     expect(text(monitor, '.gpu:not(.opened) .whose')).toEqual(Array(3).fill('explore.ipynb'));
     expect(names(monitor)).toEqual(['cuda:0', 'cuda:2', 'cuda:0', 'cuda:1']);
   });
 });
 
-describe('words', () => {
+describe('names', () => {
   const busy = (more: Partial<GpuSample> = {}): GpuSample => ({
     ...at(fixture().gpus, BUSY),
     uuid: 'u',
     ...more,
   });
 
-  test('it is cuda:0, and GPU 1 where that is another number', () => {
+  test('a GPU is cuda:0, and also GPU 1 if nvidia-smi has another number', () => {
     const monitor = mount({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })] });
     const named = () => [
       one(monitor, '.head .open').textContent,
       one(monitor, '.vitals').textContent,
     ];
     expect(named()).toEqual(['cuda:0', expect.stringContaining(' · GPU 1 · ')]);
-    // As this notebook has it, not as the server does.
+    // The ordinal in this notebook, not in the server.
     const own = process('u', { kernel: 'k', ordinal: 1 });
     monitor.set({ here: 'k' });
     monitor.update({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })], processes: [own] });
@@ -128,7 +128,7 @@ describe('words', () => {
     expect(named()).toEqual(['cuda:1', expect.not.stringContaining('GPU')]);
   });
 
-  test('others by user, by program, or as gone', () => {
+  test('other holders are named by user, by program, or as exited', () => {
     const nobody = { notebook: null, kernel: null, name: null, user: null };
     const monitor = mount({
       ...fixture(),
@@ -143,7 +143,7 @@ describe('words', () => {
     expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'system']);
   });
 
-  test('what outlives its kernel says who started it', () => {
+  test('a process that outlives its kernel says which notebook started it', () => {
     const server = process('u', { kernel: null, name: 'vllm', pid: 7, idle_since: null });
     const monitor = mount({
       ...fixture(),
@@ -155,26 +155,26 @@ describe('words', () => {
     ]);
   });
 
-  test('a notebook says what it runs, and for how long', () => {
+  test('a notebook’s row shows its running cell and the time since its start', () => {
     const snapshot = { ...fixture(), gpus: [busy()], processes: [process('u', { kernel: 'k' })] };
     const run = { id: 'a', kernel: 'k', notebook: 'x', count: 7, end: null, gpus: ['u'] };
     const monitor = mount(snapshot);
     monitor.mark([{ ...run, start: snapshot.time - 130 }]);
     monitor.draw();
-    expect(text(monitor, '.note:not([hidden])')).toEqual(['cuda:0 · In [7] · 2 min']);
+    expect(text(monitor, '.process .note:not([hidden])')).toEqual(['cuda:0 · In [7] · 2 min']);
     monitor.mark([{ ...run, start: snapshot.time - 130, end: snapshot.time }]);
     monitor.draw();
-    expect(text(monitor, '.note:not([hidden])')).toEqual(['cuda:0 · idle 3 min']);
+    expect(text(monitor, '.process .note:not([hidden])')).toEqual(['cuda:0 · idle 3 min']);
   });
 
-  test('memory that is nearly full is told in the color of trouble', () => {
+  test('memory that is nearly full is in the color of a warning', () => {
     const gpus = [busy({ memory_used: 79.2 * GIB }), busy({ uuid: 'v', memory_used: 20 * GIB })];
     const monitor = mount({ ...fixture(), gpus });
     const values = all(monitor, '.cap b').filter((node) => node.textContent?.includes('GiB'));
     expect(values.map((node) => node.className)).toEqual(['warn', '']);
   });
 
-  test('MIG devices of one profile are told apart', () => {
+  test('MIG devices of one profile are numbered', () => {
     const [parent, slice] = fixture().gpus as [GpuSample, GpuSample];
     const other = { ...slice, uuid: 'MIG-other', name: 'H100 MIG 3g.40gb' };
     const monitor = mount({

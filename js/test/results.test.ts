@@ -1,28 +1,23 @@
 import { beforeEach, expect, test, vi } from 'vitest';
-import data from '../../tests/data/snapshot.json';
 import { resultOf, Timings } from '../src/lab/notebook.js';
 import { Monitor } from '../src/monitor/monitor.js';
-import type { Snapshot, TimingBar } from '../src/snapshot.js';
+import type { TimingBar } from '../src/snapshot.js';
+import { whole } from './stage.js';
 
 const BARS: TimingBar[] = [
   { where: 'cpu', share: 1, text: '4.0 ms' },
   { where: 'cuda:0', share: 0.25, text: '1.0 ms' },
   { where: 'cuda:0+cuda:1', share: 0, text: 'waiting' },
 ];
-const snapshot = (): Snapshot => structuredClone(data) as Snapshot;
 
 beforeEach(() => {
-  sessionStorage.clear();
-  document.body.replaceChildren();
-  vi.stubGlobal('requestAnimationFrame', () => 1);
-  vi.stubGlobal('cancelAnimationFrame', () => {});
   vi.spyOn(HTMLCanvasElement.prototype, 'getContext').mockReturnValue(null);
 });
 
-function mount(of = snapshot()): { monitor: Monitor; root: ShadowRoot } {
+function mount(): { monitor: Monitor; root: ShadowRoot } {
   const monitor = new Monitor();
   document.body.append(monitor.node);
-  monitor.update(of);
+  monitor.update(whole());
   monitor.draw();
   return { monitor, root: monitor.node.shadowRoot as ShadowRoot };
 }
@@ -41,13 +36,13 @@ Object.defineProperty(HTMLElement.prototype, 'innerText', {
   },
 });
 
-test('nothing is said of timings where there are none', () => {
+test('without timings the section is hidden', () => {
   const { root } = mount();
   expect(section(root).hidden).toBe(true);
   expect(rows(root)).toEqual([]);
 });
 
-test('what is measured has a bar in the section and one at its card', () => {
+test('a running measurement has a bar for each device in the section', () => {
   const { monitor, root } = mount();
   monitor.set({ timing: { line: 'a @ a · cuda:0 · repeat 12', bars: BARS } });
   monitor.draw();
@@ -56,14 +51,9 @@ test('what is measured has a bar in the section and one at its card', () => {
   expect(section(root).textContent).toContain('a @ a · cuda:0 · repeat 12');
   expect(rows(section(root))).toEqual(['cpu4.0 ms', 'cuda:01.0 ms', 'cuda:0+cuda:1waiting']);
   expect([...section(root).querySelectorAll('.pace')].map(width)).toEqual(['100%', '25%', '0%']);
-  const cards = [...root.querySelectorAll('.gpu')];
-  const of = (n: number) => snapshot().gpus.findIndex((gpu) => gpu.ordinal === n);
-  expect(of(0)).toBeGreaterThanOrEqual(0);
-  const shown = cards.flatMap((card) => rows(card));
-  expect(shown).toEqual(['Timing1.0 ms']);
 });
 
-test('bars grow in place and are gone when it has ended', () => {
+test('bars grow in place and disappear at the end', () => {
   const { monitor, root } = mount();
   monitor.set({ timing: { line: 'x', bars: BARS } });
   monitor.draw();
@@ -78,7 +68,7 @@ test('bars grow in place and are gone when it has ended', () => {
   expect(section(root).hidden).toBe(true);
 });
 
-test('what was measured is listed newest first and opens, while another runs too', () => {
+test('timings are listed newest first, and stay open while another one runs', () => {
   const { monitor, root } = mount();
   const made = { text: 'cuda:0 is 4 × faster', bars: BARS };
   monitor.set({
@@ -104,7 +94,7 @@ test('what was measured is listed newest first and opens, while another runs too
   expect(section(root).hidden).toBe(true);
 });
 
-test('results of others stay in a section of their own', () => {
+test('other results have a section of their own', () => {
   const { monitor, root } = mount();
   monitor.set({ results: [{ id: 'a', title: 'plain', time: 1, text: 'x', bars: [] }] });
   const [timings, results] = root.querySelectorAll<HTMLElement>('.results');
@@ -113,7 +103,7 @@ test('results of others stay in a section of their own', () => {
   expect(results?.querySelector('h2')?.textContent).toBe('Results');
 });
 
-test('each line says the answer, and when', () => {
+test('each line shows the verdict and the time', () => {
   const { monitor, root } = mount();
   const text = 'cuda:0 is 4 times as fast as cpu\ncpu is virtual\n  a @ a\n\n  device  time';
   const time = new Date(2026, 10, 22, 17, 5).getTime() / 1000;
@@ -133,7 +123,7 @@ const message = (title: string, type = 'execute_result', data: object = {}) =>
     content: { data: { [JSON_TYPE]: { title, bars: BARS }, 'text/plain': 'text', ...data } },
   }) as never;
 
-test('a result that a notebook shows is known by its type', () => {
+test('a displayed result is recognized by its MIME type', () => {
   expect(resultOf(message('a @ a'))).toMatchObject({ title: 'a @ a', text: 'text', bars: BARS });
   expect(resultOf(message('a @ a', 'stream'))).toBeNull();
   expect(resultOf(message('a @ a', 'display_data', { [JSON_TYPE]: undefined }))).toBeNull();
@@ -141,7 +131,7 @@ test('a result that a notebook shows is known by its type', () => {
   expect(resultOf(message('a @ a', 'display_data', { [JSON_TYPE]: report }))).toBeNull();
 });
 
-test('the timings are those of the current notebook', () => {
+test('the timings of the current notebook are shown', () => {
   const shown: string[][] = [];
   const timings = new Timings((results) => shown.push(results.map(({ title }) => title)));
   const context = () => {
@@ -150,11 +140,11 @@ test('the timings are those of the current notebook', () => {
     return { made: made as never, say: (title: string) => calls[0]?.(made, message(title)) };
   };
   const [a, b] = [context(), context()];
-  timings.here(a.made);
+  timings.setCurrent(a.made);
   a.say('a @ a');
-  timings.here(b.made);
+  timings.setCurrent(b.made);
   a.say('later');
-  timings.here(a.made);
-  timings.here(null);
+  timings.setCurrent(a.made);
+  timings.setCurrent(null);
   expect(shown).toEqual([[], ['a @ a'], [], ['later', 'a @ a'], []]);
 });

@@ -1,0 +1,85 @@
+"""`gpumagic.diff` as a library: what it takes, what it keeps, and its bounds."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import gpumagic
+from gpumagic import faults
+from gpumagic.display.table import JSON
+from gpumagic.numerics import recorded_run
+
+pytestmark = pytest.mark.usefixtures("gpus")
+x = torch.arange(12.0).reshape(3, 4) + 1
+net = nn.Linear(4, 2)
+
+
+def wrong():
+    h = x * 2
+    return h.log() if h.is_cuda else h.log1p()
+
+
+def right():
+    return net(x).tanh()
+
+
+def test_a_function_and_its_globals():
+    found = gpumagic.diff(wrong, "cpu", 1)
+    assert "`h.log()` (aten.log)" in found.first.where
+    assert found.sides == ("cpu", "cuda:1")
+    assert found.first.inputs == 0
+    assert gpumagic.diff(right).sides == ("cpu", "cuda:0")
+    assert gpumagic.diff(right, torch.float32, "float64").agree
+    with pytest.raises(gpumagic.GpuError, match="diff takes code or a function, not int"):
+        gpumagic.diff(3)
+
+
+def test_the_display_is_text_html_and_json():
+    found = gpumagic.diff(wrong, "cpu", 1)
+    told = found._repr_mimebundle_()[JSON]
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["found"][0]["line"] == found.first.line
+    assert repr(found).splitlines()[0] == f"cpu and cuda:1 part at {found.first.where}"
+    assert '"gm-answer gm-bad"' in found._repr_html_()
+    assert '"gm-answer"' in gpumagic.diff(right)._repr_html_()
+
+
+def test_without_room_it_says_how_much_was_not_compared(monkeypatch):
+    monkeypatch.setattr(recorded_run, "_MOST", 100)
+    found = gpumagic.diff(right, "cpu", 1)
+    assert any("not compared: no room" in note for note in found.notes)
+    assert not faults.unreported
+
+
+@pytest.fixture
+def broken():
+    """torch.tanh is wrong on GPUs."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def tanh(tensor):
+        return (tensor.cpu().tanh() * 1.5).to(tensor.device)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("tanh", tanh, "CUDA", allow_override=True)
+    yield
+    library._destroy()
+
+
+@pytest.mark.usefixtures("broken")
+def test_an_operator_that_is_wrong_on_one_device():
+    found = gpumagic.diff(right, "cpu", 1)
+    assert "`net(x).tanh()` (aten.tanh)" in found.first.where
+    assert not found.first.why
+
+
+def test_torch_and_memory_are_as_before():
+    allocated = torch.cuda.memory_allocated(1)
+    net.weight.grad = torch.ones(2, 4)
+    gpumagic.diff("net(x).sum().backward()", "cpu", 1, namespace=globals())
+    assert torch.equal(net.weight.grad, torch.ones(2, 4))
+    assert torch.cuda.memory_allocated(1) == allocated
+    net.weight.grad = None
