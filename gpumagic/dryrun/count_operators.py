@@ -155,8 +155,9 @@ class Operators(TorchDispatchMode):
                 if isinstance(index, Tensor) and index.device.type == "cpu":
                     self._crossings.note(True, name, "cpu", str(args[0].device), index.nbytes)
 
-    def _note(self, source: Tensor, target: Tensor) -> None:
-        if source.device != target.device:
+    def _note(self, source: Any, target: Tensor) -> None:
+        # torch.func has numbers copied, too.
+        if isinstance(source, Tensor) and source.device != target.device:
             nbytes = source.nbytes
             self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
 

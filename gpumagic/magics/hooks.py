@@ -242,12 +242,11 @@ _STAMPING = "recording which cell allocates"
 
 
 class MemoryHooks:
-    """Records which cell allocates memory, and reports what grows with each run of a cell."""
+    """Records which cell allocates memory."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
-        self._growth: Any = None
 
     def pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
@@ -263,17 +262,6 @@ class MemoryHooks:
                 cell, before = stamped
                 if cuda.memory._get_memory_metadata() == cell:  # the cell has set no other one
                     cuda.memory._set_memory_metadata(before)
-        info = getattr(result, "info", None)
-        if info is not None and info.store_history and result.success:
-            with faults.kept("looking for what grows from run to run"):
-                self._look_for_growth(info.raw_cell)
-
-    def _look_for_growth(self, cell: str) -> None:
-        from gpumagic.memory.memory_changes import GrowthWatch
-
-        self._growth = self._growth or GrowthWatch()
-        if grown := self._growth.ended(cell):
-            print(f"→ {grown}")
 
 
 def _working_cuda() -> Any:

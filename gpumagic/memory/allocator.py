@@ -59,6 +59,11 @@ class Allocator:
             for each in segment["blocks"]:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
+        # By GPU and address; a hundred thousand tensors look theirs up here.
+        self._places = {
+            number: {at: Place(f"cuda:{number}", at, b["size"]) for at, b in blocks.items()}
+            for number, blocks in self._blocks.items()
+        }
         # By device the addresses in order, of those devices for which they were needed.
         self._starts: dict[int, list[int]] = {}
         # By the id of the list of frames, which allocations of one line may share, and the stamp.
@@ -67,7 +72,7 @@ class Allocator:
     @property
     def total(self) -> int:
         """The bytes of all blocks."""
-        return sum(sum(b["size"] for b in blocks.values()) for blocks in self._blocks.values())
+        return sum(place.nbytes for places in self._places.values() for place in places.values())
 
     def blocks(self, number: int) -> list[Mapping[str, Any]]:
         """Return the blocks of one GPU, as torch tells of them."""
@@ -78,7 +83,9 @@ class Allocator:
         if (number := _number(tensor)) < 0:
             return None
         try:
-            return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
+            address = _data_address(tensor)
+            exact = self._places.get(number, {}).get(address)
+            return exact or self._at(number, address) or self._alone(_storage(tensor))
         except (RuntimeError, NotImplementedError):  # no storage: sparse, fake, a wrapper
             return None
 
@@ -89,14 +96,17 @@ class Allocator:
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
         """Return where most bytes at some addresses of a GPU were allocated; None if unknown."""
         blocks, found = self._blocks.get(_ordinal(device), {}), Counter[tuple[int, str]]()
+        stamps, known = self._stamps, self._made
         for address in addresses:
             if (each := blocks.get(address)) is not None:
-                stamp = each.get("user_metadata") or self._stamps.get((device, address), "")
+                stamp = each.get("user_metadata") or ""
+                if stamps:
+                    stamp = stamp or stamps.get((device, address), "")
                 origin = id(each["frames"]), stamp
                 found[origin] += each["size"]
-                if origin not in self._made:
-                    self._made[origin] = _made(each["frames"], stamp)
-        return self._made[found.most_common(1)[0][0]] if found else None
+                if origin not in known:
+                    known[origin] = _made(each["frames"], stamp)
+        return known[found.most_common(1)[0][0]] if found else None
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
@@ -111,15 +121,12 @@ class Allocator:
 
     def _at(self, number: int, address: int) -> Place | None:
         """Return the block that contains an address."""
-        blocks = self._blocks.get(number, {})
-        if (exact := blocks.get(address)) is not None:
-            return Place(f"cuda:{number}", address, exact["size"])
+        places = self._places.get(number, {})
         if number not in self._starts:
-            self._starts[number] = sorted(blocks)
-        at = bisect_right(self._starts[number], address) - 1
-        start = self._starts[number][at] if at >= 0 else address
-        nbytes = blocks[start]["size"] if at >= 0 else 0
-        return Place(f"cuda:{number}", start, nbytes) if address < start + nbytes else None
+            self._starts[number] = sorted(places)
+        before = bisect_right(self._starts[number], address) - 1
+        found = places[self._starts[number][before]] if before >= 0 else None
+        return found if found and address < found.address + found.nbytes else None
 
     def _alone(self, storage: Any) -> Place | None:
         """Return a storage as a block of its own, if the allocator does not list blocks."""

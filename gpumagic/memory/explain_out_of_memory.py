@@ -6,20 +6,22 @@ values of some variables, what each pass keeps, or a context in which the code r
 """
 
 import ast
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from itertools import chain, permutations
 from typing import Any
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.display.units import size, some
+from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
+from gpumagic.memory.memory_report import MemoryHolder
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
+from gpumagic.memory.smaller_batch import smaller
+from gpumagic.memory.written_forms import forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -28,13 +30,8 @@ from gpumagic.usercode.variables import names_read
 _MOST = 4
 # A change that saves less than this part of the need is worth no line, unless the cell then fits.
 _WORTH = 0.05
-# Half a batch needs about half of the memory. If it needs more, it does not decide; if less,
-# samples are paired with each other, and a smaller batch computes something else.
-_PAIRED, _DECIDES = 0.4, 0.8
-# The reported number is at most this far below the largest that fits. A closer one would cost dry
-# runs, and depends on fragmentation. On a real GPU there is a margin besides.
-_NEAR, _NEAR_REAL = 0.05, 0.1
-_CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
+# A change of what each pass keeps must save a quarter of it.
+_LEFT = 0.75
 
 
 def explain_out_of_memory(
@@ -103,8 +100,10 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
         return f"each pass of the loop in line {line} keeps {grows} more"
-    left = size(max(trial.room, 0))
-    return f"the code needs {size(trial.need.most)} more, and only {left} is free for it"
+    left = f"{size(trial.need.most)} more, and only {size(max(trial.room, 0))} is free for it"
+    if s.optimizer is not None:
+        return f"an optimizer makes its state in its first step: the code needs {left}"
+    return f"the code needs {left}"
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
@@ -120,11 +119,11 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    free, less = (free_kept, delete), (other_values, keep_less, no_graph)
+    free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
     first = (free, less) if t.loop is None else (less, free)
     found: list[Lever] = []
-    for group in (*first, (smaller, narrower, other_gpu)):
+    for group in (*first, (smaller, other_gpu, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             enough = [each for each in found if _is_enough(s, each)]
@@ -141,14 +140,24 @@ def _is_enough(s: OutOfMemoryState, lever: Lever) -> bool:
 
 
 def _helps(
-    trial: CodeTrial | None, do: str, gives: int | None = None, freed: int = 0, **change: Any
+    trial: CodeTrial | None,
+    do: str,
+    gives: int | None = None,
+    freed: int = 0,
+    *,
+    grown: int = 0,
+    **change: Any,
 ) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
+    """Try a change; yield it as a lever if the code then fits, or clearly needs less.
+
+    Of the bytes that have `grown` in a loop it gives the part by which a pass keeps less.
+    """
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
     if trial.grows_much:  # then all that counts is what each pass keeps
-        helps = then.grows is not None and 4 * then.grows <= 3 * (need.grows or 0)
+        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
+        helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
         helps = fits or need.most - then.most >= _WORTH * need.most
     if helps:
@@ -170,95 +179,132 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to delete the largest variables that nothing reads any more, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
         trial = t.whole if rest.frame.at_top else inner
-        need = trial.need if trial is not None and trial.is_short else None
-        lacking = s.short_by if trial is None or need is None else need.most - trial.room
-        names = _unread(s, rest, lacking)
-        if not names or rest.failed is None:
-            continue
-        paths = [s.local(rest.frame, name) for name in names]
-        gives = s.alone(paths, in_frames=not rest.frame.at_top)
-        fits = trial.fits(need, gives) if trial is not None and need is not None else None
-        if {*names} & (rest.overwritten | rest.read_anywhere):
-            code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-            timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
-            where = "that line" if timed else f"line {rest.failed.lineno}"
-            yield Lever(f"`{code}` before {where}", gives, fits)
-        elif trial is None or need is None or trial.tried(gone=names) is not None:
-            # Else it is read in a way that the code does not show.
-            do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
-            yield Lever(do, gives, fits)
+        short = trial if trial is not None and trial.is_short else None
+        names = _unread(s, rest, s.short_by if short is None else short.lacking)
+        if names and rest.failed is not None:
+            yield from _deleted(s, rest, rest.failed.lineno, short, names)
+
+
+def _deleted(
+    s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
+) -> Iterator[Lever]:
+    paths = [s.local(rest.frame, name) for name in names]
+    gives = s.alone(paths, in_frames=not rest.frame.at_top)
+    fits = trial.fits(trial.need, gives) if trial is not None else None
+    if {*names} & (rest.overwritten | rest.read_anywhere):
+        code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
+        timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
+        yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
+    elif trial is None or trial.tried(gone=names) is not None:
+        # Else it is read in a way that the code does not show.
+        do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
+        yield Lever(do, gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
-    frame, at_top = rest.frame, rest.frame.at_top
+    at_top = rest.frame.at_top
     # A rerun needs the variables that this code made before, unless it assigns them again.
     needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
-    free = {s.local(frame, n): n for n in frame.scope.local if n not in needed}
-
-    def gives(paths: list[str]) -> int:
-        return s.alone(paths, in_frames=not at_top)
-
-    rows = [
-        [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
-        for row in s.device.holders
-    ]
-    groups = [paths for paths in rows if free.keys() >= {*paths}]
+    free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
+    gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    for paths in sorted(groups, key=gives, reverse=True):
-        if gives(chosen) < max(lacking, 1) and s.worth(gives([*chosen, *paths])):
-            chosen += (path for path in paths if path not in chosen)
+    for row in sorted(s.device.holders, key=lambda row: -gives(_names(s, row, at_top))):
+        paths = _names(s, row, at_top)
+        more = list(dict.fromkeys([*chosen, *paths]))
+        is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
+        chosen = more if is_free and s.worth(gives(more)) else chosen
     return [free[path] for path in chosen]
 
 
+def _names(s: OutOfMemoryState, row: MemoryHolder, at_top: bool) -> list[str]:
+    """Return the paths of a row, which all hold the same memory."""
+    return [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
+
+
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose another GPU with room for what is allocated on this one and for the request."""
+    """Propose another GPU with room for what the cell needs, and for what it reads."""
     if s.shortage.library != TORCH or t.loop is not None:
         return
-    need = t.whole.need.most if t.whole is not None and t.whole.need is not None else 0
-    needed = max((s.device.allocated or 0) + s.wanted, s.held + need)
+    needed, trial = (s.device.allocated or 0) + s.wanted, t.whole
+    if trial is not None and trial.need is not None:
+        moved = (each.nbytes for each in s.storages if each.roots & s.read)
+        needed = trial.need.most + sum(moved)
     cuda = torch_here().cuda
     for ordinal in range(cuda.device_count()):
         free = cuda.mem_get_info(ordinal)[0]
         if ordinal != s.shortage.ordinal and free >= needed:
-            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free)
+            fits = trial.fits(trial.need, free) if trial and trial.need else None
+            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free, fits)
             return
 
 
 # -- what each pass of a loop keeps
+_DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
+_BACKWARD = "`.backward()` of what each pass adds to `{}`, and none after the loop"
+_CACHED = "`{}.cache_clear()` after each pass"
+_COPIED = "keep `.cpu()` of the tensors in `{}`"
+
+
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that each pass of a loop keeps less: without its graph, or on the CPU."""
     trial = t.loop
     path = s.adds_to(trial.rest) if trial is not None else ""
     if trial is None or not path:
         return
-    frame, loop, inside = trial.frame, trial.rest.loops[0], path not in s.namespace
-    local = (n for n in frame.scope.local if s.local(frame, n) == path)
-    name = next(local, "" if inside else path)
+    in_frames = path not in s.namespace
+    name = trial.name_of(path)
     # The results of a pass, which the next one makes again, hold the same graphs.
-    made = {s.local(frame, n) for n in stored(loop)} | {path}
-    graphs = s.alone(made, in_frames=inside, graph_of=path)
+    made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
+    graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
-    whole = s.alone([path], in_frames=inside) or row.nbytes
-    detached = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
-    # A name that each pass makes from its value before, such as a state, may keep all graphs.
-    names = dict.fromkeys((name, *sorted(trial.rest.added_up)) if graphs else ())
-    changes = [(detached, _without_graph, graphs, each) for each in names]
-    changes.append(("keep `.cpu()` of the tensors in `{}`", _on_host, whole, name))
-    for do, keep, gives, each in changes:
-        if each and not _derived(s, loop, each):
-            keeping = each, partial(_each_tensor, keep)
-            for lever in _helps(trial, do.format(each), gives, whole, keep=keeping):
-                yield lever
-                if lever.fits:
-                    return
+    whole = s.alone([path], in_frames=in_frames) or row.nbytes
+    for do, keep, gives, each in _kept(s, trial, name, graphs, whole):
+        names = each.replace(", ", "`, `")
+        for lever in _helps(trial, do.format(names), gives, whole, keep=(each.split(", "), keep)):
+            yield lever
+            if lever.fits:
+                return
 
 
-def _derived(s: OutOfMemoryState, loop: ast.AST, name: str) -> bool:
-    """Whether a backward pass needs the graphs of a name: one from it, or one after the loop."""
-    calls = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute) and n.attr == "backward"]
-    from_it = any(name in names_read(ast.Expression(call.value)) for call in calls)
-    return from_it or (not calls and any(rest.backward for rest in s.rests))
+def _kept(
+    s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
+) -> Iterator[tuple[str, Callable[[Any], Any], int, str]]:
+    """Yield in words what a pass is to keep, a function that makes it of the value, the bytes that
+    this gives, and the variable."""
+    # Names that each pass makes from their values before, such as a state, may keep all graphs.
+    added = sorted(trial.rest.added_up)
+    for each in filter(None, dict.fromkeys((name, *added, ", ".join(added)) if graphs else ())):
+        needed = {_needs_graph(s, trial, one) for one in each.split(", ")}
+        if True not in needed:
+            do = _BACKWARD if None in needed else _DETACHED
+            yield do, partial(_each_tensor, _without_graph), graphs, each
+    if hasattr(trial.frame.scope.name(name), "cache_clear"):
+        yield _CACHED, _cleared, whole, name
+    elif name and not _needs_graph(s, trial, name):
+        yield _COPIED, partial(_each_tensor, _on_host), whole, name
+
+
+def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
+    """Whether a backward pass in the loop is made from a name; None if one follows the loop."""
+    at = s.rests.index(trial.rest)
+    in_loop = _backward_of(ast.walk(trial.rest.loops[0]))
+    if in_loop or any(rest.backward for rest in s.rests[:at]):  # also in what the loop calls
+        return name in in_loop
+    if name in _backward_of(trial.rest.nodes):
+        return None
+    return any(rest.backward for rest in s.rests)
+
+
+def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names from whose values backward passes are made."""
+    calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
+    return {name for call in calls for name in names_read(ast.Expression(call.value))}
+
+
+def _cleared(function: Any) -> Any:
+    function.cache_clear()
+    return function
 
 
 def _without_graph(tensor: Any) -> Any:
@@ -266,7 +312,7 @@ def _without_graph(tensor: Any) -> Any:
 
 
 def _on_host(tensor: Any) -> Any:
-    return tensor.detach().cpu()
+    return tensor.cpu()
 
 
 def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
@@ -286,6 +332,17 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 # -- the same in another way
+def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose code that computes the same with less memory."""
+    for form in forms(s.rests[0]):
+        # A dry run does not count what `torch.load` reads.
+        if t.best is not None or "map_location" in form.new:
+            for lever in _helps(t.best or t.every[-1], form.do, form=form):
+                yield lever
+                if lever.fits:
+                    return
+
+
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose one shape for two operands, and float32 for NumPy's float64."""
     for do, names in [*_one_shape(s, t), *_single(s, t)]:
@@ -321,7 +378,9 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """`torch.no_grad()` where no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
         do = "`with torch.no_grad():` around it: no backward pass follows"
-        yield from _helps(t.best, do, within=torch_here().no_grad)
+        path = s.adds_to(t.loop.rest) if t.loop is not None else ""
+        grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
+        yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -335,69 +394,3 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         # In a dry run's process nothing needs to be restored.
         made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
         yield from _helps(t.whole, do, within=made)
-
-
-# -- a smaller number
-def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
-    for trial in t.every if t.loop is None else ():
-        if trial.is_short and (names := _batch(s, trial)):
-            yield from _smaller(s, trial, names)
-            return
-
-
-def _smaller(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iterator[Lever]:
-    from gpumagic.fitting.fit_search import largest
-
-    count = len(trial.names[names[0]])
-    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
-    sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
-
-    @cache
-    def needed(number: float) -> float:
-        cut = {name: trial.names[name][: int(number)] for name in names}
-        need = trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, int(number)))
-        return math.inf if need is None else need.most
-
-    need = trial.need
-    if need is None or not _PAIRED <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
-        return
-    near = _NEAR if s.device.virtual else _NEAR_REAL
-    # One sample alone is refused by a layer that normalizes over them.
-    values = range(1 if math.isfinite(needed(1)) else 2, count)
-    fits = largest(values, needed, trial.room, near=near / 2)
-    if fits is not None:
-        steps, then = -(-count // int(fits)), int(needed(fits))
-        added = f", the gradients of {steps} added up" if any(r.backward for r in s.rests) else ""
-        do = f"{some(f'`{name}`' for name in names)}: a batch of {int(fits):,} instead of {count:,}"
-        do = f"{do}{added} (at most {100 * near:.0f} % less than would fit)"
-        yield Lever(do, need.most - then, trial.fits(need._replace(most=then)))
-
-
-def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the largest tensor that a model reads as a whole, and others with as many samples."""
-    every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
-    values: dict[str, Any] = {name: trial.names.get(name) for name in read}
-    found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
-    names = sorted(found, key=lambda name: -found[name].nbytes)
-    alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
-    learns = any(is_module(every.get(name)) for name in s.read.union(read))
-    learns = learns or any(rest.backward for rest in s.rests)
-    return alike if learns and not _is_cut(trial.code, alike) else []
-
-
-def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
-    """Whether code takes rows of these tensors, or cuts batches from any by itself."""
-    for node in (node for stmt in code for node in ast.walk(stmt)):
-        part: Any = None
-        if isinstance(node, ast.Subscript):
-            part = node.value
-            if isinstance(node.slice, ast.Slice) and names_read(ast.Expression(node.slice)):
-                return True
-        elif isinstance(node, ast.Attribute) and node.attr in _CUTS:
-            part = node.value
-        elif isinstance(node, (ast.For, ast.comprehension)):
-            part = node.iter
-        if getattr(part, "id", "") in names:
-            return True
-    return False

@@ -99,12 +99,7 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     skipped = _skipped(names, namespace, outputs, found)
     gone = [name for name in names if name not in skipped and not outputs.has(name)]
     spare = [each for each in found if _is_spare(each, gone) and (not on or each.device in on)]
-    if any(way.kind == EXCEPTION for each in spare for way in each.ways):
-        meter.take(release_errors())
-    held = {name for each in spare for name in each.roots}
-    if dropped := [name for name in outputs.numbered() if name in held]:
-        outputs.drop(dropped)
-        meter.take(", ".join(dropped))
+    _release_kept(spare, outputs, meter)
     if grads:
         _release_gradients(namespace)
         meter.take("gradients")
@@ -115,6 +110,16 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     meter.take("cuBLAS workspace", told=False)
     left = tuple(grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
+
+
+def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter") -> None:
+    """Release the exceptions and the outputs that hold some memory."""
+    if any(way.kind == EXCEPTION for each in spare for way in each.ways):
+        meter.take(release_errors())
+    held = {name for each in spare for name in each.roots}
+    if dropped := [name for name in outputs.numbered() if name in held]:
+        outputs.drop(dropped)
+        meter.take(", ".join(dropped))
 
 
 def _skipped(

@@ -152,14 +152,15 @@ def _storages(
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
     names = Paths(walk)
     for place, numbers in met.items():
-        kind = f"{library[place]} array" if place in library else ""
+        is_other = bool(library) and place in library
+        kind = f"{library[place]} array" if is_other else ""
         ways = names.ways(numbers[0], kind)
         if len(numbers) > 1:
             numbers = names.plain_first(numbers)
             ways = tuple(dict.fromkeys(way for n in numbers for way in names.ways(n, kind)))
         path = names.path(numbers[0]) if paths else ()
         kept_for = next(filter(None, map(names.parameter, numbers)), ()) if paths else ()
-        found.append(FoundStorage(*place, ways, path, kept_for, place in library))
+        found.append(FoundStorage(*place, ways, path, kept_for, is_other))
     return sorted(found, key=attrgetter("nbytes"), reverse=True)
 
 
@@ -209,12 +210,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
     found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, torn)
     if gpu is None:  # nobody tells
         return found
-    here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
-    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
-    # If our own pid is another one out there (a container), ours counts as the system's.
-    ours = reserved if mine is None else 0
-    others = [(h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine]
-    others = [(name, nbytes) for name, nbytes in others if nbytes != 0]
+    mine, others = _by_process(gpu.uuid, held, reserved)
     known = [nbytes for _, nbytes in others if nbytes is not None]
     return replace(
         found,
@@ -224,9 +220,25 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         free=_less(_less(gpu.memory_total, gpu.memory_used), gpu.memory_reserved or 0),
         other_in_process=_less(mine, reserved),
         others=sum(known) if known or not others else None,
-        others_by_name=tuple(others),
+        others_by_name=others,
         uuid=gpu.uuid,
     )
+
+
+def _by_process(
+    uuid: str, held: Sequence[Holder], reserved: int | None
+) -> tuple[int | None, tuple[tuple[str, int | None], ...]]:
+    """Return the bytes that this process holds on a GPU, and the others' by name."""
+    here = [(holder, holder.memory[uuid]) for holder in held if uuid in holder.memory]
+    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
+    # If our own pid is another one out there (a container), ours counts as the system's.
+    ours = reserved if mine is None else 0
+    others = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
+    return mine, tuple(each for each in others if each[1] != 0)
+
+
+def _more(nbytes: int | None, added: int) -> int | None:
+    return None if nbytes is None else nbytes + added
 
 
 def _less(nbytes: int | None, taken: int | None) -> int | None:
@@ -270,8 +282,8 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
     taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
     return replace(
         device,
-        allocated=None if device.allocated is None else device.allocated + nbytes,
-        reserved=None if device.reserved is None else device.reserved + taken,
+        allocated=_more(device.allocated, nbytes),
+        reserved=_more(device.reserved, taken),
         other_in_process=_less(device.other_in_process, taken),
         pools=pools,
     )

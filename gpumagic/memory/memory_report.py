@@ -6,6 +6,7 @@ Plain data, no tensor and no frame. Small holders are folded into one row, which
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from html import escape
 
@@ -163,13 +164,11 @@ def label(device: DeviceMemory) -> str:
 
 def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
     """Return each figure in words, with the CSS class and the bytes of its part of the bar."""
-    allocated, reserved, rest = device.allocated, device.reserved, device.other_in_process
+    allocated, reserved, rest = device.allocated or 0, device.reserved or 0, device.other_in_process
     of = "" if device.total is None else f" of {size(device.total)}"
-    named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
-    others = f"others {size(device.others)}" + (f" ({named})" if named else "")
     found = [
-        (f"{size(allocated)}{of} allocated", "gm-mine", allocated or 0),
-        (f"reserved {size(reserved)}", "gm-cache", (reserved or 0) - (allocated or 0)),
+        (f"{size(device.allocated)}{of} allocated", "gm-mine", allocated),
+        (f"reserved {size(device.reserved)}", "gm-cache", reserved - allocated),
     ]
     if device.torn != 0:
         found.append((f"fragmented {size(device.torn)}", "", 0))
@@ -177,8 +176,14 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
     if rest or (rest is None and reserved):
         found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))
     found += [(_pool(pool), "", 0) for pool in device.pools]
-    found.append((others, "gm-others", device.others or 0))
-    return [*found, (f"free {size(device.free)}", "", 0)]
+    others = f"others {size(device.others)}{others_named(device)}"
+    return [*found, (others, "gm-others", device.others or 0), (f"free {size(device.free)}", "", 0)]
+
+
+def others_named(device: DeviceMemory) -> str:
+    """``" (system 1.2 GiB)"``: other processes, by name."""
+    named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
+    return f" ({named})" if named else ""
 
 
 def _pool(pool: Pool) -> str:
@@ -203,15 +208,10 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
     if rest and not html:
         left = sum(row.nbytes for row in rest)
         rows += (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),)
+    paths = [row.path for row in rows]
     columns = [
-        Column(
-            "holder",
-            [row.path for row in rows],
-            fit="cut",
-            css=["gm-dim" if row.kind == UNREACHED else "gm-code gm-name" for row in rows],
-            html=[tag("span", row.path, title=row.path) for row in rows],
-        ),
-        Column("kind", [kind(row) for row in rows], fit="cut"),
+        Column("holder", paths, fit="cut", css=[*map(_css, rows)], html=_titled(paths, paths)),
+        Column("kind", [*map(kind, rows)], fit="cut"),
         Column("memory", [size(row.nbytes) for row in rows], number=True),
         Column(
             "share",
@@ -223,12 +223,20 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         Column(
             "also held by",
             # The last column gives way first, so that all stand side by side.
-            [_others(row) for row in rows],
+            [*map(_others, rows)],
             css="gm-code gm-name gm-dim",
-            html=[tag("span", _others(row), title=", ".join(row.aliases)) for row in rows],
+            html=_titled(map(_others, rows), (", ".join(row.aliases) for row in rows)),
         ),
     ]
     return [column for column in columns if any(column.cells)]
+
+
+def _css(row: MemoryHolder) -> str:
+    return "gm-dim" if row.kind == UNREACHED else "gm-code gm-name"
+
+
+def _titled(texts: Iterable[str], titles: Iterable[str]) -> list[str]:
+    return [tag("span", text, title=title) for text, title in zip(texts, titles, strict=True)]
 
 
 def _others(row: MemoryHolder) -> str:

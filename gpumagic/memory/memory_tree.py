@@ -102,22 +102,21 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     # Walked before everything else, so that what is reached from it has a path from it.
     start = [Root(name, value, holder=first)]
     every = find(namespace, before=start, allocator=allocator, paths=True)
-    root, held, devices = _Node(name, name), list[FoundStorage](), Counter[str]()
-    held_for_it = Counter[str]()
+    root, devices, held_for_it = _Node(name, name), Counter[str](), Counter[str]()
     if is_module(value):
         _add_layers(root, value)
-    for each in every:
-        inside, kind = name in (each.path[0], first_name(each.path[0])), each.ways[0].kind
-        with_parameter = each.parameter[:1] == (name,) and (not inside or kind in _WITH_PARAMETER)
-        if not inside and not with_parameter:
-            continue
-        if inside:
-            held.append(each)
-        else:
-            # What an output or an error keeps is shown as saved, whatever its own kind is.
-            kind = kind if kind in _OF_LAYER else SAVED
-            held_for_it[kind] += each.nbytes
-        root.add(each.parameter if with_parameter else each.path, kind, each.nbytes)
+    held = [each for each in every if _is_inside(each, name)]
+    kept = [e for e in every if e.parameter[:1] == (name,) and not _is_inside(e, name)]
+    for each in held:
+        kind = each.ways[0].kind
+        is_for_it = each.parameter[:1] == (name,) and kind in _WITH_PARAMETER
+        root.add(each.parameter if is_for_it else each.path, kind, each.nbytes)
+    for each in kept:
+        # What an output or an error keeps is shown as saved, whatever its own kind is.
+        kind = each.ways[0].kind if each.ways[0].kind in _OF_LAYER else SAVED
+        held_for_it[kind] += each.nbytes
+        root.add(each.parameter, kind, each.nbytes)
+    for each in (*held, *kept):
         devices[each.device] += each.nbytes
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
@@ -131,6 +130,10 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         # Outputs are roots by their numbers.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
+
+
+def _is_inside(storage: FoundStorage, name: str) -> bool:
+    return name in (storage.path[0], first_name(storage.path[0]))
 
 
 def first_name(name: str) -> str:

@@ -8,7 +8,6 @@ code of the user's runs.
 """
 
 import ast
-import math
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -172,12 +171,12 @@ class OutOfMemoryState:
         self.rests = [RestOfCode(frame) for frame in frames]
         self._allocator = holders_by_name.allocations()
         self._chain = list(errors(error))
-        self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
+        self._earlier = _without(earlier, self._chain)
         cell = label(frames[-1].filename)
         self._exception = f"the exception of {cell}"
         self.handled = f"the exception handled in {cell}"
         handled = [*errors(said)][1:]  # `said` was raised in their `except` blocks
-        now = _frames_of(each for each in self._chain if all(each is not e for e in handled))
+        now = _frames_of(_without(self._chain, handled))
         self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
         self._handled = [frame for frame in _frames_of(handled) if frame not in now]
         # Our own objects may not be found as holders.
@@ -243,6 +242,12 @@ class OutOfMemoryState:
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
         return list({id(value): value for value in found}.values())
 
+    @property
+    def optimizer(self) -> Any:
+        """Return the optimizer that was making its state, in its first step; None if none was."""
+        begun = (f for f in self._libraries if f.f_code.co_name == "_init_group")
+        return next((frame.f_locals.get("self") for frame in begun), None)
+
     # -- figures
     @cached_property
     def most(self) -> int:
@@ -268,35 +273,50 @@ class OutOfMemoryState:
 
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
         """Yield memory that is there and that this request cannot have: bytes, why, what to do."""
-        device, on, library = self.device, self.name, self.shortage.library
+        yield from self._limited()
+        yield from self._in_pieces()
+        yield from self._in_pools()
+        device = self.device
+        if device.others is not None and device.others >= (device.allocated or 0):
+            by = ": " * bool(device.others_by_name) + some(
+                name for name, _ in device.others_by_name
+            )
+            yield (
+                device.others,
+                f"other processes hold {size(device.others)} of {self.name}{by}",
+                "",
+            )
+
+    def _limited(self) -> Iterator[tuple[int, str, str]]:
         if self.limit is not None and self.most - self.limit > ROUNDED * self.limit:
-            why = f"{library} may take {size(self.limit)} of the {size(device.total)} that {on} has"
-            yield self.most - self.limit, why, _NO_LIMIT.get(self._who_limits(self.limit), "")
-        unused = (device.reserved or 0) - (device.allocated or 0)
-        # Enough is unallocated, but not in one piece. The figures are rounded.
-        if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
+            of = f"{size(self.limit)} of the {size(self.device.total)} that {self.name} has"
+            do = _NO_LIMIT.get(self._who_limits(self.limit), "")
+            yield self.most - self.limit, f"{self.shortage.library} may take {of}", do
+
+    def _in_pieces(self) -> Iterator[tuple[int, str, str]]:
+        """Enough is unallocated, but not in one piece. The figures are rounded."""
+        is_torchs = self.shortage.library == TORCH
+        if is_torchs and self.wanted and self.short_by <= -ROUNDED * self.capacity:
+            unused = (self.device.reserved or 0) - (self.device.allocated or 0)
             pieces = f"in pieces too small for {size(self.wanted)} at once"
             joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
             do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
             why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
             yield unused, why, "" if joined else do
-        for pool in device.pools:
-            if pool.framework != library and pool.taken is not None:
-                has = f"{size(pool.taken)} of {on}, of which it uses {size(pool.used)}"
+
+    def _in_pools(self) -> Iterator[tuple[int, str, str]]:
+        for pool in self.device.pools:
+            if pool.framework != self.shortage.library and pool.taken is not None:
+                has = f"{size(pool.taken)} of {self.name}, of which it uses {size(pool.used)}"
                 why = f"{pool.framework} in this process has taken {has}"
                 yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
-        if device.others is not None and device.others >= (device.allocated or 0):
-            named = some(name for name, _ in device.others_by_name)
-            by = f": {named}" if named else ""
-            yield device.others, f"other processes hold {size(device.others)} of {on}{by}", ""
 
     def _who_limits(self, limit: int) -> str:
         """Return the library that limits itself, or the driver that limits this process."""
-        is_torchs = self.shortage.library == TORCH
-        of_driver = (
-            torch_here().cuda.mem_get_info(self.shortage.ordinal)[1] if is_torchs else math.inf
-        )
-        return self.shortage.library if of_driver > (1 + ROUNDED) * limit else _DRIVER
+        if self.shortage.library != TORCH:
+            return self.shortage.library
+        of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
+        return TORCH if of_driver > (1 + ROUNDED) * limit else _DRIVER
 
     def worth(self, nbytes: int) -> bool:
         """Whether freeing or saving this many bytes is worth a line."""
@@ -348,32 +368,44 @@ class OutOfMemoryState:
         It was made by the lines of the loop or by what they call, or is a name that the loop binds
         or collects in.
         """
-        loop, frame = rest.loops[0], rest.frame
-        read = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
-        read |= self.read if frame.at_top else set()  # what a function collects in
-        collect = {n for n in read if type(frame.scope.name(n)) in (list, dict, set)}
-        by_name = {self.local(frame, name) for name in collect | stored(loop)}
-        lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
-        inside = {(label(frame.filename), line) for line in lines}
-        cells = {label(each.filename) for each in self.frames}
+        made = {*self._collected(rest), *stored(rest.loops[0])}
+        by_name = {self.local(rest.frame, name) for name in made}
         named = (row for row in self.device.holders if row.path not in self._nameless)
-        for row in named:
-            made = row.made or Made("")
-            ran_inside = (made.cell, made.line) in inside or made.ran_in.partition(",")[0] in cells
-            if row.path in by_name or ran_inside:
-                return row.path
-        return ""
+        rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
+        return next(rows, "")
+
+    def _collected(self, rest: RestOfCode) -> Iterator[str]:
+        """Yield the containers that a loop, or what it calls, reads."""
+        read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
+        for name in read | (self.read if rest.frame.at_top else set()):
+            if type(rest.frame.scope.name(name)) in (list, dict, set):
+                yield name
+
+    def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
+        """Whether the lines of a loop, or what they call, made something."""
+        loop, line = rest.loops[0], (made and made.line) or 0
+        here = made is not None and made.cell == label(rest.frame.filename)
+        cells = {label(frame.filename) for frame in self.frames}
+        inside = here and loop.lineno <= line <= (loop.end_lineno or loop.lineno)
+        return inside or (made is not None and made.ran_in.partition(",")[0] in cells)
 
     @property
     def _nameless(self) -> tuple[str, ...]:
         return self._exception, self.handled, _ON_THEIR_WAY
 
     def let_go(self) -> None:
-        """Empty the frames of this error, in a copy of this process."""
+        """Empty the frames of this error, in a copy of this process; and forget the state that an
+        optimizer had begun to make, with which no step can be made."""
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
         for frame in _frames_of(self._chain):
             with suppress(RuntimeError):  # it runs: nothing has failed in it
                 frame.clear()
                 frame.f_locals  # noqa: B018  before Python 3.13 what was read of it is kept
+
+
+def _without(errors: Iterable[BaseException], others: list[BaseException]) -> list[BaseException]:
+    return [each for each in errors if all(each is not other for other in others)]
 
 
 def _frames_of(raised: Iterable[BaseException]) -> list[FrameType]:

@@ -7,15 +7,16 @@ forked copies of this process.
 
 import ast
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
+from gpumagic.memory.written_forms import Form, functions_again, swapped
 from gpumagic.usercode.frames import (
     FailedFrame,
     RestOfCode,
@@ -23,6 +24,7 @@ from gpumagic.usercode.frames import (
     in_own_scope,
     loops_around,
     parents,
+    stored,
 )
 from gpumagic.usercode.values import is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
@@ -37,8 +39,8 @@ _MARGIN = 0.05
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
-# A name, and what each pass is to keep of its value.
-_Keep = tuple[str, Any]
+# Names, and what each pass is to keep of their values.
+_Keep = tuple[Sequence[str], Any]
 
 
 class Need(NamedTuple):
@@ -102,17 +104,27 @@ class CodeTrial:
         loops = [loop for loop in around if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        self.code: list[ast.stmt] = [*getattr(self._loop or whole, "body", [])]
+        self._followed: Any = self._loop or whole
         # A dry run follows no other framework.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = _compiled(self.code, self.frame) if is_torchs else None
 
+    @property
+    def code(self) -> list[ast.stmt]:
+        """Return the statements that a dry run follows."""
+        return [*getattr(self._followed, "body", [])]
+
     @cached_property
     def stale(self) -> set[str]:
         """The names that the failed run of this code bound, and that it binds again unread."""
-        if not self.frame.at_top:
-            return self.rest.overwritten
+        if not self.frame.at_top:  # a dry run makes passes, but not the loop's own values
+            return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
+
+    def name_of(self, path: str) -> str:
+        """Return the variable of this code that is a row of the table; empty if there is none."""
+        local = (n for n in self.frame.scope.local if self._state.local(self.frame, n) == path)
+        return next(local, path if path in self._state.namespace else "")
 
     @property
     def names(self) -> dict[str, Any]:
@@ -147,13 +159,20 @@ class CodeTrial:
         return self.need is not None and self.need.most > self.room
 
     @property
+    def lacking(self) -> int:
+        """Return how many bytes the code needs more than there are."""
+        return self.need.most - self.room if self.need is not None else 0
+
+    @property
     def grows_much(self) -> bool:
         """Whether a loop keeps so much with each pass that a smaller batch would not help."""
         return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
-    def fits(self, need: Need, gives: int = 0) -> bool | None:
+    def fits(self, need: Need | None, gives: int = 0) -> bool | None:
         """Whether the cell then runs to its end, if `gives` is freed before; None if that is not
         shown for all passes."""
+        if need is None:
+            return None
         if need.most > self.room + gives:
             return None if self.grows_much else False
         around = self._trials.around(self)
@@ -172,15 +191,21 @@ class CodeTrial:
         names: dict[str, Any] | None = None,
         *,
         gone: Iterable[str] = (),
-        keep: _Keep = ("", None),
+        keep: _Keep = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        form: Form | None = None,
     ) -> Need | None:
         """Return what the code needs with a change; None if it cannot be followed.
 
-        A change is other values of some `names`, names that are `gone`, a name and what each pass
-        is to `keep` of its value, or a context `within` which the code runs.
+        A change is other values of some `names`, names that are `gone`, names and what each pass
+        is to `keep` of their values, a context `within` which the code runs, or a replacement.
         """
-        if (compiled := self._compiled) is None:
+        compiled = self._compiled
+        if form is not None:
+            with form.in_place():
+                compiled = _compiled(self.code, self.frame)
+                within = partial(swapped, functions_again(self._state.frames[0]))
+        if compiled is None:
             return None
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
@@ -202,8 +227,11 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        most = None if run is None else run.needed(self._state.name)
-        if run is None or most is None:
+        return self._need(run) if run is not None else None
+
+    def _need(self, run: "DryRun") -> Need | None:
+        """Read what a dry run has noted."""
+        if (most := run.needed(self._state.name)) is None:
             return None
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
         held = [int(note.split()[-1]) for note in notes]
@@ -215,12 +243,12 @@ class CodeTrial:
     ) -> Iterator[None]:
         """Yield for each pass, and note what is held after it."""
         counter = getattr(getattr(self._loop, "target", None), "id", "")
-        name, change = keep
-        if is_tensor(space.get(name)):  # an operator in place would extend the graph of all passes
-            space[name] = space[name].detach()
+        names, change = keep
+        for name in names:  # an operator in place would extend the graph of all passes
+            space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
         for number in range(2 if self._loop else 1):
             yield
-            if name:
+            for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
             if type(space.get(counter)) is int:  # its next value, as for a key of a cache

@@ -6,7 +6,13 @@ from html import escape
 from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, block, coded, tag
 from gpumagic.display.units import NOT_KNOWN, size
-from gpumagic.memory.memory_report import DeviceMemory, folded_rows, holder_columns, label
+from gpumagic.memory.memory_report import (
+    DeviceMemory,
+    folded_rows,
+    holder_columns,
+    label,
+    others_named,
+)
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,7 @@ def _figures(found: OutOfMemory) -> str:
         f"{size(device.allocated)} allocated",
         f"{size(unused) if known else NOT_KNOWN} reserved but unallocated",
     ]
-    named = ", ".join(f"{name} {size(count)}" for name, count in device.others_by_name)
-    others = f"{size(device.others)} held by others" + (f" ({named})" if named else "")
+    others = f"{size(device.others)} held by others{others_named(device)}"
     return " · ".join([*parts, others] if device.others != 0 else parts)
 
 

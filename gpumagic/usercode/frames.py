@@ -284,11 +284,33 @@ class RestOfCode:
                 found |= stored(node) & set(names_read(ast.Module([node], [])))
         return found
 
-    @property
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Return the nodes of the code that has not run yet, loops around it included."""
+        return [node for each in self._rest for node in ast.walk(each)]
+
+    @cached_property
     def backward(self) -> bool:
-        """Whether the code of this frame, or what it calls, makes a backward pass anywhere."""
-        nodes = ast.walk(self.frame.tree) if self.frame.tree is not None else ()
-        return any(getattr(n, "attr", getattr(n, "id", "")) in _BACKWARD for n in nodes)
+        """Whether a backward pass follows: in this code, or in a function that it gives a value."""
+        tree = self.frame.tree or ast.Pass()
+        defined = (n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS))
+        makers = {n.name for n in defined if any(map(_is_backward, ast.walk(n)))}
+        for node in self.nodes:
+            if _is_backward(node):
+                return True
+            if isinstance(node, ast.Call) and (node.args or node.keywords):
+                code = getattr(self.frame.scope.value(node.func), "__code__", None)
+                if _named(node.func) in makers or {*_BACKWARD} & {*getattr(code, "co_names", ())}:
+                    return True
+        return False
+
+
+def _named(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def _is_backward(node: ast.AST) -> bool:
+    return _named(node) in _BACKWARD
 
 
 def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
@@ -296,14 +318,19 @@ def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
     yield failed
     inner: ast.AST = failed
     for outer in parents(failed):
-        blocks = (getattr(outer, name, None) for name in _BLOCKS)
-        block = next((b for b in blocks if isinstance(b, list) and inner in b), [])
+        block = block_of(inner)
         yield from block[block.index(inner) + 1 :] if block else ()
         if isinstance(outer, _LOOPS):
             yield outer
         if isinstance(outer, _SCOPES):
             return
         inner = outer
+
+
+def block_of(node: ast.AST) -> list[Any]:
+    """Return the block of statements that a statement is in; empty for another node."""
+    blocks = (getattr(getattr(node, "parent", None), name, None) for name in _BLOCKS)
+    return next((b for b in blocks if isinstance(b, list) and node in b), [])
 
 
 def bound(block: Iterable[ast.stmt]) -> set[str]:

@@ -233,6 +233,7 @@ SITUATIONS = [
         ],
         "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
         "loss.backward()",
+        "`.backward()` of what each pass adds to `loss`",
         why="each pass of the loop in line 2 keeps 16.0 MiB",
     ),
     # -- what collects, and is not named where it fills
@@ -263,6 +264,7 @@ SITUATIONS = [
         "a function that caches",
         ["from functools import lru_cache\n@lru_cache\ndef made(n):\n    return mib(4) * n"],
         "for n in range(30):\n    made(n)",
+        "`made.cache_clear()`",
         why="each pass of the loop in line 1 keeps 4.0 MiB",
     ),
     # -- what the code does needs too much
@@ -305,6 +307,7 @@ SITUATIONS = [
             "net, x = Attention().cuda(), torch.ones(1, 1500, 64, device='cuda')",
         ],
         "with torch.no_grad():\n    y = net(x)",
+        "`return F.scaled_dot_product_attention(q, k, v, scale=1 / 4)`",
         why="the code needs",
     ),
     Notebook(
@@ -335,6 +338,7 @@ SITUATIONS = [
         ["net = nn.Linear(128, 256).cuda().requires_grad_(False)"],
         "found = torch.empty(0, 256, device='cuda')\nfor n in range(9):\n"
         "    found = torch.cat([found, net(torch.ones(4096, 128, device='cuda'))])",
+        "`parts.append(net(torch.ones(4096, 128, device='cuda')).cpu())`",
         why="each pass of the loop in line 2 keeps 4.0 MiB",
     ),
     Notebook(
@@ -392,6 +396,7 @@ SITUATIONS = [
         "a cache of keys and values",
         ["cache = mib(2).view(1, 64, -1)\nstep = mib(1).view(1, 32, -1)"],
         "for _ in range(100):\n    cache = torch.cat([cache, step], 1)",
+        "`parts.append(step.cpu())`",
         why="each pass of the loop in line 1 keeps 2.0 MiB",
     ),
     Notebook(

@@ -19,23 +19,6 @@ MIB = 2**20
 
 
 @pytest.fixture
-def small(shell, _own_runtime_folder, kept_kernels):
-    """A notebook on two GPUs of 64 MiB."""
-    virtual.enable(2, 64 * MIB)
-    yield shell
-    shell.run("%reset -f")
-    virtual.disable()
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """The explanations that are shown."""
-    found = []
-    monkeypatch.setattr("gpumagic.magics.hooks.display", found.append)
-    return found
-
-
-@pytest.fixture
 def noted(small):
     """What torch's allocator says when it fails: device, wanted, limit, free, and its counts."""
     found = []
@@ -383,18 +366,17 @@ def test_the_batch_that_is_told_is_nearly_the_largest_that_fits(small, shown):
 def test_what_another_framework_took_and_does_not_use_is_the_cause(gpus):
     pool = Pool("JAX", 1 * MIB, None, 48 * MIB, 48 * MIB)
     device = SimpleNamespace(pools=(pool,), total=64 * MIB, free=0, reserved=48 * MIB)
-    s = SimpleNamespace(
+    s = OutOfMemoryState.__new__(OutOfMemoryState)
+    vars(s).update(
         device=device,
         shortage=Shortage(0, 20 * MIB, 64 * MIB),
         wanted=20 * MIB,
-        capacity=48 * MIB,
         most=48 * MIB,
         limit=None,
         short_by=20 * MIB,
         name="cuda:0",
     )
     device.others, device.others_by_name, device.allocated = 0, (), MIB
-    s.unavailable = lambda: OutOfMemoryState.unavailable(s)
     why, (lever,) = by_figures(s, None)
     assert why == "JAX in this process has taken 48.0 MiB of cuda:0, of which it uses 1.0 MiB"
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" in lever.do

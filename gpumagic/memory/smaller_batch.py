@@ -1,0 +1,127 @@
+"""Search the largest batch that fits: of tensors' rows, or a number that is named as a size."""
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+from gpumagic.display.units import some
+from gpumagic.memory.oom_state import OutOfMemoryState
+from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
+from gpumagic.memory.out_of_memory import Lever
+from gpumagic.memory.written_forms import Form
+from gpumagic.usercode.frames import block_of, stored
+from gpumagic.usercode.values import is_module, is_tensor
+from gpumagic.usercode.variables import names_read
+
+# Half a batch needs about half of the memory. If it needs more, it does not decide; if less,
+# samples are paired with each other, and a smaller batch computes something else.
+_PAIRED, _DECIDES = 0.4, 0.8
+# The reported number is at most this far below the largest that fits. A closer one would cost dry
+# runs, and depends on fragmentation. On a real GPU there is a margin besides.
+_NEAR, _NEAR_REAL = 0.05, 0.1
+# A number that may be lower: the size of a batch, of a part, or of a sequence.
+_SIZE = re.compile(r"batch|chunk|seq|context|^(?:bs|B|T)$")
+_CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
+
+
+def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
+    for trial in t.every if t.loop is None else ():
+        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.is_short else []
+        yield from found
+        if found:
+            return
+
+
+def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    if not (names := _batch(s, trial)):
+        return
+    count = len(trial.names[names[0]])
+    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
+    sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
+
+    def tried(number: int) -> Need | None:
+        cut = {name: trial.names[name][:number] for name in names}
+        return trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, number))
+
+    added = ", the gradients of {} added up" if any(rest.backward for rest in s.rests) else ""
+    do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}{added}"
+    yield from _largest(s, trial, do, count, tried, _PAIRED)
+
+
+def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    made = {name: each for each in trial.code for name in stored(each)}
+    for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made)):
+        value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
+        if _SIZE.search(name) and type(value) is int and value > 1:
+            tried = partial(_with_number, trial, name, made.get(name))
+            yield from _largest(
+                s, trial, f"`{name} = {{}}` instead of {value:,}", value, tried, 0.0
+            )
+
+
+def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:
+    if made is None:
+        return trial.tried({name: number})
+    return trial.tried(form=Form("", f"{name} = {number}", [made], block_of(made)))
+
+
+def _largest(
+    s: OutOfMemoryState,
+    trial: CodeTrial,
+    do: str,
+    count: int,
+    tried: Callable[[int], Need | None],
+    least: float,
+) -> Iterator[Lever]:
+    """Search the largest number that fits; half of it needs at least this part of the need."""
+    from gpumagic.fitting.fit_search import largest
+
+    @cache
+    def needed(number: float) -> float:
+        need = tried(int(number))
+        return math.inf if need is None else need.most
+
+    need = trial.need
+    if need is None or not least <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
+        return
+    near = _NEAR if s.device.virtual else _NEAR_REAL
+    # One sample alone is refused by a layer that normalizes over them.
+    values = range(1 if math.isfinite(needed(1)) else 2, count)
+    fits = largest(values, needed, trial.room, near=near / 2)
+    if fits is not None:
+        then, words = int(needed(fits)), do.format(int(fits), -(-count // int(fits)))
+        do = f"{words} (at most {100 * near:.0f} % less than would fit)"
+        yield Lever(do, need.most - then, trial.fits(need._replace(most=then)))
+
+
+def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
+    """Return the largest tensor that a model reads as a whole, and others with as many samples."""
+    every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
+    values: dict[str, Any] = {name: trial.names.get(name) for name in read}
+    found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
+    names = sorted(found, key=lambda name: -found[name].nbytes)
+    alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
+    learns = any(is_module(every.get(name)) for name in s.read.union(read))
+    learns = learns or any(rest.backward for rest in s.rests)
+    return alike if learns and not _is_cut(trial.code, alike) else []
+
+
+def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
+    """Whether code takes rows of these tensors, or cuts batches from any by itself."""
+    for node in (node for stmt in code for node in ast.walk(stmt)):
+        part: Any = None
+        if isinstance(node, ast.Subscript):
+            part = node.value
+            if isinstance(node.slice, ast.Slice) and names_read(ast.Expression(node.slice)):
+                return True
+        elif isinstance(node, ast.Attribute) and node.attr in _CUTS:
+            part = node.value
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            part = node.iter
+        if getattr(part, "id", "") in names:
+            return True
+    return False

@@ -1,0 +1,262 @@
+"""Find code with a drop-in replacement that needs less memory, such as attention written by hand.
+
+A form may span statements: a name is looked up in the assignments before it. The replacement is
+put in their place, for a dry run to try.
+"""
+
+import ast
+import gc
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
+from gpumagic.usercode.values import MISSING, is_module, is_tensor
+
+# -- the table: functions, methods and operators by one name; a letter is any expression
+_EXPANDED = {
+    "repeat(x, n, 1)": "x.expand(n, -1)",
+    "repeat(x, n, 1, 1)": "x.expand(n, -1, -1)",
+    "repeat(x, 1, n, 1)": "x.expand(-1, n, -1)",
+}
+_DISTANCES = {
+    "sum(pow({}, 2), -1)": "torch.cdist(x, y).square()",
+    "sum(abs({}), -1)": "torch.cdist(x, y, p=1)",
+    "norm({}, -1)": "torch.cdist(x, y)",
+}
+_DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)"
+_SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
+_MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
+_DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
+# A row of these results needs one row of `x`.
+_PAIRS = {"cdist(x, y)": "torch.cdist(rows, y)", "matmul(x, y)": "(rows @ y)"}
+_REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
+
+
+def _forms() -> Iterator[tuple[str, str]]:
+    """Yield each form, and what gives the same with less memory."""
+    yield from _EXPANDED.items()
+    for (distance, new), difference in product(_DISTANCES.items(), _DIFFERENCES):
+        yield distance.format(difference), new
+    for (scaled, scale), (masked, mask), (dropped, drop) in product(
+        _SCALES.items(), _MASKS.items(), _DROPS.items()
+    ):
+        scores = masked.format(scaled.format("matmul(q, transpose(k))"))
+        given = f"q, k, v{mask}{drop}, scale={scale}"
+        form = f"matmul({dropped.format(f'softmax({scores}, -1)')}, v)"
+        yield form, f"F.scaled_dot_product_attention({given})"
+    for (pair, some), name, dim in product(_PAIRS.items(), _REDUCED, ("1", "-1")):
+        new = f"torch.cat([{some}.{name}({dim}) for rows in x.split(512)])"
+        yield f"{name}({pair}, {dim})", new
+
+
+_PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
+_MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
+"""Arguments to add to a call."""
+# The arguments that modules keep.
+_SETTINGS = {"softmax": "DIM", "dropout": "{0}.p * {0}.training"}
+_MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
+_OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
+_ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
+
+
+class Form(NamedTuple):
+    """Describe a replacement: in words, its code, and the statements that it replaces."""
+
+    do: str
+    new: str
+    old: list[ast.stmt]
+    block: list[ast.stmt]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the replacement stand in the tree within."""
+        before, last = [*self.block], self.old[-1]
+        new = ast.copy_location(ast.parse(self.new).body[0], last)
+        kept = (each for each in before if each is last or each not in self.old)
+        self.block[:] = [new if each is last else each for each in kept]
+        try:
+            yield
+        finally:
+            self.block[:] = before
+
+
+def forms(rest: RestOfCode) -> Iterator[Form]:
+    """Yield the replacements of code that the failed statement belongs to."""
+    block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
+    first = block.index(rest.failed) if block else 0
+    for at in range(first, len(block)):
+        is_simple = isinstance(block[at], (ast.Assign, ast.Expr, ast.Return))
+        nodes: list[Any] = [*ast.walk(block[at])] if is_simple else []
+        for node in nodes:
+            for form, new in _PARSED:
+                reader = _Reader(rest.frame, block, at)
+                if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
+                    yield from reader.replaced(node, reader.filled(new))
+            reader = _Reader(rest.frame, block, at)
+            if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
+                added = [*node.keywords, *_expression(f"f({more})").keywords]
+                yield from reader.replaced(node, ast.Call(node.func, node.args, added))
+    if block and rest.loops:
+        yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
+
+
+def _expression(text: str) -> Any:
+    return ast.parse(text, mode="eval").body
+
+
+class _Swap(ast.NodeTransformer):
+    """Put other nodes in the place of some."""
+
+    def __init__(self, change: Callable[[Any], ast.AST | None]) -> None:
+        self._change = change
+
+    def visit(self, node: ast.AST) -> Any:
+        return self._change(node) or self.generic_visit(node)
+
+
+def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
+    """Read `x[:, None]` as the operation that it is."""
+    index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    written = [ast.unparse(each) for each in index]
+    if {*written} <= {"None", ":"} and written.count("None") == 1:
+        return "unsqueeze", [node.value, ast.Constant(written.index("None"))]
+    return "", []
+
+
+class _Reader:
+    """Compare an expression with a form, and write its replacement."""
+
+    def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
+        self._frame, self._block, self._at = frame, block, at
+        self.used = {at}
+        # By the letters of the form, and the statement where each is written.
+        self._found: dict[str, tuple[ast.expr, int]] = {}
+        self._last = set[str]()  # how the last dimension is written
+
+    def fits(self, form: Any, node: ast.expr, at: int) -> bool:
+        """Whether an expression in the statement `at` has a form; note what its letters are."""
+        if isinstance(form, ast.Name):
+            known, _ = self._found.setdefault(form.id, (node, at))
+            is_meant = form.id != "i" or _MINUS_INFINITY.search(ast.unparse(node)) is not None
+            return is_meant and ast.dump(known) == ast.dump(node)
+        if not isinstance(form, ast.Call):
+            self._last |= {ast.unparse(node)} if ast.unparse(form) == "-1" else set()
+            return ast.unparse(form) in ("-1", ast.unparse(node))
+        name, args, at = self.call(node, at)
+        alike = name == getattr(form.func, "id", "") and len(args) == len(form.args)
+        return alike and all(self.fits(*each, at) for each in zip(form.args, args, strict=True))
+
+    def is_same(self, new: str) -> bool:
+        """Whether the dimensions are those for which a replacement gives the same."""
+        known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
+        dims = {letter: value.dim() for letter, value in known.items() if is_tensor(value)}
+        of_rows = "expand" in new or {dims.get("x", 2), dims.get("y", 2)} == {2}
+        last = 2 if "cdist" in new else dims.get("q", 0) - 1
+        return of_rows and self._last <= {"-1", str(last)}
+
+    def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
+        """Return the name of an operation, its operands, and the statement that has them."""
+        if isinstance(node, ast.Name):
+            made = next((n for n in reversed(range(at)) if node.id in stored(self._block[n])), at)
+            if isinstance(getattr(self._block[made], "targets", [None])[0], ast.Name) and made < at:
+                self.used.add(made)
+                return self.call(self._block[made].value, made)
+        elif isinstance(node, ast.BinOp):
+            return _ALIKE.get(type(node.op).__name__, ""), [node.left, node.right], at
+        elif isinstance(node, ast.Attribute):
+            return _ALIKE.get(node.attr, ""), [node.value], at
+        elif isinstance(node, ast.Subscript):
+            return *_unsqueezed(node), at
+        elif isinstance(node, ast.Call):
+            return *self._called(node), at
+        return "", [], at
+
+    def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
+        """Return the name of what is called, and its arguments, first the object of a method."""
+        given = [*node.args, *(key.value for key in node.keywords)]
+        value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
+        name = type(value).__name__.lower()
+        if is_module(value):
+            setting = _SETTINGS.get(name, "None").format(ast.unparse(node.func))
+            dim = str(getattr(value, "dim", None))
+            return name, [*given, _expression(setting.replace("DIM", dim))]
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
+            given.insert(0, owner)
+        if name == "transpose":
+            del given[1:]  # the last two dimensions, else it is no product with queries
+        is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
+        return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
+
+    def filled(self, new: str) -> ast.expr:
+        """Return a replacement with the expressions that its letters are."""
+        known = {letter: node for letter, (node, _) in self._found.items()}
+        is_there = getattr(self._frame.scope.name("F"), "__name__", "") == "torch.nn.functional"
+        text = new if is_there else new.replace("F.", "torch.nn.functional.")
+        query = self._frame.scope.value(known.get("q", ast.Pass()))
+        if is_tensor(query) and query.dim() == 3:  # the kernels without scores take four
+            text = text.replace("(q, k, v", "(q[None], k[None], v[None]") + "[0]"
+        filled: ast.expr = _Swap(lambda n: known.get(getattr(n, "id", ""))).visit(_expression(text))
+        return filled
+
+    def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
+        """Yield a replacement, if what it reads has the same values where it stands."""
+        for read, at in self._found.values():
+            names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
+            if any(names & stored(self._block[n]) for n in range(at, self._at)):
+                return
+        statement = self._block[self._at]
+        _Swap(lambda each: new if each is node else None).visit(statement)
+        text = ast.unparse(statement)
+        _Swap(lambda each: node if each is new else None).visit(statement)
+        used = [self._block[n] for n in sorted(self.used)]
+        tree = self._frame.tree or statement
+        old = [each for each in used if each is statement or not self._is_read(each, used, tree)]
+        lines = [str(each.lineno) for each in old]
+        do = f"`{text}` for line{'s' * (len(lines) > 1)} {', '.join(lines)}"
+        yield Form(do, text, old, self._block)
+
+    def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: ast.AST) -> bool:
+        """Whether a name that a statement binds is read by other statements than these."""
+        inside, names = {id(node) for each in used for node in ast.walk(each)}, stored(made)
+        read = (n for n in ast.walk(within) if isinstance(n, ast.Name))
+        return any(
+            n.id in names and isinstance(n.ctx, ast.Load) and id(n) not in inside for n in read
+        )
+
+    def collected(self, loop: ast.stmt) -> Iterator[Form]:
+        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else."""
+        made = self._block[self._at]
+        name, args, _ = self.call(getattr(made, "value", None), self._at)
+        parts = getattr(args[0], "elts", []) if name == "cat" else []
+        is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
+        if is_own and not self._is_read(made, [made], loop):
+            new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
+            joined = f"`{parts[0].id} = torch.cat(parts)` after the loop"
+            do = f"`parts.append({new})` for line {made.lineno}, and {joined}"
+            yield Form(do, new, [made], self._block)
+
+
+# -- functions with the replacement
+def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
+    """Return the functions whose code a frame runs, with their code from the tree as it is now."""
+    code = frame.code
+    functions = [f for f in gc.get_referrers(code) if type(f) is FunctionType]
+    waiting = [compile(frame.tree or "", frame.filename, "exec", dont_inherit=True)]
+    for each in waiting:
+        if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno):
+            return dict.fromkeys(functions, each)
+        waiting += [const for const in each.co_consts if isinstance(const, CodeType)]
+    return {}
+
+
+@contextmanager
+def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
+    """Let functions run other code, in the process of a dry run."""
+    for function, code in functions.items():
+        function.__code__ = code
+    yield

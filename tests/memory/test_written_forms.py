@@ -1,0 +1,103 @@
+"""Code with a drop-in replacement: it is found, it fits, and it gives the same."""
+
+import re
+
+import pytest
+import torch
+from situations import START
+
+ATTENTION = """
+def attention(q, k, v):
+    scores = q @ k.transpose(-2, -1) {}
+    weights = {}
+    return weights @ v
+out = attention(q, k, v)
+"""
+HEADS = (
+    "q, k, v = (torch.randn(2, 2, 1500, 16, device=D) for _ in range(3))\nm = q[0, 0] @ q[0, 0].mT"
+)
+MATRICES = "x, y = torch.randn(3000, 8, device=D), torch.randn(2000, 8, device=D)"
+MANY = MATRICES.replace("(3000", "(9000")
+CASES = {
+    "attention": (HEADS, ATTENTION.format("/ q.size(-1) ** 0.5", "F.softmax(scores, dim=-1)")),
+    "a mask": (
+        HEADS,
+        ATTENTION.format("* 0.5", "scores.masked_fill(m > 1, float('-inf')).softmax(3)"),
+    ),
+    "a mask to add": (HEADS, ATTENTION.format("* 0.5 + m", "torch.softmax(scores, -1)")),
+    "modules of layers": (
+        HEADS + "\nsoftmax, drop = nn.Softmax(dim=-1), nn.Dropout(0.5).eval()",
+        ATTENTION.format("* 2", "drop(softmax(scores))"),
+    ),
+    "three dimensions": (
+        "q, k, v = (torch.randn(4, 1500, 16, device=D) for _ in range(3))",
+        "w = torch.bmm(q, k.mT)\nw = F.softmax(w, dim=2)\nout = torch.bmm(w, v)",
+    ),
+    "squared distances": (
+        MATRICES,
+        "d = ((x.unsqueeze(1) - y.unsqueeze(0)) ** 2).sum(2)\nout = d.amin(1)",
+    ),
+    "distances": (MATRICES, "out = (x[:, None] - y).abs().sum(-1).amin(1)"),
+    "the nearest": (MANY, "d = torch.cdist(x, y)\nout = d.argmin(dim=1)"),
+    "the most alike": (MANY, "out = (x @ y.T).argmax(1)"),
+    "gradients of each sample": (
+        "x, y = torch.randn(300, 256, device=D), torch.randn(256, 256, device=D)",
+        "def loss(y, row):\n    return (row @ y).square().sum()\n"
+        "each = lambda row: sum(g.sum() for g in [torch.func.grad(loss)(y, row)])\n"
+        "out = torch.vmap(each)(x) / 1000",
+    ),
+    "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
+    "parts of a result": (
+        MATRICES,
+        "out = torch.empty(0, 800, device=D)\nfor n in range(9):\n"
+        "    part = torch.ones(3000, 800, device=D) * n\n    out = torch.cat([out, part])",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_replacement_gives_the_same(small, shown, case):
+    before, cell = CASES[case]
+    small.run(f"{START}\nD = 'cpu'\ntorch.manual_seed(0)\n{before}")
+    small.run(cell.strip())
+    expected = small.ns["out"]
+    small.run(f"D = 'cuda'\ntorch.manual_seed(0)\n{before.replace('device=D', '')}")
+    for name in {*"qkvmxy"} & small.ns.keys():
+        small.run(f"{name} = {name}.cuda()")
+    small.run("del out\n1 / 0")
+    small.run(cell.strip())
+    lever = shown.pop().levers[0]
+    assert lever.fits
+    small.run("%gpufree")
+    assert small.run(replaced(cell.strip(), lever.do)).error is None
+    torch.testing.assert_close(small.ns["out"].cpu(), expected, atol=1e-3, rtol=1e-3)
+
+
+def replaced(cell, do):
+    """The cell with what a lever says in its place."""
+    new, lines, after = re.match(
+        r"`(.*?)` for lines? ([\d, ]+)(?:, and `(.*)` after .*)?$", do
+    ).groups()
+    *others, last = (int(number) - 1 for number in lines.split(", "))
+    typed = cell.splitlines()
+    typed[last] = re.match(" *", typed[last])[0] + new
+    kept = [line for n, line in enumerate(typed) if n not in others]
+    return "\n".join(["parts = []", *kept, after] if after else kept)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        # A softmax of columns, a mask that is no mask, and a name that has another value by then.
+        "out = (q @ k.mT).softmax(2) @ v",
+        "w = (q @ k.mT).masked_fill(m > 1, 0.0)\nout = w.softmax(-1) @ v",
+        "w = q @ k.mT\nq = 0\nw = w.softmax(-1)\nout = w @ v",
+        # Differences of other dimensions than rows.
+        "a = q.view(120, 50, 16)\nout = ((a[:, None] - a) ** 2).sum(-1)",
+    ],
+)
+def test_other_code_has_none(small, shown, cell):
+    small.run(f"{START}\nD = 'cuda'\n{HEADS}")
+    small.run(cell)
+    told = [lever.do for lever in shown.pop().levers]
+    assert not re.search("scaled_dot|cdist", " ".join(told))
