@@ -40,10 +40,10 @@ class _Share:
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
     def move(
-        self, read: Sequence[tuple[str, Any]], device: Device, namespace: dict[str, Any]
+        self, read: Sequence[tuple[str, Any]], device: Device, namespace: dict[str, Any], line: Any
     ) -> None:
         """Move the variables that the cell reads."""
-        self.moves = self.framework.move(read, device, namespace, self.origins)
+        self.moves = self.framework.move(read, device, namespace, self.origins, line)
         named = {origin.name: str(origin.device) for _, origin in self.origins if origin.named}
         self.taken += [f"{_whose(name)} {gpu}" for name, gpu in named.items() if gpu != "cpu"]
 
@@ -153,14 +153,14 @@ class Run:
         self._ledger_complete = True
         self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
 
-    def start(self) -> None:
-        """Move and place; or raise `GpuError`, with nothing moved."""
+    def start(self, line: Callable[[], Any] | None = None) -> None:
+        """Move and place; or raise `GpuError`, with nothing moved. A long move has a `line`."""
         for share in self._shares:
             share.framework.own(self.device)  # a device that one cannot use moves nothing
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():
-                share.move(read, self.device, self._namespace)
+                share.move(read, self.device, self._namespace, line)
             self._begin()
         except BaseException:
             self._remember()

@@ -80,6 +80,7 @@ class ArrayFramework(Framework):
         device: Device,
         namespace: dict[str, Any],
         origins: Origins,
+        line: Any = None,
     ) -> Moves:
         """Copy the arrays of these variables to `device`, and rebind their names in `namespace`.
 

@@ -182,6 +182,7 @@ class Framework(Protocol):
         device: Device,
         namespace: dict[str, Any],
         origins: Origins,
+        line: Any = None,
     ) -> Moves:
         """Move the arrays of these variables to `device`; GpuError if there is no room.
 

@@ -73,6 +73,7 @@ class Torch(Framework):
         device: Device,
         namespace: dict[str, Any],
         origins: Origins,
+        line: Any = None,
     ) -> Moves:
         """Move tensors, modules and optimizers in place, with the state of all optimizers."""
         followers = move.optimizers_in(namespace)
@@ -82,6 +83,7 @@ class Torch(Framework):
             followers=followers,
             namespace=namespace,
             origins=origins,
+            line=line,
         )
 
     def remember(self, origins: Origins, cell: str) -> None:

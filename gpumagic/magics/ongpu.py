@@ -232,6 +232,7 @@ class CellHooks:
     def place(self, cell: RunningCell, asked: Namespace) -> None:
         """Begin a run for `cell`, after ending its previous one. Raises GpuError."""
         from gpumagic.cell.run import Run
+        from gpumagic.display.progress_line import ProgressLine
         from gpumagic.frameworks.known import Needed
         from gpumagic.usercode.variables import names_read
 
@@ -254,7 +255,7 @@ class CellHooks:
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
         # Set before it starts: after an interrupt the cell must know what to undo.
         cell.run, cell.request = Run(device, space, names, **options), asked
-        cell.run.start()
+        cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
         if cell.report is not None:

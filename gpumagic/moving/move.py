@@ -7,8 +7,11 @@ changes: when memory runs out or the user interrupts, nothing moves. A library's
 its own `to` is moved by that, last, and replaced by the result.
 """
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +29,8 @@ from gpumagic.usercode.values import Step, own, parts_of, walk, written
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64
+# Bytes that may take seconds, over a bus or from a disk.
+_MANY = 2**28
 # Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
 _Family = tuple[int, int, list[FoundTensor]]
 
@@ -38,12 +43,13 @@ def move_all(
     namespace: dict[str, Any] | None = None,
     origins: Origins | None = None,
     check_room: bool = True,
+    line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
     The state of `followers` follows the parameters that move. Names in `namespace` may be rebound.
     `origins` receives each moved tensor and its former device. Without `check_room`, which is for
-    tensors without data, more may move than the device can hold.
+    tensors without data, more may move than the device can hold. A long move has a `line`.
     """
     start = time.perf_counter()
     origins = [] if origins is None else origins
@@ -58,11 +64,29 @@ def move_all(
     if moving:
         # `origins` is filled as things move: an interrupt after that loses no origin.
         plan = MovePlan(device, finder, origins)
-        plan.run({} if namespace is None else namespace, check_room)
+        plan.run({} if namespace is None else namespace, check_room, line)
         left += plan.left
         moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
     origins += _name_devices(finder.naming, device)
     return Moves(moved, tuple(left), time.perf_counter() - start if moved else 0.0)
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Track the progress of a long move's copies, in bytes."""
+
+    done: int
+    total: int
+    device: torch.device
+
+    @property
+    def share(self) -> float:
+        """The part that is done, from 0 to 1."""
+        return self.done / self.total
+
+    def __str__(self) -> str:
+        """``"moving to cuda:1: 3.0 GiB of 4.2 GiB"``."""
+        return f"moving to {self.device}: {size(self.done)} of {size(self.total)}"
 
 
 class MovePlan:
@@ -90,12 +114,26 @@ class MovePlan:
         for group in shared.values():
             self._families += _families(group)
 
-    def run(self, namespace: dict[str, Any], check_room: bool) -> None:
+    def _note_sharing(self, namespace: Mapping[str, Any]) -> None:
+        """Note the notebook's tensors and NumPy arrays that lose the memory shared with a mover."""
+        moving = {id(found.tensor) for _, _, family in self._families for found in family}
+        for name, value in list(namespace.items()):
+            if name.startswith("_") or id(value) in moving or not (bytes_ := _addresses(value)):
+                continue
+            for start, stop, family in self._families:
+                base = family[0].tensor.untyped_storage().data_ptr()
+                if bytes_[0] < base + stop and base + start < bytes_[1]:
+                    self.left.append(
+                        Left(name, f"it no longer shares memory with {family[0].path}")
+                    )
+
+    def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all; or raise GpuError if there is no room, with nothing moved."""
         check_room &= self._device.type == "cuda"
         # Raised out here: a chained exception would keep copies alive.
-        if (check_room and self._needed > cuda_state.room(self._device)) or not self._copy():
+        if (check_room and self._needed > cuda_state.room(self._device)) or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
+        self._note_sharing(namespace)
         self._carry_out()
         for module in self._finder.modules:
             if isinstance(module, nn.RNNBase):
@@ -114,11 +152,19 @@ class MovePlan:
         alone = {id(f.tensor): bytes_of(f.tensor) for f in others if f.home is None}
         return sum(each) + sum(alone.values())
 
-    def _copy(self) -> bool:
-        """Make the new bytes; False, and none are kept, where the device has no room for them."""
+    def _copy(self, line: Any) -> bool:
+        """Make the new bytes; False, and none are kept, where the device has no room for them.
+
+        Of many bytes, a `line` is made, and updated before each copy with how far it is.
+        """
+        done, total = 0, self._needed if line else 0
         try:
-            for start, end, family in self._families:
-                self._copy_family(start, end, family)
+            with line() if line and total >= _MANY else nullcontext() as shown:
+                for start, end, family in self._families:
+                    if shown is not None:
+                        shown.update(Copying(done, total, self._device))
+                    done += end - start
+                    self._copy_family(start, end, family)
             for found in self._alone:
                 self._copy_alone(found)
         except torch.OutOfMemoryError:
@@ -229,6 +275,17 @@ def _span(tensor: Tensor) -> tuple[int, int]:
         return int(first * size), int(first * size)
     last = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
     return int(first * size), int((first + last + 1) * size)
+
+
+def _addresses(value: Any) -> tuple[int, int] | None:
+    """The first address of a tensor's or NumPy array's bytes, and the one after the last."""
+    if type(value) is Tensor and has_plain_storage(value) and value.numel():
+        base, (first, stop) = value.untyped_storage().data_ptr(), _span(value)
+        return base + first, base + stop
+    if type(value) is getattr(sys.modules.get("numpy"), "ndarray", None) and value.size:
+        first = value.__array_interface__["data"][0]
+        return first, first + value.nbytes
+    return None
 
 
 def immovable(tensor: Tensor) -> str:

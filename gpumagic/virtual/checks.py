@@ -98,15 +98,19 @@ def _check_each(plan: Any, found: Found, gpu: VirtualGpu) -> None:
         if not iterates:
             raise RuntimeError(
                 f"{SAME} got {argument} is on {tensor.device}, different from other tensors on "
-                f"{home} (when checking argument in method {_wrapper(plan, structured)})"
+                f"{home} (when checking argument in method {_wrapper(plan, structured, found)})"
             )
         if argument in plan.written or tensor.is_cuda or tensor.dim():
             raise RuntimeError(f"{SAME} found at least two devices, {home} and {tensor.device}!")
 
 
-def _wrapper(plan: Any, structured: bool) -> str:
+def _wrapper(plan: Any, structured: bool, found: Found) -> str:
     """Return the name that torchgen gives to the function that checks an operator's devices."""
     name, variant = plan.name, plan.op._schema.overload_name
+    x, given = found[0][1], {argument for argument, _, _ in found}
+    cudnn = x.is_cuda and x.dim() > 2 and x.dtype in (torch.float, torch.double)
+    if name == "native_batch_norm" and cudnn and {"weight", "bias"} <= given:
+        name = "cudnn_batch_norm"
     name += "_out" * bool(plan.outs)
     if structured:
         return f"wrapper_CUDA_{name}{'_' * bool(variant)}{variant}"

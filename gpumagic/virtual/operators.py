@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from gpumagic.ledger.copy_kernels import crossing, fills
 from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
+from gpumagic.virtual.cuda_api import belongs_to_cuda
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
 from gpumagic.virtual.memory_account import refuse_as_cuda
@@ -26,6 +27,14 @@ _convolve = kernel_of(aten.convolution.default)
 _convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
+
+# Products that CUDA has of no whole numbers, by what its kernel is called in the error.
+_FLOATS_ONLY = {
+    "addmm_cuda": "mm addmm addmm_",
+    "baddbmm_cuda": "bmm baddbmm baddbmm_",
+    "addmv_impl_cuda": "mv addmv addmv_",
+    "dot": "dot vdot",
+}
 
 
 def overload(name: str, space: str = "aten") -> Any:
@@ -60,11 +69,23 @@ def own_kernels() -> dict[str, Kernel]:
         kernels[name] = on_metadata(overload(name), CPU)
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         kernels[name] = kernels[f"{name}.Tensor"] = lambda *args, **kwargs: False
+    for said, names in _FLOATS_ONLY.items():
+        kernels |= {name: _floats_only(kernel_of(overload(name)), said) for name in names.split()}
     for name in ("_softmax", "_log_softmax"):
         backward = f"{name}_backward_data"
         kernels[name] = _softmax(kernel_of(overload(name)))
         kernels[backward] = _softmax_backward(kernel_of(overload(backward)))
-    return kernels | PINNING
+    return kernels | _PINNING
+
+
+def cpu_kernels() -> dict[str, Kernel]:
+    """Return kernels for the dispatch key CPU: pinning, and operators with a generator.
+
+    C++ takes a virtual GPU's generator for one of the CPU, which it is; a real one it would refuse.
+    """
+    named = (aten.randperm, aten.rand, aten.randn, aten.randint)
+    ops = [*(packet.generator for packet in named), aten.randint.low_generator]
+    return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
 
 
 def _empty(op: Any) -> Kernel:
@@ -166,6 +187,16 @@ def _histc(self: Tensor, *options: Any) -> Any:
 
 
 # Half in, float out: CUDA has kernels for it, the CPU has not.
+def _floats_only(multiply: Kernel, said: str) -> Kernel:
+    def kernel(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not (self.is_floating_point() or self.is_complex()):
+            number = self.type().rpartition(".")[2].removesuffix("Tensor")
+            raise NotImplementedError(f"\"{said}\" not implemented for '{number}'")
+        return multiply(self, *args, **kwargs)
+
+    return kernel
+
+
 def _softmax(softmax: Kernel) -> Kernel:
     return lambda x, dim, half_to_float: softmax(x.float() if half_to_float else x, dim, False)
 
@@ -184,8 +215,19 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     return torch.empty_like(self, pin_memory=True).copy_(self)
 
 
-PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
-"""Kernels for the dispatch keys of the host and of GPUs."""
+_PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
+_ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
+"""A key that no device here has: it finds the kernels that serve every device."""
+
+
+def _on_host(op: Any) -> Callable[..., Tensor]:
+    def kernel(*args: Any, generator: Any, **options: Any) -> Tensor:
+        if generator is not None and belongs_to_cuda(generator):
+            raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
+        drawn: Tensor = op.redispatch(_ANY_DEVICE, *args, generator=generator, **options)
+        return drawn
+
+    return kernel
 
 
 # -- collectives, by the CPU's backend on the tensors' bytes without a copy

@@ -21,7 +21,7 @@ from gpumagic.virtual.flip import writes
 from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.networks import network_kernels
-from gpumagic.virtual.operators import PINNING, collective, overload, own_kernels
+from gpumagic.virtual.operators import collective, cpu_kernels, overload, own_kernels
 from gpumagic.virtual.scratch import IN_PARTS
 from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_fork
 
@@ -61,7 +61,7 @@ def register(stack: ExitStack) -> None:
 
 
 def _register_dense(aten: Any) -> None:
-    """Register at the dispatch key CUDA, and at CPU's for pinning."""
+    """Register at the dispatch key CUDA, and at CPU's for calls that C++ sends there for a GPU."""
     kernels.update(own_kernels())
     # What C++ makes of other operators may ask for the device within, and find CUDA's own stubs:
     # it runs as a whole on the CPU.
@@ -70,7 +70,7 @@ def _register_dense(aten: Any) -> None:
     composites = {n for n in named if not n.endswith("out")}
     whole = {name for name in composites if _is_whole(overload(name))}
     # The second refuses lengths that are not the host's.
-    not_whole = {"_fused_rms_norm", "_pack_padded_sequence"}
+    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
@@ -80,7 +80,7 @@ def _register_dense(aten: Any) -> None:
             kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
-    for name, kernel in PINNING.items():
+    for name, kernel in cpu_kernels().items():
         _put(aten, name, kernel, "CPU")
 
 

@@ -1,5 +1,8 @@
 """What is copied where: memory that was shared is shared there too, and it is all or nothing."""
 
+from unittest.mock import MagicMock
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -36,6 +39,32 @@ def test_small_overlapping_views_of_something_large_share_memory_there_too():
     assert detached.sum() == 70
     assert apart.sum() == 0
     assert moves.nbytes <= 4 * (15 + 100) + 2 * 64  # and the rest of it stayed
+
+
+def test_what_no_longer_shares_memory_with_a_moved_tensor_is_named():
+    base, digits = torch.zeros(1000), np.zeros(16, "float32")
+    train, apart, X = base[:10], base[500:], torch.from_numpy(digits)
+    namespace = {"base": base, "apart": apart, "digits": digits, "train": train, "X": X}
+    namespace |= {"_1": base, "same": train, "half": digits[:2], "other": np.zeros(16, "float32")}
+    moves = move_all([("train", train), ("X", X)], GPU1, namespace=namespace)
+    assert [(left.name, left.reason) for left in moves.left] == [
+        ("base", "it no longer shares memory with train"),
+        ("digits", "it no longer shares memory with X"),
+        ("half", "it no longer shares memory with X"),
+    ]
+
+
+def test_a_long_move_says_how_far_it_is():
+    first, second, little = torch.empty(2**26), torch.empty(2**26), torch.ones(3)
+    said, line = [], MagicMock()
+    line.return_value.__enter__.return_value.update = said.append
+    move_all([("net", [first, second])], GPU1, line=line)
+    assert [(str(s), s.share) for s in said] == [
+        ("moving to cuda:1: 0 B of 512 MiB", 0.0),
+        ("moving to cuda:1: 256 MiB of 512 MiB", 0.5),
+    ]
+    move_all([("little", little)], GPU1, line=line)
+    assert line.call_count == line.return_value.__exit__.call_count == 1
 
 
 def test_a_small_view_does_not_bring_its_large_base():

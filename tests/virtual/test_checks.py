@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import random_split
 
 pytestmark = pytest.mark.usefixtures("gpus")
 SAME = "Expected all tensors to be on the same device, but "
@@ -71,7 +72,7 @@ CASES = {
     ),
     "batch norm, left on the CPU": (
         lambda: nn.BatchNorm2d(1)(on("cuda:0", 1, 1, 5, 5)),
-        argument("weight", "cpu", "cuda:0", "wrapper_CUDA__native_batch_norm"),
+        argument("weight", "cpu", "cuda:0", "wrapper_CUDA__cudnn_batch_norm"),
     ),
     "batch norm, CPU input": (
         lambda: nn.BatchNorm2d(1).cuda()(on("cpu", 1, 1, 5, 5)),
@@ -128,6 +129,14 @@ CASES = {
     "generator": (
         lambda: torch.randn(2, device="cuda", generator=torch.Generator()),
         "Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "generator of a GPU": (
+        lambda: torch.randperm(4, generator=torch.Generator("cuda")),
+        "Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
+    "split by one": (
+        lambda: random_split(range(4), [2, 2], generator=torch.Generator("cuda")),
+        "Expected a 'cpu' device type for generator but found 'cuda'",
     ),
     "no such device": (lambda: torch.zeros(1, device="cuda:5"), "invalid device ordinal"),
 }

@@ -322,9 +322,20 @@ def _parts(text):
     return text.splitlines()[-1].partition(": ")[2].split(", ")
 
 
-def test_what_cuda_has_not_is_not_there(gpus):
-    with pytest.raises(NotImplementedError, match=r"aten::histogram\.bin_ct"):
-        torch.histogram(torch.ones(2, 2, device="cuda"), 3)
+@pytest.mark.parametrize(
+    ("product", "said"),
+    [
+        (lambda x: x @ x, "\"addmm_cuda\" not implemented for 'Long'"),
+        (lambda x: x @ x[0], "\"addmv_impl_cuda\" not implemented for 'Long'"),
+        (lambda x: x[0] @ x[0], "\"dot\" not implemented for 'Long'"),
+        (lambda x: x[None] @ x[None], "\"baddbmm_cuda\" not implemented for 'Long'"),
+        (lambda x: nn.functional.linear(x, x, x[0]), "\"addmm_cuda\" not implemented for 'Long'"),
+        (lambda x: torch.histogram(x.float(), 3), "aten::histogram.bin_ct"),
+    ],
+)
+def test_what_cuda_has_not_is_not_there(gpus, product, said):
+    with pytest.raises(NotImplementedError, match=re.escape(said)):
+        product(torch.ones(2, 2, dtype=torch.long, device="cuda"))
 
 
 def test_matrices_of_two_types_are_called_as_cuda_calls_them(gpus):

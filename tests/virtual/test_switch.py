@@ -82,7 +82,7 @@ def test_off_leaves_torch_as_it_was():
 def test_a_failure_while_turning_on_leaves_nothing(monkeypatch, runtime):
     on_and_off()
     before = state()
-    monkeypatch.setattr(switch, "PINNING", {"no such operator": print})
+    monkeypatch.setattr(switch, "cpu_kernels", lambda: {"no such operator": print})
     with pytest.raises(RuntimeError):
         virtual.enable(2)
     monkeypatch.undo()
