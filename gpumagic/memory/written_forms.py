@@ -236,8 +236,11 @@ class _Reader:
         is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
         if is_own and not self._is_read(made, [made], loop):
             new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
-            joined = f"`{parts[0].id} = torch.cat(parts)` after the loop"
-            do = f"`parts.append({new})` for line {made.lineno}, and {joined}"
+            name, call = parts[0].id, made.value
+            every = _expression(f"[{name}.cpu(), *parts]")
+            joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
+            do = f"`parts.append({new})` for line {made.lineno}"
+            do = f"{do}, and `{name} = {joined}` after the loop (before it `parts = []`)"
             yield Form(do, new, [made], self._block)
 
 

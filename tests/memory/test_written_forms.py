@@ -49,8 +49,8 @@ CASES = {
     "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
     "parts of a result": (
         MATRICES,
-        "out = torch.empty(0, 800, device=D)\nfor n in range(9):\n"
-        "    part = torch.ones(3000, 800, device=D) * n\n    out = torch.cat([out, part])",
+        "out = torch.ones(800, 9, device=D)\nfor n in range(9):\n"
+        "    part = torch.ones(800, 3000, device=D) * n\n    out = torch.cat([out, part], dim=1)",
     ),
 }
 
