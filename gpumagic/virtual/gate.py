@@ -98,9 +98,9 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Where there is no real GPU, the one before may have been a fake of torch's own, which some
-        # versions have deleted when they made this one: this one stays.
-        if before is None or getattr(C, "_cuda_getDeviceCount", int)():
+        # Where there is no real GPU this one stays: torch may have deleted its own fake before it,
+        # and without a guard it ends the process when a lost parameter is used.
+        if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
     stack.callback(put_back)

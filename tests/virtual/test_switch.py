@@ -224,6 +224,25 @@ def test_importing_it_imports_no_torch():
     assert child(code).stdout.split() == ["False", "None", "False"]
 
 
+LOST = """
+import torch
+from gpumagic import virtual
+virtual.enable(2)
+lost, kept = torch.ones(3, device="cuda:1", requires_grad=True), torch.ones(3)
+virtual.disable()
+for use in (lambda: lost * 2, lambda: torch.nn.functional.linear(kept, lost), lost.sum):
+    try:
+        use()
+    except RuntimeError as error:
+        print("CUDA" in str(error) or "cuda" in str(error))
+"""
+
+
+def test_a_parameter_that_was_given_up_is_an_error_and_does_not_end_the_process():
+    done = child(LOST)
+    assert done.stdout.split() == ["True"] * 3, done.stderr
+
+
 START = """
 import threading, torch
 from pathlib import Path
