@@ -137,8 +137,7 @@ _CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
 _DRIVER = "driver"
 _NO_LIMIT = {
-    _DRIVER: "raise the limit of MPS, of its container or of the vGPU "
-    "(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or ask who set it)",
+    _DRIVER: "raise that limit (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or ask who set it)",
     TORCH: "`torch.cuda.set_per_process_memory_fraction(1.0)`",
     "JAX": "`%env XLA_PYTHON_CLIENT_MEM_FRACTION=0.95` before JAX starts, in a new kernel",
 }
@@ -290,8 +289,12 @@ class OutOfMemoryState:
     def _limited(self) -> Iterator[tuple[int, str, str]]:
         if self.limit is not None and self.most - self.limit > ROUNDED * self.limit:
             of = f"{size(self.limit)} of the {size(self.device.total)} that {self.name} has"
-            do = _NO_LIMIT.get(self._who_limits(self.limit), "")
-            yield self.most - self.limit, f"{self.shortage.library} may take {of}", do
+            who = self._who_limits(self.limit)
+            why = f"{who} may take {of}"
+            if who == _DRIVER:
+                by = "by a limit of MPS, of its container or of the vGPU"
+                why = f"this process may have {of}, {by}"
+            yield self.most - self.limit, why, _NO_LIMIT.get(who, "")
 
     def _in_pieces(self) -> Iterator[tuple[int, str, str]]:
         """Enough is unallocated, but not in one piece. The figures are rounded."""

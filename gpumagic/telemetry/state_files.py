@@ -188,7 +188,9 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
         VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
         for gpu in header["gpus"][:_MAX_GPUS]
     ]
-    counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows[: _ROW * len(facts)])]
+    if len(rows) != _ROW * len(facts):  # of another version, whose columns differ
+        raise ValueError(f"{len(rows)} bytes of counters for {len(facts)} GPUs")
+    counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows)]
     return _states(int(header["pid"]), facts, counters)
 
 

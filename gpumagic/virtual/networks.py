@@ -19,9 +19,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from gpumagic.virtual.checks import mixed
 from gpumagic.virtual.cuda_api import cpu_draws_from
 from gpumagic.virtual.flip import adopt, flip_plain
-from gpumagic.virtual.generic_kernel import CPU, on_metadata
+from gpumagic.virtual.generic_kernel import CPU, KernelPlan, on_metadata
 from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 
 C: Any = torch._C
@@ -37,7 +38,7 @@ def network_kernels() -> dict[str, Callable[..., Any]]:
         for kind in _KEPT
         for variant in ("input", "data")
     }
-    kernels["_fused_rms_norm"] = aten._fused_rms_norm.default.decompose
+    kernels["_fused_rms_norm"] = _rms_norm
     kernels["scaled_dot_product_attention"] = _attention
     kernels["lstm_cell"] = _lstm_cell
     kernels["gru_cell"] = _gru_cell
@@ -83,15 +84,39 @@ def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
 
 
+def _rms_norm(input: Tensor, shape: Any, weight: Tensor | None, eps: float | None) -> Any:
+    _check(aten._fused_rms_norm.default, input, shape, weight)
+    return aten._fused_rms_norm.default.decompose(input, shape, weight, eps)
+
+
+def _check(op: Any, *args: Any) -> None:
+    """Raise CUDA's error for a decomposed operator whose arguments are on several devices."""
+    given = zip(op._schema.arguments, args, strict=False)
+    found = [(a.name, x, x) for a, x in given if isinstance(x, Tensor)]
+    if len({tensor.device for _, tensor, _ in found}) > 1:
+        mixed(KernelPlan(op, True).read(), found, args)
+
+
+def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
+    """Check a cell's devices as C++ does for a GPU: two products, then one fused operator."""
+    w_ih, w_hh, *biases = rest[-4:]
+    if input.is_cuda:
+        _check(aten.mm.default, input, w_ih)
+        _check(aten.mm.default, hidden, w_hh)
+        _check(op, input, hidden, *(rest[:-4] or [hidden]), *biases)
+
+
 def _lstm_cell(
     input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
+    _check_cell(aten._thnn_fused_lstm_cell.default, input, *hx, w_ih, w_hh, b_ih, b_hh)
     return lstm_cell(linear(input, w_ih, b_ih), hx[0], hx[1], w_hh, b_hh, None, 1)
 
 
 def _gru_cell(
     input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
+    _check_cell(aten._thnn_fused_gru_cell.default, input, hx, w_ih, w_hh, b_ih, b_hh)
     return gru_cell_data(input, hx, w_ih, b_ih, w_hh, b_hh)
 
 

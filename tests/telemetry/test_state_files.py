@@ -47,6 +47,12 @@ def as_another_reads(content: bytes, folder: Path) -> list[state_files.VirtualSt
     return state_files.read_file(path)
 
 
+def test_a_file_with_other_columns_is_ignored(publisher: Publisher, tmp_path: Path) -> None:
+    """As an older or newer version writes it, whose numbers would mean something else."""
+    assert as_another_reads(whole(publisher), tmp_path)
+    assert as_another_reads(whole(publisher) + bytes(8 * len(FACTS)), tmp_path) == []
+
+
 def test_counters_are_read_as_written(publisher: Publisher, tmp_path: Path) -> None:
     row = publisher.counters[1]
     row[RESERVED] = 6 * 2**30
