@@ -99,7 +99,7 @@ def _explain(found: list[FailedFrame], message: operation.Message) -> Explanatio
     if clash is None or choice is None:
         return None
     explanation = _mismatch(clash, choice, outer, message.kind)
-    return replace(explanation, first=_placed(found[-1], choice))
+    return replace(explanation, first=_placed(found, choice))
 
 
 def _module_call(
@@ -127,18 +127,26 @@ def _moves_whole(part: Part) -> bool:
     return {id(t) for _, t in tensors_of(part.value)} <= {id(t) for t in moving}
 
 
-def _placed(frame: FailedFrame, choice: Choice) -> str | None:
+def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
     """Return the line that places this cell as an earlier one was placed; None if none was."""
     history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
-    *earlier, now = [text.split(maxsplit=2)[:2] for text in history]
-    here = frame.at_top and label(frame.filename) == last_cell()
-    gpu, _, number = choice.target.partition(":")
-    home = all(part.device == "cpu" and part.value is not None for part in choice.odd)
-    if not (here and home and gpu == "cuda") or now[:1] == ["%%ongpu"]:
-        return None
-    spellings = {number, choice.target, f"gpu:{number}", f"/gpu:{number}"}
-    places = {words[1].rstrip("?") for words in earlier if words[:1] == ["%%ongpu"] and words[1:]}
-    return f"%%ongpu {number}" if spellings & places else None
+    cell, (gpu, _, number) = found[-1], choice.target.partition(":")
+    here = cell.at_top and label(cell.filename) == last_cell()
+    home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
+    named = cell.tree is not None and any(
+        "cpu" in (getattr(n, "value", 0), getattr(n, "attr", 0)) for n in ast.walk(cell.tree)
+    )
+    if named or "%%ongpu" in history[-1] or not (here and home and gpu == "cuda"):
+        return None  # a cell that names the CPU means it
+    first = [text.split(maxsplit=2)[:2] for text in history[:-1]]
+    places = {words[1].rstrip("?") for words in first if words[:1] == ["%%ongpu"] and words[1:]}
+    return f"%%ongpu {number}" if places & {number, choice.target, f"gpu:{number}"} else None
+
+
+def _follows(part: Part, frame: FailedFrame) -> bool:
+    """Whether a placed cell moves a part, or makes it on its device."""
+    made = [node for node, _ in with_device(part.node, frame, "")]
+    return part.value is not None or made == [part.node]
 
 
 def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
