@@ -196,7 +196,7 @@ class _Meter:
         """Collect the garbage, and note how much that freed."""
         gc.collect()
         now = allocated()
-        came = {device: before - now.get(device, 0) for device, before in self._before.items()}
+        came = {d: max(before - now.get(d, 0), 0) for d, before in self._before.items()}
         if told or any(came.values()):
             others = () if any(came.values()) else held_by
             self.released.append(Released(cause, came, others))
