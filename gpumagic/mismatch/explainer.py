@@ -5,6 +5,7 @@ the text of the error, or a cause is not certain, nothing is said.
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -133,11 +134,9 @@ def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
     cell, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = cell.at_top and label(cell.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
-    named = cell.tree is not None and any(
-        "cpu" in (getattr(n, "value", 0), getattr(n, "attr", 0)) for n in ast.walk(cell.tree)
-    )
-    if named or "%%ongpu" in history[-1] or not (here and home and gpu == "cuda"):
-        return None  # a cell that names the CPU means it
+    # A cell that is placed already, or that names the CPU, means it.
+    if not (here and home and gpu == "cuda") or re.search(r"%%ongpu|\bcpu\b", history[-1]):
+        return None
     first = [text.split(maxsplit=2)[:2] for text in history[:-1]]
     places = {words[1].rstrip("?") for words in first if words[:1] == ["%%ongpu"] and words[1:]}
     return f"%%ongpu {number}" if places & {number, choice.target, f"gpu:{number}"} else None
