@@ -98,7 +98,9 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [name for name in names if name not in skipped and not outputs.has(name)]
-    spare = [each for each in found if _is_spare(each, gone) and (not on or each.device in on)]
+    # Only what is released or deleted holds it.
+    spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
+    spare = [each for each in spare if not on or each.device in on]
     if any(way.kind == EXCEPTION for each in spare for way in each.ways):
         meter.take(release_errors())
     held = {name for each in spare for name in each.roots}
@@ -133,11 +135,6 @@ def _skipped(
         question = "" if name in namespace else meant(name, namespace)
         raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
     return skipped
-
-
-def _is_spare(storage: FoundStorage, gone: Collection[str]) -> bool:
-    """Whether only what is released or deleted holds some memory."""
-    return all(way.kind in KEPT or way.root in gone for way in storage.ways)
 
 
 def allocated() -> dict[str, int]:
@@ -211,12 +208,9 @@ def text(freed: Freed) -> str:
     gave = [each for each in freed.released if any(each.nbytes.values())]
     causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
     nothing = [_nothing(each) for each in freed.released if each not in gave]
+    head = "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
     if gave:
         head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
-    else:
-        head = (
-            "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
-        )
     return " · ".join([head, *freed.skipped, _held(freed)])
 
 
