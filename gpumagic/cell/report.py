@@ -179,8 +179,9 @@ def html(report: Report) -> str:
 def _hints(report: Report) -> list[str]:
     """Return advice if it ran elsewhere, and about the ledger, if its table does not give it."""
     told = report.table or not report.ledger.entries
-    itself = [_ITSELF.format(report.device.label)] if "cuda" in report.elsewhere else []
-    return itself + ([] if told else ledger_view.hints(report.ledger))
+    itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
+    first = [_ITSELF.format(report.device.label)] if itself else []
+    return first + ([] if told else ledger_view.hints(report.ledger))
 
 
 def _head(report: Report) -> list[str]:

@@ -349,7 +349,8 @@ class Run:
             entries = [entry for entry in ledger.entries if entry.framework == name]
             sentence = share.elsewhere(self.device, entries)
             said += [] if sentence is None else [sentence]
-        return said[0] if said and all(said) else ""
+        left = "" if self._move else ", where --no-move left its data"
+        return said[0] + left if said and all(said) else ""
 
 
 def _whose(name: str) -> str:

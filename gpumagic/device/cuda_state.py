@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpumagic import faults, nvml
-from gpumagic.device.discover import physical_gpus
+from gpumagic.device.discover import here, physical_gpus
+from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 
 # By CUDA's text: what happened, in two or three words (cudaError_t in CUDA's reference).
@@ -34,8 +35,9 @@ _STAYS = {
 _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 # What may be said of a GPU that is no longer there.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
+_CHECK = "%%ongpu … --check names the bad index"
 _CURES = {
-    "device-side assert": "restart the kernel; %%ongpu … --check names the bad index",
+    "device-side assert": f"restart the kernel; {_CHECK}",
     "uncorrectable ECC error": "restart the kernel; if it comes again, the GPU must be reset "
     "(sudo nvidia-smi --gpu-reset)",
     "launch timed out": "restart the kernel, and give each call less work",
@@ -53,6 +55,7 @@ _NO_GPU = {
     "JAX": r"Unknown backend:? '?(?:gpu|cuda)\b",
     "TensorFlow": "Could not satisfy device specification '/job:localhost",
 }
+_BAD_INDEX = r"index out of range in self|Target -?\d+ is out of bounds"
 _ON_CPU = 'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
@@ -155,10 +158,14 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do about a temporary error of CUDA or a missing GPU; empty for others."""
+    """Return what to do about an error of CUDA that does not stay or a bad index; else nothing."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
+    if _said(error) == "invalid device ordinal":
+        return there_is(here(memory=False))
     said = faults.in_words(error)
+    if re.search(_BAD_INDEX, said):
+        return _CHECK
     found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")
     if not found or (found == "PyTorch" and sys.modules["torch"].cuda.is_available()):
         return ""

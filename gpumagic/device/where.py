@@ -145,7 +145,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
     if word not in ("all", "free"):
         raise _NotADevice(_quote(asked))
     if not devices:
-        raise _NotHere("GPU", _there_is(devices))
+        raise _NotHere("GPU", there_is(devices))
     return list(devices) if word == "all" else [_freest(devices)]
 
 
@@ -158,7 +158,7 @@ def _gpu(match: re.Match[str], current: int, devices: Sequence[Device]) -> Devic
             return device
     there = devices[0].kind if devices else "cuda"
     name = f"{there if kind == 'gpu' else kind}:{ordinal}"
-    raise _NotHere(f"GPU {ordinal}" if match["number"] else name, _there_is(devices))
+    raise _NotHere(f"GPU {ordinal}" if match["number"] else name, there_is(devices))
 
 
 def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
@@ -169,7 +169,7 @@ def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
         uuids = " and ".join(str(device.uuid) for device in found[:2])
         raise GpuError(f"{asked} is the start of {len(found)} UUIDs: {uuids}; type more of it")
     uuids = ", ".join(f"{device.label} is {device.uuid}" for device in devices if device.uuid)
-    raise _NotHere(asked, uuids or _there_is([]))
+    raise _NotHere(asked, uuids or there_is([]))
 
 
 def _freest(devices: Sequence[Device]) -> Device:
@@ -189,7 +189,8 @@ def _list(devices: Sequence[Device]) -> str:
     return f"{text} ({told})" if told else text
 
 
-def _there_is(devices: Sequence[Device]) -> str:
+def there_is(devices: Sequence[Device]) -> str:
+    """``there are cuda:0 and cuda:1``, or why there is no GPU."""
     if not devices:
         return NO_GPU
     return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"

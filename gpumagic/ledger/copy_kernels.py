@@ -168,7 +168,6 @@ After = Callable[[float], None]
 """A function that counts a call that has succeeded, with its seconds."""
 
 _DOING = "counting a copy or a wait"
-_BOOL = torch.bool
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_function_stack
 _without_overrides = torch._C.DisableTorchFunction

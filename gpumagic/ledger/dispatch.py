@@ -38,7 +38,9 @@ def patch_synchronizing(stack: ExitStack) -> None:
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            _swap(stack, owner, "synchronize", _synchronizing)
+            # torch.accelerator's may call torch.cuda's: one wait of the user's.
+            wrap = functools.partial(counted, before=_before, within="synchronize")
+            _swap(stack, owner, "synchronize", wrap)
 
 
 def _swap(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -63,11 +65,6 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
             here.serial = before
 
     return numbered
-
-
-def _synchronizing(synchronize: Kernel) -> Kernel:
-    # torch.accelerator's may call torch.cuda's: this counts as one wait.
-    return counted(synchronize, _before, within="synchronize")
 
 
 def _before(*args: Any, **kwargs: Any) -> After | None:

@@ -144,9 +144,9 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
         return tree(names[0], namespace), None
     report = memory(*names)
     whole = None if names else report
-    if not report.devices and (snapshot := gpus()).gpus:
+    if not report.devices and not all(gpu.virtual for gpu in gpus().gpus):
         print("torch can use none of these GPUs; %gpus --doctor says why.")
-        return snapshot, whole
+        return gpus(), whole
     named = tuple(d for d in report.devices if d.device in ordinals or not ordinals)
     return replace(report, devices=named), whole
 
@@ -159,11 +159,10 @@ def _gpus_named(word: str) -> set[str]:
         devices = device.here
     try:
         found = device.resolve(word, devices(memory=word == "free"), cpu=False)
-    except GpuError as error:
+    except GpuError:
         if device.is_where(word) or not word.isidentifier():
             raise
-        question = meant(word, user_namespace())
-        why = question or f"and it is no GPU: {error}"
+        why = meant(word, user_namespace()) or "%gpus shows what GPUs there are"
         raise GpuError(f"there is no variable {word!r}; {why}".rstrip()) from None
     return {str(each) for each in found}
 

@@ -106,9 +106,8 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
-        error: Any = raised or getattr(
-            sys, "last_value", None
-        )  # %tb shows the last one, every frame
+        # %tb shows the last one, every frame
+        error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
         from gpumagic.memory.roots import kept_errors

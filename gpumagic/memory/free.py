@@ -98,7 +98,9 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [name for name in names if name not in skipped and not outputs.has(name)]
-    spare = [each for each in found if _is_spare(each, gone) and (not on or each.device in on)]
+    # Only what is released or deleted holds it.
+    spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
+    spare = [each for each in spare if not on or each.device in on]
     _release_kept(spare, outputs, meter)
     if grads:
         _release_gradients(namespace)
@@ -138,11 +140,6 @@ def _skipped(
         question = "" if name in namespace else meant(name, namespace)
         raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
     return skipped
-
-
-def _is_spare(storage: FoundStorage, gone: Collection[str]) -> bool:
-    """Whether only what is released or deleted holds some memory."""
-    return all(way.kind in KEPT or way.root in gone for way in storage.ways)
 
 
 def allocated() -> dict[str, int]:
@@ -201,7 +198,7 @@ class _Meter:
         """Collect the garbage, and note how much that freed."""
         gc.collect()
         now = allocated()
-        came = {device: before - now.get(device, 0) for device, before in self._before.items()}
+        came = {d: max(before - now.get(d, 0), 0) for d, before in self._before.items()}
         if told or any(came.values()):
             others = () if any(came.values()) else held_by
             self.released.append(Released(cause, came, others))
@@ -216,12 +213,9 @@ def text(freed: Freed) -> str:
     gave = [each for each in freed.released if any(each.nbytes.values())]
     causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
     nothing = [_nothing(each) for each in freed.released if each not in gave]
+    head = "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
     if gave:
         head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
-    else:
-        head = (
-            "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
-        )
     return " · ".join([head, *freed.skipped, _held(freed)])
 
 

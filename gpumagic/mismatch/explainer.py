@@ -160,7 +160,7 @@ def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
     """Return the line that places this cell as an earlier one was placed; None if none was."""
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
-    home = all(part.device == "cpu" and part.value is not None for part in choice.odd)
+    home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
     if not (here and home and gpu == "cuda") or any(map(_stays_home, found)):
         return None
     history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
@@ -173,6 +173,12 @@ def _stays_home(frame: FailedFrame) -> bool:
     """Whether a placed cell would bring an operand to the CPU too, because its code says so."""
     node = frame.failed
     return node is not None and sent_home([node], node, frame, made=True)
+
+
+def _follows(part: Part, frame: FailedFrame) -> bool:
+    """Whether a placed cell moves a part, or makes it on its device."""
+    made = [node for node, _ in with_device(part.node, frame, "")]
+    return part.value is not None or made == [part.node]
 
 
 def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:

@@ -117,21 +117,15 @@ def _head(explanation: Explanation) -> str:
 def _columns(operands: tuple[Operand, ...]) -> list[table.Column]:
     odd = ["gm-bad" if operand.odd else "" for operand in operands]
     code = [f"gm-code {css}".strip() for css in odd]
+    names = [f"{o.name} ({o.also})" if o.also else o.name for o in operands]
+    marks = ["← the odd one" if o.odd else "← needed there next" * o.along for o in operands]
     return [
-        table.Column("", [_name(o) for o in operands], fit="cut", css=code),
+        table.Column("", names, fit="cut", css=code),
         table.Column("", [", ".join(o.devices) for o in operands], css=code),
         table.Column("", [size(o.nbytes) for o in operands], number=True, css=odd),
         table.Column("", [o.about for o in operands], css=odd),
-        table.Column("", [_mark(o) for o in operands], css=odd),
+        table.Column("", marks, css=odd),
     ]
-
-
-def _name(operand: Operand) -> str:
-    return f"{operand.name} ({operand.also})" if operand.also else operand.name
-
-
-def _mark(operand: Operand) -> str:
-    return "← the odd one" if operand.odd else "← needed there next" if operand.along else ""
 
 
 def _where(fix: Fix) -> str:

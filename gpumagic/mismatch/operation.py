@@ -209,11 +209,12 @@ def _evidence(
     """
     leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, moves nowhere
     located = [part for part in leaves if part.kind != "generator" and part.devices]
+    seen = [part for part in located if _storages(part.value) & within]
     if message.kind in ("numpy", "host"):
-        certain = all(part.kind != "unknown" for part in leaves)
+        certain = all(part.kind != "unknown" for part in leaves) or seen
         return _on_a_gpu(located, message.devices - {"cpu"}) if certain else ()
     if not direct and not done.calls_module:
-        located = [part for part in located if _storages(part.value) & within]
+        located = seen
     known = _devices(located)
     if len(known) > 1 and agree(message.devices, known):
         return tuple(located)

@@ -154,6 +154,9 @@ class TensorFinder:
             self._objects = finder._objects
             self.movable += [Held(value, steps, finder.tensors)] if finder.tensors else []
             return
+        for name, item in attributes(value).items():
+            if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
+                self._first_time(item)  # as a Dataset does, it stays
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
         if stays:

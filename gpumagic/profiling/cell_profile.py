@@ -153,7 +153,8 @@ def _columns(profile: CellProfile) -> list[Column]:
     whole = sum(line.host for line in lines)
     sources = [line.where.source if line.where else "" for line in lines]
     places = [line.where.place.removeprefix("line ") if line.where else "–" for line in lines]
-    dearest = [_dearest(line) for line in lines]
+    most = [[f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS]] for line in lines]
+    dearest = [*map(", ".join, most)]
     cells = [
         folded(s, escape(d)) if d else escape(s) for s, d in zip(sources, dearest, strict=True)
     ]
@@ -176,10 +177,6 @@ def _columns(profile: CellProfile) -> list[Column]:
 
 def _number(count: int | None) -> str:
     return NOT_KNOWN if count is None else f"{count:,}"
-
-
-def _dearest(line: ProfiledLine) -> str:
-    return ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:

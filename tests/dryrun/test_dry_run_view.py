@@ -85,6 +85,12 @@ def test_room(free, words):
     )
 
 
+def test_a_gpu_that_the_code_does_not_use_has_no_line():
+    other = run().peak | {"cuda:0": Peak("cuda:0", 2 * GIB, 0, 9 * GIB, None)}
+    assert text(run(peak=other)) == text(run())
+    assert "cuda:0: at least 0 B" in text(run(peak=other, device="cuda:0"))
+
+
 def test_long_lists_are_folded():
     many = tuple(Assigned(f"v{n}", "int") for n in range(30))
     assert "    and 18 more" in text(run(assigned=many))

@@ -175,6 +175,20 @@ def test_the_first_error_of_a_beginner_says_what_to_type(no_gpu):
     assert "cuda:0" in no_gpu.run("x = torch.zeros(3, device='cuda'); print(x.device)").text
 
 
+@pytest.mark.parametrize(
+    ("wrong", "advice"),
+    [
+        ("nn.Linear(2, 2, device='cuda:2')", "→ there are cuda:0 and cuda:1 (virtual)"),
+        ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu … --check names the bad index"),
+        ("nn.NLLLoss()(torch.ones(1, 2), torch.tensor([2]))", "--check names the bad index"),
+    ],
+)
+def test_a_wrong_number_has_advice(ip, wrong, advice):
+    assert advice in ip.run(wrong).text
+    checked = ip.run(f"%%ongpu 1 --check\n{wrong}").text
+    assert "cuda:2" in wrong or "CheckedIndexError" in checked
+
+
 def test_where_there_is_a_gpu_the_doctor_says_what_is_missing(no_gpu, monkeypatch):
     from gpumagic.device import CPU, cuda_state
 

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_one_name_is_opened(ip):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("nothing", "there is no variable 'nothing'; and it is no GPU"),
+        ("nothing", "there is no variable 'nothing'; %gpus shows what GPUs there are"),
         ("wieghts", "there is no variable 'wieghts'; did you mean weights?"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
         ("cpu", "cpu is not a GPU; type 0, 1, or nothing for all of them"),
@@ -86,6 +87,10 @@ def test_where_torch_can_use_none_the_gpus_are_shown(shell, monkeypatch):
     shown = shell.run("%gpumem").text
     assert shown.startswith("torch can use none of these GPUs; %gpus --doctor says why.")
     assert "grace" in shown
+    virtual = replace(gpu, name="Virtual GPU", virtual=True)
+    theirs = Snapshot(0.0, gpus=(virtual,), processes=(other,))
+    monkeypatch.setattr(collect, "snapshot", lambda: theirs)
+    assert "these GPUs" not in shell.run("%gpumem").text  # another kernel's are none of ours
 
 
 def test_without_torch_it_says_so_shows_the_gpus_and_imports_none():

@@ -99,6 +99,13 @@ def test_no_move_and_quiet(ip):
     assert gpumagic.last_report().moved_bytes == 8
 
 
+def test_work_that_no_move_left_elsewhere_is_no_fault_of_the_code(ip):
+    ip.run("X = torch.ones(2, device='cuda:0')")
+    done = ip.run("%%ongpu 1 --no-move\nY = X + 1")
+    assert "asked for cuda:1; all work was on cuda:0, where --no-move left its data" in done.text
+    assert "→" not in done.text
+
+
 def test_back_brings_home_what_the_cell_brought(ip):
     ip.run("X, net = torch.ones(4, 2), nn.Linear(2, 1); adam = torch.optim.Adam(net.parameters())")
     done = ip.run("%%ongpu 1 --back\nloss = net(X).sum(); loss.backward(); adam.step()")

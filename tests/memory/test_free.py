@@ -187,6 +187,13 @@ def test_garbage_is_not_told_as_what_was_named(held):
     )
 
 
+def test_what_was_made_meanwhile_is_not_told_as_freed(held):
+    make = "made.append(torch.ones(2**18, device='cuda:1'))"
+    held.run(f"made = []\nclass A:\n    def __del__(self): {make}\na = A()\na.x = x\ndel x")
+    said = held.run("%gpufree a").text
+    assert "freed 4.0 MiB (a: 4.0 MiB on cuda:0) · 1.0 MiB on cuda:1 still allocated" in said
+
+
 def test_what_a_backward_pass_that_failed_left_in_its_queue_comes_back(held):
     held.run("full = torch.empty(1000 * 2**18, device='cuda')")
     held.run("w = torch.ones(512, 512, device='cuda', requires_grad=True)")

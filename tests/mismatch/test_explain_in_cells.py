@@ -86,6 +86,31 @@ def test_a_cell_that_brought_its_values_home_itself_is_not_to_be_placed(trained,
     assert PUT in explained(trained.run("model = Net()\nn = model(X).cpu()"))
 
 
+@pytest.mark.parametrize(
+    ("before", "cell"),
+    [
+        ("%ongpu 1", "made = torch.ones(4, device='cpu')\ngrown + made"),
+        ("1", "made = torch.ones(4, device='cpu')\ngrown + made"),
+        ("1", "made = torch.ones(4).cpu()\ngrown + made"),
+    ],
+)
+def test_a_line_on_top_that_would_change_nothing_is_not_offered(trained, before, cell):
+    trained.run("host, grown = torch.rand(4), torch.rand(4, device='cuda:1')")
+    assert PUT in explained(trained.run("grown + host"))
+    trained.run(before)
+    told = explained(trained.run(cell))
+    trained.run("%ongpu off")
+    assert "on top" not in told
+    assert ".to(" in told
+
+
+def test_what_the_code_makes_without_a_device_is_placed_too(trained):
+    trained.run("grown = torch.rand(4, device='cuda:1')\ndef f(x):\n    return x + torch.ones(4)")
+    for cell in ("grown + torch.ones(4)", "f(grown)"):
+        assert PUT in explained(trained.run(cell))
+        assert trained.run(f"%%ongpu 1\n{cell}").error is None
+
+
 def test_a_module_of_the_users_class_is_moved_where_it_was_called(trained):
     trained.run("lstm2, xb, dev = Net(), torch.rand(2, 4, device='cuda:1'), None")
     told = explained(trained.run("lstm2(xb)"))

@@ -39,6 +39,11 @@ class Cache:
     def update(self, new):
         self.layers[0].update(new)
 
+class Model:
+    def fit(self, x, y):
+        import numpy
+        return numpy.asarray(x) + numpy.asarray(y)
+
 def suppress(boxes, scores):
     boxes, scores = boxes.view(-1), scores.view(-1)
     return torch.where(scores > 0, boxes, scores)
@@ -99,6 +104,12 @@ GIVEN = [
         'cache, new = libx.Cache(torch.ones(3)), torch.ones(3, device="cuda")\ncache.update(new)\n',
         {"cache": ("cpu",), "new": ("cuda:0",)},
         None,
+    ),
+    (
+        'x, y = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")\n'
+        "libx.Model().fit(x, y)\n",
+        {"x": ("cuda:0",), "y": ("cuda:0",)},
+        "libx.Model().fit(x.cpu(), y.cpu())",
     ),
 ]
 

@@ -263,6 +263,8 @@ class Normal:
 class Pipe:                             # as a pipeline of transformers
     def __init__(self, model): self.model, self.device = model, torch.device("cpu")
     def __call__(self, x): return self.model(x.to(self.device))
+class Trainer:                          # as that of transformers
+    def __init__(self, model, data): self.model, self.train_dataset = model, data
 class Net:                              # as a net of skorch
     def __init__(self, module): self.module_, self.device = module, "cpu"
 class Graph:                            # as Data of torch_geometric
@@ -321,6 +323,15 @@ def test_tensors_and_modules_in_objects_of_libraries_come_along(library):
     assert skorch.device == "cuda:1"
     assert next(skorch.module_.parameters()).device == GPU1
     assert moved(pipe=pipe).moved == ()
+
+
+def test_a_list_that_a_library_keeps_as_its_dataset_stays(library):
+    data = [{"x": torch.ones(2)}, {"x": torch.ones(2)}]
+    trainer = library.Trainer(nn.Linear(2, 2), data)
+    moves = moved(trainer=trainer)
+    assert moves.nbytes == 24
+    assert data[0]["x"].device == CPU
+    assert moved(data=data).nbytes == 16
 
 
 def test_a_module_that_notes_its_device_notes_where_it_was_brought():
