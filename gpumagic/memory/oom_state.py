@@ -287,14 +287,17 @@ class OutOfMemoryState:
             )
 
     def _limited(self) -> Iterator[tuple[int, str, str]]:
-        if self.limit is not None and self.most - self.limit > ROUNDED * self.limit:
-            of = f"{size(self.limit)} of the {size(self.device.total)} that {self.name} has"
-            who = self._who_limits(self.limit)
-            why = f"{who} may take {of}"
-            if who == _DRIVER:
-                by = "by a limit of MPS, of its container or of the vGPU"
-                why = f"this process may have {of}, {by}"
-            yield self.most - self.limit, why, _NO_LIMIT.get(who, "")
+        if self.limit is None:
+            return
+        who, total = self._who_limits(self.limit), self.device.total or 0
+        why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
+        beyond, least = self.most - self.limit, ROUNDED
+        if who == _DRIVER:  # which then has less free, too; it keeps 3 % of a T4 for itself
+            beyond, least = total - self.limit, 0.1
+            why = why.replace(f"{who} may take", "this process may have")
+            why = f"{why}, by a limit of MPS, of its container or of the vGPU"
+        if beyond > least * self.limit:
+            yield beyond, why, _NO_LIMIT.get(who, "")
 
     def _in_pieces(self) -> Iterator[tuple[int, str, str]]:
         """Enough is unallocated, but not in one piece. The figures are rounded."""
