@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -46,10 +47,18 @@ html_copy_source = False
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """On the site, the README's side has all pages; elsewhere it is a plain page."""
+    """On the site, the README has all pages at its side, and a link that opens it on Binder."""
     for section, pages in SECTIONS.items() if page == root_doc else ():
         toctree = ["```{toctree}", ":hidden:", f":caption: {section}", "", *pages.split(), "```"]
         source[0] += "\n".join(["", *toctree, ""])
+    if page == root_doc:
+        # The repository's address stands in package.json alone.
+        where = json.loads((ROOT / "package.json").read_text())["homepage"].partition(".com/")[2]
+        binder = (
+            f"https://mybinder.org/v2/gh/{where}/HEAD?urlpath=lab/tree/examples/quickstart.ipynb"
+        )
+        opened = f"[Open the quickstart on Binder]({binder}), with two virtual GPUs. Or p"
+        source[0] = source[0].replace("## Start\n\nP", f"## Start\n\n{opened}")
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
