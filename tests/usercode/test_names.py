@@ -71,3 +71,11 @@ def test_every_name_that_running_needs_is_read(statements):
     read = set(names_read(ast.parse(code)))
     # With exactly those names given, the code runs: nothing that it needs was left out.
     exec(compile(code, "cell", "exec"), dict.fromkeys(read, 0))
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("exec('x.add_(1)')", True), ("globals()['x'] = y", True), ("print('x')", False)],
+)
+def test_a_name_in_a_text_counts_where_code_reads_by_name(code, found):
+    assert ("x" in names_read(ast.parse(code))) is found
