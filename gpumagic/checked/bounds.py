@@ -193,7 +193,7 @@ def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
     return item, None, item.dim() if isinstance(item, Tensor) else 1
 
 
-# -- what is out of its bounds
+# -- values out of bounds
 def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
     """Return the error for the first value that is out of its bounds in a call, or None.
 

@@ -147,9 +147,9 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Have the backward pass that leads to values checked, in the name of the running line.
+        """Check the backward pass of values too; its errors name the running line.
 
-        What is `earlier` than this line is a `torch.autograd.Function`, or older than the check.
+        `earlier` nodes are those of a `torch.autograd.Function`, or older than the check.
         """
         queue = {node for node in _nodes(values) if _MARK not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:

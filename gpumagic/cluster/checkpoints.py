@@ -71,7 +71,7 @@ class State(NamedTuple):
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return the state of a variable, with room for what was saved of it."""
+    """Return the state of a variable, with room for its saved entries."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _room(whole))

@@ -253,7 +253,7 @@ class CellOrder:
     sources: dict[str, str]  # the text of the cells, for tracebacks
     keep: tuple[str, ...]  # names whose values are returned
     assigned: dict[str, Print]  # variables that the notebook has too
-    label: str = ""  # of what it prints
+    label: str = ""  # before each line that the rank prints
     given: bytes = b""  # this rank's own variables
 
 

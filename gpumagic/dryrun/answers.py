@@ -70,7 +70,7 @@ class Calls(TorchFunctionMode):
         if NotKnown not in map(type, leaves):
             return given
         name = getattr(func, "__name__", str(func))
-        # The size of what is filled is the first argument.
+        # `full` takes the size first; its fill value may be unknown.
         sizes = tree_leaves(given[0][:1]) if name == "full" else leaves
         unknown = next((leaf for leaf in sizes if type(leaf) is NotKnown), None)
         if unknown is not None and name.strip("_") not in _SCALES:

@@ -1,10 +1,10 @@
 """Count what operators allocate and copy: a dry run's inner mode.
 
 Copies between devices are recorded as the ledger records them, so the table and the advice are
-those of a real run, without times. Composite operators are split into those that CUDA runs. Where
-torch's fake result has another size in memory than the real one (sparse tensors, sums in place),
-the real size is used. Guarantees: an operator whose result depends on
-data ends the dry run.
+those of a real run, without times. A composite operator is split into the operators
+that CUDA runs. If torch's fake result has another size in memory than the real one (sparse tensors,
+sums in place), the real size is used. Guarantees: an operator whose result depends on data ends the
+dry run.
 """
 
 import re

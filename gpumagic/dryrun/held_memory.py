@@ -74,8 +74,8 @@ class HeldMemory:
         """Count the storage of a fake, once, for as long as it lives.
 
         A run with data would write into `replaced`, a tensor. If that is not certain, its memory is
-        reused if nothing else refers to it; otherwise both count from the next change. An
-        `existing` one stands for memory that is allocated now, also when it is met later.
+        reused if nothing else refers to it; otherwise both count from the next change. The
+        memory of an `existing` tensor is allocated already, even if it is met later.
         """
         if tensor.layout is not torch.strided:
             return  # a sparse one has no storage of its own

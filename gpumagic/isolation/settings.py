@@ -1,7 +1,7 @@
 """Restore what code changed in the process or its thread: settings and random state.
 
-The settings are those that notebooks change, counted in 1,668 public ones, and those that would
-change later numbers or speed. One that cannot be read is not restored. One that cannot be restored
+These are the settings that 1,668 public notebooks change, and the ones that change later numbers or
+speed. A setting that cannot be read is not restored. One that cannot be restored
 is kept as a fault, and the others are restored.
 """
 

@@ -30,7 +30,7 @@ from gpumagic.usercode.variables import names_read
 _MOST = 4
 # A change that saves less than this part of the need is worth no line, unless the cell then fits.
 _WORTH = 0.05
-# A change of what each pass keeps must save a quarter of it.
+# If each pass of a loop keeps something else, the memory per pass must fall to this part.
 _LEFT = 0.75
 
 
@@ -241,7 +241,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 # -- what each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
-_BACKWARD = "`.backward()` of what each pass adds to `{}`, and none after the loop"
+_BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
 _CACHED = "`{}.cache_clear()` after each pass"
 _COPIED = "keep `.cpu()` of the tensors in `{}`"
 

@@ -129,8 +129,7 @@ def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
 def _add_arrays(
     walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
 ) -> dict[Place, str]:
-    """Add other libraries' arrays to what was met; return the library of what torch has not
-    allocated."""
+    """Add other libraries' arrays to `met`; return the library of places that torch lacks."""
     kinds, library = {id(kind) for kind in walk.kinds if is_other_array(kind)}, dict[Place, str]()
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
         block = allocator.block(place) if allocator is not None else None  # whose memory it shares

@@ -122,7 +122,7 @@ class Walk:
         return id(obj) in self._numbers or rule.turn == _NEVER or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
-        """Visit all that roots reach, or of what the collector sees only the ids in `within`."""
+        """Visit what roots reach; if `within` is given, by references to those ids alone."""
         for root in roots:
             self.roots.append(root)
             self._meet([(-len(self.roots), [root.value])])

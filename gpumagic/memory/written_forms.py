@@ -176,7 +176,7 @@ class _Reader:
         return "", [], at
 
     def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
-        """Return the name of what is called, and its arguments, first the object of a method."""
+        """Return a function's name and its arguments; a method's object is the first one."""
         given = [*node.args, *(key.value for key in node.keywords)]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         name = type(value).__name__.lower()

@@ -192,7 +192,7 @@ def _run(
         virtual = isinstance(side, Device) and side.virtual
         said = [f"{side} is virtual: it rounds as the CPU does"] * virtual
         if recorder.left_out:
-            said.append(f"{recorder.left_out:,} operations not compared: no room in 512 MiB")
+            said.append(f"{many(recorder.left_out, 'operation')} not compared: no room in 512 MiB")
         return [*trial.copies.notes, *said]
     finally:
         with deferred():
@@ -214,6 +214,7 @@ def _compared(
         inputs = [*one.inputs, *other.inputs]
         known = [each.gap for each in inputs if each.gap is not None]
         before = max(known, key=lambda gap: gap.excess, default=Gap())
+        kept = bool(one.results and other.results)  # there was room
         gap = _gap(one, other, known, base)
         instead = next((each.instead for each in inputs if each.instead), None)
         if gap.excess > 1 and instead and one.at:
@@ -221,7 +222,7 @@ def _compared(
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
-        count += 1
+        count += kept
         if gap.excess <= 1:
             largest = max(largest, gap, key=lambda each: each.excess)
         elif before.excess <= 1:
