@@ -96,7 +96,6 @@ def parse(magic: str, line: str) -> Namespace:
     try:
         if magic.endswith("gpumem"):  # quotes and blanks may be in a name: data["my net"]
             return parser.parse_args(_NAMES.findall(line))
-        line = Template(line).safe_substitute(user_namespace())  # `%%ongpu $device`
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
         # Options may stand between the words. "/gpu:1" and "0,1" are plain words to shlex.
         words = shlex.split(line, comments=True)
@@ -110,8 +109,17 @@ def parse(magic: str, line: str) -> Namespace:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
 
 
+def filled(line: str) -> str:
+    """Return a line with the present values of variables: `%%ongpu $device`."""
+    return Template(line).safe_substitute(user_namespace())
+
+
 def checked(magic: str, line: str) -> Namespace:
     """Parse a magic's line; raises UsageError also for what does not combine."""
+    return _checked(magic, line if magic.endswith("gpumem") else filled(line))
+
+
+def _checked(magic: str, line: str) -> Namespace:
     found = parse(magic, line)
     for mistake in _mistakes(magic, found):
         raise UsageError(f"{magic}: {mistake}")
@@ -167,11 +175,11 @@ def on_several(where: str) -> bool:
 
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
-    """Return what a ``%%ongpu`` or ``%ongpu`` line asks for; raises UsageError.
+    """Return what a ``%%ongpu`` or ``%ongpu`` line, `filled`, asks for; raises UsageError.
 
     `standing` says that it is for all cells, `elsewhere` that something else than IPython runs it.
     """
-    asked = checked(magic, line)
+    asked = _checked(magic, line)
     asked.where = where = asked.where or ""
     asked.standing = magic == "%ongpu"
     asked.elsewhere = asked.dry_run or on_cluster(where) or on_several(where)

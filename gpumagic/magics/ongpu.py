@@ -200,11 +200,9 @@ class CellHooks:
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
-        from gpumagic.magics.arguments import placing_request
-
         file = sys._getframe(1).f_code.co_filename
         _show_as_typed(file)
-        asked = placing_request(text.removeprefix("%%ongpu")) if text else self.standing
+        asked = _request(text) if text else self.standing
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
@@ -318,9 +316,7 @@ class CellHooks:
                 print(move_back(self.shell.user_ns))
         else:
             with in_one_line("%ongpu"):
-                from gpumagic.magics.arguments import placing_request
-
-                asked, cell = placing_request(line, "%ongpu"), self.running()
+                asked, cell = _request(line, "%ongpu"), self.running()
                 self.place(cell, asked)
                 self.standing = asked
                 self.standing_on = cell.run.device.label if cell.run else ""
@@ -383,11 +379,17 @@ class CellHooks:
                 self._begin_watch(cell)
 
 
-def _is_elsewhere(text: str) -> bool:
-    from gpumagic.magics.arguments import placing_request
+def _request(text: str, magic: str = "%%ongpu") -> Namespace:
+    """Return what a line asks for now; it may name variables."""
+    from gpumagic.magics.arguments import filled, placing_request
 
+    line = text.removeprefix("%%ongpu")
+    return placing_request(filled(line) if "$" in line else line, magic)
+
+
+def _is_elsewhere(text: str) -> bool:
     try:
-        return bool(placing_request(text.removeprefix("%%ongpu")).elsewhere)
+        return bool(_request(text).elsewhere)
     except UsageError:  # reported when the cell begins
         return False
 

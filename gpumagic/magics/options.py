@@ -76,19 +76,19 @@ class Option(NamedTuple):
         return bool(value != self.default if self.examples else value)
 
 
-def _number(text: str, high: float, what: str) -> float:
+def _number(text: str, fits: Callable[[float], bool], what: str) -> float:
     with suppress(ValueError):
-        if 0 <= (number := float(text)) < high:
+        if fits(number := float(text)):
             return number
     raise ArgumentTypeError(f"{text} is not a number {what}")
 
 
 def _seconds(text: str) -> float:
-    return _number(text, math.inf, "above 0")
+    return _number(text, lambda number: 0 < number < math.inf, "above 0")
 
 
 def _percent(text: str) -> float:
-    return _number(text.removesuffix("%"), 100, "from 0 to 100") / 100
+    return _number(text.removesuffix("%"), lambda number: 0 <= number < 100, "from 0 to 100") / 100
 
 
 def _count(text: str) -> int:

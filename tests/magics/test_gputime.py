@@ -138,6 +138,7 @@ def test_against_the_last_or_a_name(shell):
     [
         ("%gputime cpu 0", "put it after --"),
         ("%%gputime cpu --max-time inf\n1", "inf is not a number above 0"),
+        ("%%gputime cpu --max-time 0\n1", "--max-time: 0 is not a number above 0"),
         ("%%gputime cpu -o 3x\n1", "3x cannot be the name of a variable"),
         ("%%gputime cpu -o for\n1", "for cannot be the name of a variable"),
         ("%%gputime cpu --nope\n1", "--nope"),

@@ -71,6 +71,9 @@ def test_the_line_may_name_a_device_by_a_variable_below_a_comment(ip):
     ip.run("device = 'cuda:1'")
     ip.run("# on another GPU\n%%ongpu $device\ny = zeros(3)")
     assert ip.ns["y"].device == torch.device("cuda:1")
+    ip.run("device = 'cuda:0'")
+    ip.run("# on another GPU\n%%ongpu $device\ny = zeros(3)")
+    assert ip.ns["y"].device == torch.device("cuda:0")
     assert "'$devise' is not a device" in ip.run("%%ongpu $devise\ny = zeros(3)").text
 
 
