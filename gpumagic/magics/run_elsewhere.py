@@ -123,9 +123,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     """
     from gpumagic import timing
 
-    namespace = shell.user_ns
-    if scope is not None and scope is not namespace:
-        namespace = {**namespace, **scope}
+    namespace = _names(shell, scope)
     against = _earlier(asked.against, namespace) if asked.against else None
     sweep = parse(asked.sweep, namespace) if asked.sweep else None
     setup = shell.transform_cell(asked.setup) if asked.setup else ""
@@ -152,11 +150,18 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     with torch_needed("%%gpudiff"):
         from gpumagic.numerics.numeric_diff import diff
     code, name = _compiled_name(shell, text, magic)
-    namespace = shell.user_ns | (scope or {})
+    namespace = _names(shell, scope)
     with _progressing(shell, asked, name) as line:
         line.update("the code runs on both sides")
         made = diff(code, *asked.where, namespace=namespace, filename=name, text=text)
     _give(shell, asked, line, made)
+
+
+def _names(shell: Any, scope: Any) -> dict[str, Any]:
+    """Return the notebook's variables, with those of the calling function if there is one."""
+    names: dict[str, Any] = shell.user_ns
+    # Not a copy without need: the notebook's functions find their globals by this dict.
+    return names if scope is None or scope is names else {**names, **scope}
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:

@@ -61,6 +61,13 @@ def test_names_of_a_function_are_known(filled):
     assert "cpu and cuda:1 agree" in filled.run(cell).text
 
 
+def test_functions_of_the_notebook_share_the_variables_of_the_cell(filled):
+    filled.run("def double():\n    global calls\n    calls = 1\n    return new * 2")
+    done = filled.run("%%gpudiff cpu 1\nnew = x + 1\ny = double()\nassert calls == 1")
+    assert "cpu and cuda:1 agree" in done.text
+    assert {"new", "y", "calls"}.isdisjoint(filled.ns)
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
