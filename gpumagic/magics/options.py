@@ -104,6 +104,12 @@ def _switch(text: str) -> str:
     return text.lower()
 
 
+def _nan(text: str) -> str:
+    if text not in ("", "nan"):
+        raise ArgumentTypeError(f"{text} is not nan")
+    return text
+
+
 def variable(text: str) -> str:
     """Return the name of a variable."""
     if not text.isidentifier() or keyword.iskeyword(text):
@@ -184,7 +190,8 @@ OPTIONS = (
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
     Option("ongpu gpuwatch", "--strict", "raise an error at the first implicit copy or wait"),
     Option(
-        "ongpu gpuwatch", "--check [nan]", "an error at a bad index or label; where NaN is made"
+        *("ongpu gpuwatch", "--check [nan]", "an error at a bad index or label; where NaN is made"),
+        *(_nan,),
     ),
     Option("ongpu", "--fix", "copy operands from other devices to this one, and say so"),
     Option("ongpu", "--memory", "show what the peak of memory consisted of, by line"),

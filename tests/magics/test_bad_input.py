@@ -19,6 +19,8 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
         ("%%ongpu 1 --dry-run --on h100", "--on and 1 do not combine; leave out one of them"),
         ("%%ongpu --dry-run --on h9000", "h9000"),
         ("%%ongpu 1 --memory --profile", "--memory and --profile do not combine; leave out one"),
+        ("%%ongpu 1 --check=nam", "--check: nam is not nan; type --check nan"),
+        ("%%ongpu 1 --check trace.json", "--check: trace.json is not nan"),
         ("%%ongpu 1 --split X", "--split is for several GPUs"),
         ("%%ongpu 1 --reduce X=mean", "--reduce is for several GPUs"),
         ("%%ongpu @all --chunk 4", "--chunk needs --split; type --split x,y --chunk 4"),
