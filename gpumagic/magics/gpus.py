@@ -26,8 +26,8 @@ def gpus(where: str | None = None) -> Snapshot:
     if not where:
         return collect.snapshot()
     found = device.resolve(where, device.here(), cpu=False)
-    if any(each.kind != "cuda" or each.uuid is None for each in found):
-        raise GpuError(f"{where} has no UUID; type %gpus 0, or %gpus for all of them")
+    if any(each.uuid is None for each in found):
+        raise GpuError(f"{where} has no UUID; type %gpus for all GPUs")
     wanted = {each.uuid for each in found}
     snapshot = collect.snapshot()
     return replace(

@@ -8,7 +8,8 @@ import psutil
 import pytest
 from IPython.core.error import UsageError
 
-from gpumagic.telemetry import Snapshot
+from gpumagic import device
+from gpumagic.telemetry import GpuSample, Snapshot, collect
 
 CAPTION = "RAM"  # each table has one caption, and it names the host's memory
 
@@ -44,6 +45,15 @@ def test_one_gpu_and_processes(ip):
     done = ip.run("%gpus --processes")
     assert "PID" in done.text
     assert json.loads(done.result.to_json())["gpus"][0]["virtual"] is True
+
+
+def test_one_gpu_of_another_vendor(shell, monkeypatch):
+    xpus = [device.Device("xpu", n, f"PCI-0000:0{n}:00.0") for n in (3, 4)]
+    gpus = tuple(GpuSample(one.uuid, "Arc", vendor="intel", ordinal=one.ordinal) for one in xpus)
+    monkeypatch.setattr(device, "here", lambda **_: xpus)
+    monkeypatch.setattr(collect, "snapshot", lambda: Snapshot(0.0, gpus=gpus))
+    assert shell.run("%gpus xpu:4").result.gpus == gpus[1:]
+    assert shell.run("%gpus 3").result.gpus == gpus[:1]
 
 
 def test_memory_of_this_kernel(ip):
