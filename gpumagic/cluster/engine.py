@@ -102,7 +102,8 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    store = _dist.PrefixStore(f"generation-{generation}", _this.store)
+    # A connection of its own: one that waits for another rank answers nobody else.
+    store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
 
@@ -151,7 +152,7 @@ class ThisRank:
 
     def __init__(self, store: tuple[str, int]) -> None:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
-        self.store = _dist.TCPStore(*store, is_master=False)
+        self.at, self.store = store, _dist.TCPStore(*store)
         self.output: WholeLines | None = None  # of the cell
         self.cut = self.in_code = False
         self._main = threading.get_ident()
@@ -324,6 +325,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
     value, began = None, time.perf_counter()
     try:
         placed.start()
+        sending.note_received()
         body, last = compile_cell(order.tree, order.file)
         _this.in_code = True
         exec(body, space)

@@ -196,7 +196,9 @@ _states: dict[int, State] = {}
 _sent: dict[str, Print] = {}
 """The notebook's variables that this rank has received, or replaced by its own."""
 _received: dict[str, bytes] = {}
-"""Fingerprints of this rank's variables just after it received them."""
+"""Fingerprints of received variables, after their move for the first cell that reads them."""
+_unread: set[str] = set()
+"""Variables that were received since the last cell began."""
 
 
 def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
@@ -231,7 +233,7 @@ def wanted(prints: dict[str, Print]) -> Wants:
     for name, (now, thing) in prints.items():
         before = _sent.get(name) if name in space else None
         if before is None or before[0] != now:
-            same = before is not None and before[1] == thing
+            same = before is not None and before[1] == thing and name not in _unread
             if same and _received.get(name) != _prints_now([name]).get(name):
                 wants.kept.append(name)
             else:
@@ -249,9 +251,15 @@ def receive(variables: bytes, prints: dict[str, Print]) -> str:
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
         return f"{in_words(error)} (when the rank unpickled what the notebook sent)"
     user_namespace().update(got)
-    _received.update(_prints_now(got))
+    _unread.update(got)
     _sent.update(prints)
     return ""
+
+
+def note_received() -> None:
+    """Remember what was received as it is now: a move to this rank's GPU is no change."""
+    _received.update(_prints_now(_unread))
+    _unread.clear()
 
 
 def _prints_now(names: Iterable[str]) -> dict[str, bytes]:

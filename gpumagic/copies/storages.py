@@ -132,7 +132,9 @@ class StorageCopier:
             if _lies_plainly(source):
                 return _of_tensor(index, source, home)
             self._made[index] = _copied_alone(source, home)
-            self._count(_bytes_of(source), sent=home != source.device)
+            from gpumagic.moving.move import bytes_of
+
+            self._count(bytes_of(source), sent=home != source.device)
         elif self._others is not None and (framework := self._others.of(source)) is not None:
             self._made[index] = framework.copy(source, self._others.device)
             self._count(framework.nbytes(source), sent=True)
@@ -285,12 +287,6 @@ def _copied_alone(tensor: torch.Tensor, home: torch.device) -> Any:
     if isinstance(tensor, kind) and not isinstance(made, kind):
         return kind(made, tensor.requires_grad)
     return made if made.is_inference() else made.requires_grad_(tensor.requires_grad)
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    from gpumagic.moving.move import bytes_of
-
-    return bytes_of(tensor)
 
 
 def _base(tensor: torch.Tensor) -> int:

@@ -40,10 +40,8 @@ _NAMES = {
     "tensorflow": "TensorFlow",
 }
 
-
 Split = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
 """The parts of a container, and a function that rebuilds it from others."""
-
 
 Counting = AbstractContextManager[object]
 

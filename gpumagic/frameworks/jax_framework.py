@@ -52,7 +52,7 @@ class Jax(ArrayFramework):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bump = jax.jit(_bump)
+        self._bump = jax.jit(lambda mark: mark + 1)
         self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
         self._failed = weakref.WeakValueDictionary[int, Any]()
         self.copies = JaxCopies(self)
@@ -281,10 +281,6 @@ class Jax(ArrayFramework):
         """Return gpumagic's name for the devices that an error names."""
         devices = {device.id: device for device in jax.devices(platform.lower())}
         return " + ".join(self.name_of(devices[int(n)]) for n in numbers.split(","))
-
-
-def _bump(mark: Any) -> Any:
-    return mark + 1
 
 
 def _has_data(array: Any) -> bool:

@@ -126,11 +126,7 @@ def _configure(config: Any, before: dict[str, Any]) -> None:
             config.update(name, value)
 
 
-# A setting, and its value.
-_Known = tuple[Setting, Any]
-
-
-def _now(settings: Iterable[Setting]) -> list[_Known]:
+def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
     found = []
     for setting in settings:
         # torch refuses to read a value that was set in both ways; a folder may be gone.

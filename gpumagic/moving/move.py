@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, TensorFinder
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
-from gpumagic.usercode.values import Step, own, parts_of, walk, written
+from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64
 # Bytes that may take seconds, over a bus or from a disk.
 _MANY = 2**28
+# Containers with more items hold data, and no optimizer.
+_FEW = 100
 # Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
 _Family = tuple[int, int, list[FoundTensor]]
 
@@ -357,14 +360,15 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
     """Yield a notebook's optimizers by name: also those that containers and objects hold."""
     variables = [((name,), value) for name, value in namespace.items()]
-    for path, value in walk(variables, _parts_of, depth=1, most=10_000):
+    for path, value in walk(variables, _parts_of, depth=1):
         if issubclass(type(value), Optimizer):
             yield written(path), value
 
 
 def _parts_of(value: Any) -> list[tuple[Step, Any]]:
     try:
-        return parts_of(value)
+        count = length_hint(value) if issubclass(type(value), CONTAINERS) else 0
+        return parts_of(value) if count <= _FEW else []
     except Exception:  # noqa: BLE001  what the user's own class may raise
         return []
 

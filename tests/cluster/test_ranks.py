@@ -97,6 +97,18 @@ def test_a_cell_that_is_refused_changes_nothing_in_the_ranks(shell, cell):
     assert "sent" not in result.text
 
 
+# As that of transformers' tokenizers: `to` changes it in place.
+ENCODING = """
+class Encoding:
+    def __init__(self, ids):
+        self.ids, self.length = ids, 2
+
+    def to(self, device):
+        self.ids = self.ids.to(device)
+        return self
+"""
+
+
 def test_what_ranks_made_is_theirs_until_the_notebook_changes_it(shell):
     shell.run("loss, kept = 99.0, [1]")
     out(shell, "%%ongpu @all\nloss = 2.0\nkept.append(2)")
@@ -116,6 +128,19 @@ def test_what_ranks_made_is_theirs_until_the_notebook_changes_it(shell):
     assert out(shell, "%%ongpu @all\nloss").result == [7.0, 7.0]  # not the list
     out(shell, "%%ongpu @all\ndel kept")
     assert out(shell, "%%ongpu @all\nkept").result == [[0]] * 2  # sent again
+
+
+def test_a_move_in_the_ranks_is_no_change_of_theirs(shell, tmp_path, monkeypatch):
+    (tmp_path / "encodings_of.py").write_text(ENCODING)
+    monkeypatch.syspath_prepend(tmp_path)
+    add = f"import sys\nsys.path.append({str(tmp_path)!r})"
+    out(shell, f"%%ongpu @all\n{add}")
+    shell.run("import torch, encodings_of\nbatch = encodings_of.Encoding(torch.ones(2))")
+    assert out(shell, "%%ongpu @all\nstr(batch.ids.device)").result == ["cuda:0"] * 2
+    shell.run("batch.length = 7")
+    again = out(shell, "%%ongpu @all\nbatch.length")
+    assert again.result == [7, 7]
+    assert "sent batch again: " in again.text
 
 
 def test_what_the_notebook_freezes_is_frozen_in_the_ranks_and_what_they_freeze_stays(shell):
@@ -227,6 +252,15 @@ def test_ranks_that_wait_for_one_another_are_told_who_waits_where(shell, monkeyp
     assert "deadlock: rank 0 waits in barrier (In [" in text
     assert "], line 3); rank 1 has ended the cell" in text
     assert out(shell, "%%ongpu @all\ndist.barrier()\n1").result == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_rank_that_makes_a_group_alone_is_told(shell, monkeypatch):
+    monkeypatch.setattr(cell_on_ranks, "HANGS_S", 1.0)
+    monkeypatch.setattr(cell_on_ranks, "GRACE_S", 2.0)
+    text = failed(shell, "%%ongpu @all\nif dist.get_rank() == 0:\n    dist.new_group([0, 1])")
+    assert "deadlock: rank 0 waits in new_group (In [" in text
+    assert out(shell, "%%ongpu @all\nimport torch\ntorch.ones(1).item()").result == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from gpumagic.moving.move import (
     bring_home,
     brought_away,
     move_all,
+    optimizers_in,
     origin_of,
     remember,
 )
@@ -212,6 +213,14 @@ def test_optimizer_state_follows_named_or_not(options):
     reference = train(GPU0 if options.get("capturable") else CPU, False)
     assert torch.equal(train(GPU1, True), reference)
     assert torch.equal(train(GPU1, False), reference)
+
+
+def test_optimizers_are_found_after_much_data():
+    net = nn.Linear(2, 2)
+    first, second = torch.optim.SGD(net.parameters()), torch.optim.Adam(net.parameters())
+    rows = [object() for _ in range(20_000)]
+    namespace = {"rows": rows, "net": net, "both": {"first": first}, "step": second.step}
+    assert [found for _, found in optimizers_in(namespace)] == [first, second]
 
 
 def test_an_optimizer_alone_brings_its_parameters():
