@@ -191,6 +191,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def _is_from_here(self, kind: type) -> bool:
         if not kind.__flags__ & _MADE_IN_PYTHON:
             return False
+        if any(map(self.is_notebooks, vars(kind).values())):
+            return True  # a library's, with a method of the notebook's
         # torch's backward class of an autograd.Function of the notebook.
         forward = vars(kind).get("_forward_cls", kind)
         return kind.__module__ in self._modules or forward.__module__ in self._modules

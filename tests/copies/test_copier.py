@@ -139,6 +139,18 @@ def test_programs_of_a_notebook(setup, code, expected):
     assert namespace["out"] == expected, "the program itself is not what the test takes it for"
 
 
+def test_a_librarys_class_with_a_method_of_the_notebook_is_copied(monkeypatch):
+    """Or the method would run with the notebook's own variables."""
+    namespace = notebook(
+        "import argparse\nlog = []\ndef mark(self): log.append(self.n)\n"
+        "space = argparse.Namespace(n=3)"
+    )
+    monkeypatch.setattr(namespace["argparse"].Namespace, "mark", namespace["mark"], raising=False)
+    result, _ = run(namespace, "space.mark(); out = log")
+    assert result["out"] == [3]
+    assert namespace["log"] == []
+
+
 def test_a_decorated_function_is_copied_where_main_has_it_by_its_name(monkeypatch):
     namespace = notebook("log = []\n@torch.no_grad()\ndef f(): log.append(1)")
     main = types.ModuleType("__main__")
