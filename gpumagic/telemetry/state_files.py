@@ -2,8 +2,8 @@
 
 Each process has one small file of each kind in the user's runtime directory. Virtual GPUs: its pid,
 its GPUs, and a row of counters per GPU, written through shared memory in about 50 ns, without a
-system call or a thread. A file that is incomplete, not the user's, or left by a process that has
-ended is ignored.
+system call or a thread. A file that is incomplete, of another version, or left by a process that
+has ended is ignored.
 """
 
 import atexit
