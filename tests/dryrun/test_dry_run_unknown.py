@@ -195,6 +195,14 @@ def test_magics_commands_and_files_are_named(notebook):
     assert result.complete
 
 
+def test_a_magic_with_options_is_left_out(notebook):
+    result = dry(notebook, "%timeit -n 10 X + 1\nB = X + 1\n!ls")
+    notes = {unknown.reason for unknown in result.unknown}
+    assert notes == {"%timeit -n 10 X + 1 was left out", "!ls was left out"}
+    assert assigned(result) == {"B": ("float32[64, 20]", "cuda:1")}
+    assert result.complete
+
+
 def test_python_below_other_magics(notebook):
     result = dry(notebook, "%%time\nB = X + 1\nif B.sum() > 0: pass")
     assert assigned(result) == {"B": ("float32[64, 20]", "cuda:1")}
