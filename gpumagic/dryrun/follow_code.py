@@ -57,8 +57,6 @@ from gpumagic.virtual.virtual_gpus import keep_after_fork
 
 _GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
 _following = False
-
-
 Note = Callable[[str], object]
 
 

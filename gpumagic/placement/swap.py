@@ -82,6 +82,8 @@ _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
 _in_torch: list[_Swap] = []
 _in_modules: list[_Swap] = []  # of libraries
+# The user's modules, by name: searched at each placement, since a reload changes them.
+_of_users: dict[str, dict[str, Any]] = {}
 _twin_of: dict[int, Any] = {}  # by the id of the original: nothing of a user's value is asked
 _real_of: dict[int, Any] = {}
 # Of torch's modules, originals and twins: a namespace with none of them has nothing to swap.
@@ -103,8 +105,8 @@ def _install(namespace: dict[str, Any] | None) -> None:
                 _swap_torch()
             sys.meta_path.insert(0, _finder)
             _swap(_in_modules)
-            for name in _of_users:
-                _swap_namespace(getattr(sys.modules.get(name), "__dict__", {}))
+            for names in _of_users.values():
+                _swap_namespace(names)
         _holders += 1
         try:
             if namespace is not None:
@@ -267,19 +269,14 @@ def _new_modules() -> dict[str, Any]:
     return {n: sys.modules.get(n) for n, known in _known.items() if before.get(n) != known}
 
 
-# Names of the user's modules. These are searched at each placement: a reload may change them.
-_of_users: set[str] = set()
-
-
 def _look_at(modules: dict[str, Any]) -> None:
     """Note what to swap in modules that were imported."""
     for name, module in modules.items():
         names = getattr(module, "__dict__", {})
         if name.partition(".")[0] in ("torch", "gpumagic"):
             continue
-        file = names.get("__file__")
-        if isinstance(file, str) and is_users(file):
-            _of_users.add(name)
+        if isinstance(file := names.get("__file__"), str) and is_users(file):
+            _of_users[name] = names
         else:
             _in_modules.extend(_held(names, _twin_of))
             for function, wrap in IN_LIBRARIES.get(name, {}).items():
