@@ -7,6 +7,7 @@ time, on two threads; after `close`, an error or an interrupt nothing is left.
 
 from __future__ import annotations
 
+import builtins
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -56,7 +57,8 @@ class CopiedVariables:
         self._module = types.ModuleType(namespace.get("__name__") or "__main__")
         self.globals = vars(self._module)
         self.globals.clear()
-        self.globals.update(namespace)
+        # torch's dispatch modes in Python look for the built-in names here.
+        self.globals.update({"__builtins__": builtins, **namespace})
         self._namespace, self._stays, self._others = namespace, stays, others
         self._storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}

@@ -9,6 +9,7 @@ import gc
 import re
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,6 +190,14 @@ def collect() -> None:
     """Collect garbage while CUDA works: to destroy an event of a dead CUDA ends the process."""
     if look() is None:
         gc.collect()
+
+
+def give_back() -> None:
+    """Collect garbage, and give the unused memory in torch's cache back to the driver."""
+    collect()
+    if (cuda := working()) is not None:
+        with suppress(RuntimeError):  # of a GPU that has failed; the code's own error says more
+            cuda.empty_cache()
 
 
 _spare: dict[tuple[type, int], list[Any]] = {}

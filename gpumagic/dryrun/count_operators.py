@@ -1,10 +1,10 @@
 """Count what operators allocate and copy: a dry run's inner mode.
 
 Copies between devices are recorded as the ledger records them, so the table and the advice are
-those of a real run, without times. A composite operator is split into the operators
-that CUDA runs. If torch's fake result has another size in memory than the real one (sparse tensors,
-sums in place), the real size is used. Guarantees: an operator whose result depends on data ends the
-dry run.
+those of a real run, without times. A composite operator is split into the operators that CUDA runs.
+If torch's fake result has another size in memory than the real one (a reduced loss, a sum in
+place), the real size is used. Guarantees: an operator whose result depends on data ends the dry
+run.
 """
 
 import re
@@ -184,7 +184,8 @@ class Operators(TorchDispatchMode):
             self._at_node, self._began = number, self._held.made
             self.backward |= number is not None
         first: Any = next(iter(args), None)
-        if number is None or not isinstance(first, Tensor):
+        # A sparse tensor has no storage.
+        if number is None or not isinstance(first, Tensor) or first.layout is not torch.strided:
             return None
         overload, of_node = f"{name}.{func._overloadname}", self._held.age(first) > self._began
         for nodes, names, certain in _IN_PLACE if of_node else ():

@@ -28,6 +28,7 @@ from gpumagic.display.units import many
 from gpumagic.dryrun.result import Assigned
 from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
+from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.files import UserLine, innermost
 
 raised: list["Stopped"] = []
@@ -145,7 +146,7 @@ def describe(name: str, value: Any) -> Assigned:
         dtype = str(value.dtype).removeprefix("torch.")
         shape = tuple(int(n) for n in value.shape)
         return Assigned(
-            name, f"{dtype}{list(shape)}", str(value.device), value.nbytes, shape, value.dtype
+            name, f"{dtype}{list(shape)}", str(value.device), bytes_of(value), shape, value.dtype
         )
     if isinstance(value, NotKnown):
         return Assigned(name, "a value that depends on data")
@@ -160,7 +161,7 @@ def describe(name: str, value: Any) -> Assigned:
     if tensors:
         kind += f", {many(len(tensors), 'tensor')}"
     devices = ", ".join(dict.fromkeys(str(t.device) for t in tensors))
-    return Assigned(name, kind, devices, sum(t.nbytes for t in tensors))
+    return Assigned(name, kind, devices, sum(map(bytes_of, tensors)))
 
 
 _functorch: Any = torch._C._functorch

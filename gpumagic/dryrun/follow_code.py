@@ -57,8 +57,6 @@ from gpumagic.virtual.virtual_gpus import keep_after_fork
 
 _GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
 _following = False
-
-
 Note = Callable[[str], object]
 
 
@@ -354,10 +352,11 @@ class _DryShell:
         below = "%%ongpu" in linecache.getline(self._file, number)
         return self._magic(name, "%%", cell, number + below)
 
-    def system(self, command: str, **options: Any) -> Any:
-        return self._left_out(f"!{command}")
+    def system(self, command: str) -> None:
+        self._left_out(f"!{command}")
 
-    getoutput = system
+    def getoutput(self, command: str, **options: Any) -> Any:
+        return self._left_out(f"!{command}")
 
     def __getattr__(self, name: str) -> Any:
         raise Stopped(f"get_ipython().{name} is not there in a dry run")
@@ -365,10 +364,14 @@ class _DryShell:
     def _magic(self, name: str, mark: str, text: str, above: int) -> Any:
         if name not in _PYTHON or not text.strip():
             return self._left_out(f"{mark}{name}")
+        try:
+            # Blank lines above it, so that its lines have the cell's numbers.
+            tree = ast.parse("\n" * max(above, 0) + self._transform(text))
+        except SyntaxError:  # options of the magic
+            return self._left_out(f"{mark}{name} {text.strip()}")
         if name != "time":
             self._note(f"{mark}{name} was left out; its code was followed once")
-        # Blank lines above it, so that its lines have the cell's numbers.
-        return self._execute(ast.parse("\n" * max(above, 0) + self._transform(text)))
+        return self._execute(tree)
 
     def _left_out(self, what: str) -> Any:
         self._note(f"{what} was left out")

@@ -21,7 +21,7 @@ from gpumagic.fitting.fit_result import Fit
 from gpumagic.fitting.fit_search import Search
 from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
-from gpumagic.usercode.program import Program, program
+from gpumagic.usercode.program import Program, namespace_of, program
 
 MARGIN = 0.05
 _TYPE = "type one such as batch=range(1, 4097)"
@@ -90,8 +90,7 @@ def fit(
     if not 0 <= margin < 1:
         raise GpuError(f"margin={margin} is not a part from 0 to 1; type one, such as margin=0.05")
     if namespace is None:
-        own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
-        namespace = sys._getframe(1).f_globals if own is None else own
+        namespace = namespace_of(code, sys._getframe(1))
     made = _program(code, namespace, name, filename, text)
     device, cards = _place(on)
     tell = progress or (lambda line: None)
@@ -148,9 +147,6 @@ def _values(given: dict[str, Sequence[float]], hint: str) -> tuple[str, Sequence
 def _program(
     code: Any, namespace: dict[str, Any], name: str, filename: str | None, text: str | None
 ) -> Program:
-    if not isinstance(code, str) and not callable(code):
-        kind = type(code).__name__
-        raise GpuError(f"fit takes code or a function, not {kind}; type fit(step, …)")
     passed = []
     if callable(code):
         try:

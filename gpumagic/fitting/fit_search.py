@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +61,6 @@ class Search:
     _error: Exception | None = None  # of the code, in a run
 
     def __post_init__(self) -> None:
-        cuda_state.check()
         self._target, self._quiet, self._limit = as_torch(self.device), Quiet(), LIMIT_S
         here = [] if self.cards else [(str(self.device), cuda_state.room(self._target))]
         where = [*here, *((card.name, card.usable) for card in self.cards)]
@@ -220,7 +219,7 @@ class Search:
         return self._measured[value]
 
     def _measure(self, value: float) -> float:
-        _give_back()
+        cuda_state.give_back()
         before = torch.cuda.memory_allocated(self._target)
         try:
             with kept(), self._quiet:
@@ -232,7 +231,7 @@ class Search:
             note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
-            _give_back()  # out here: the exception's traceback would keep what was allocated
+            cuda_state.give_back()  # out here: the exception's traceback would keep memory
         return math.inf
 
     def _peak(self, value: float) -> int:
@@ -290,12 +289,6 @@ class Search:
         """Return the largest value within the limit, and whether it ran."""
         fitting = [tried for tried in self.tried() if self._estimate(tried.value) <= room]
         return (fitting[-1].value, bool(fitting[-1].ran)) if fitting else (None, False)
-
-
-def _give_back() -> None:
-    cuda_state.collect()
-    with suppress(RuntimeError):  # of a device that has failed, the code's own error tells more
-        torch.cuda.empty_cache()
 
 
 def largest(

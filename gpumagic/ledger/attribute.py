@@ -50,8 +50,7 @@ class ActiveWatch:
 
     tally: Tally
     # Called before each call that may be worth a warning; may raise `ImplicitCopyError`.
-    alarm: Callable[[Count, Any], None] | None = None
-    strict: bool = False  # the alarm raises: then it is called in nested watches too
+    alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the watch around this one, which counts the same
     live: bool = True  # until it ends; a task or a thread that outlives it must not count
     thread: int = field(default_factory=_ident)  # that began it
@@ -73,8 +72,6 @@ class _Here(threading.local):
 
 here = _Here()
 serials = itertools.count(1)
-
-
 _nobody = ActiveWatch(Tally(), live=False)
 
 
@@ -149,8 +146,8 @@ def _alarmed(
             count = watch.tally.add(key, new())
         found.append(count)
         alarm = watch.alarm
-        # One warning where watches are nested.
-        if alarm is not None and not count.warned and (watch.strict or watch is watching[0]):
+        # One warning where watches are nested; a strict alarm raises in each.
+        if alarm is not None and not count.warned and (alarm.strict or watch is watching[0]):
             alarm(count, tensor)
     return found
 

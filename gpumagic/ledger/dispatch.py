@@ -243,7 +243,7 @@ def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     while outer is not None and not outer.live:  # a suspended generator's may end in any order
         outer = outer.outer
     alarm = Alarm(strict=strict) if strict or warn else None
-    active = attribute.ActiveWatch(tally, alarm, strict, outer)
+    active = attribute.ActiveWatch(tally, alarm, outer)
     try:
         with _changing:
             attribute.running = (*attribute.running, active)

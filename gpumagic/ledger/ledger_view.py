@@ -87,6 +87,8 @@ def _of_wait(entry: Entry) -> Advice:
         text = "wait once, after the loop"
     elif entry.operator == "equal":
         text = "compare on the device, (a == b).all(), and read that later"
+    elif entry.operator == "histc":
+        return Advice("name its min= and max=: then it does not wait", entry.count)
     elif entry.operator != "item" and not entry.framework:
         return Advice(_BY_DATA, entry.count)
     elif entry.code.startswith(("torch.tensor(", "torch.as_tensor(")):

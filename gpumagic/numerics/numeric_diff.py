@@ -6,7 +6,6 @@ settings do not change.
 """
 
 import contextvars
-import inspect
 import math
 import sys
 import time
@@ -30,7 +29,7 @@ from gpumagic.numerics.recorded_run import RecordedOperation, Recorder
 from gpumagic.placement.torch_devices import as_torch, find
 from gpumagic.timing.agreement import tolerance
 from gpumagic.usercode.files import expression, line_at
-from gpumagic.usercode.program import Program, program
+from gpumagic.usercode.program import Program, namespace_of, program
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
@@ -131,11 +130,8 @@ def diff(
     cpu and cuda:1 part at train.py, line 7: `x.softmax(-1)` (aten._softmax)
     """
     cuda_state.check()
-    if not isinstance(code, str) and not callable(code):
-        raise GpuError(f"diff takes code or a function, not {type(code).__name__}; type diff(step)")
     if namespace is None:
-        own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
-        namespace = sys._getframe(1).f_globals if own is None else own
+        namespace = namespace_of(code, sys._getframe(1))
     pair = _sides(between or ("cpu", "cuda"))
     made = program(code, namespace, filename=filename, text=text)
     randomness, notes = Randomness(), dict[str, None]()

@@ -24,6 +24,7 @@ from torch.utils._device import _device_constructors
 
 from gpumagic.placement import Placement, in_force, placement, put_in_force
 from gpumagic.placement.twins import IN_LIBRARIES, METHODS, SPACES, twins
+from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
@@ -80,7 +81,9 @@ def _restore_current_device(place: Placement) -> None:
 _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
 _in_torch: list[_Swap] = []
-_in_modules: list[_Swap] = []  # of the user and of libraries
+_in_modules: list[_Swap] = []  # of libraries
+# The user's modules, by name: searched at each placement, since a reload changes them.
+_of_users: dict[str, dict[str, Any]] = {}
 _twin_of: dict[int, Any] = {}  # by the id of the original: nothing of a user's value is asked
 _real_of: dict[int, Any] = {}
 # Of torch's modules, originals and twins: a namespace with none of them has nothing to swap.
@@ -102,6 +105,8 @@ def _install(namespace: dict[str, Any] | None) -> None:
                 _swap_torch()
             sys.meta_path.insert(0, _finder)
             _swap(_in_modules)
+            for names in _of_users.values():
+                _swap_namespace(names)
         _holders += 1
         try:
             if namespace is not None:
@@ -267,8 +272,12 @@ def _new_modules() -> dict[str, Any]:
 def _look_at(modules: dict[str, Any]) -> None:
     """Note what to swap in modules that were imported."""
     for name, module in modules.items():
-        if name.partition(".")[0] not in ("torch", "gpumagic"):
-            names = getattr(module, "__dict__", {})
+        names = getattr(module, "__dict__", {})
+        if name.partition(".")[0] in ("torch", "gpumagic"):
+            continue
+        if isinstance(file := names.get("__file__"), str) and is_users(file):
+            _of_users[name] = names
+        else:
             _in_modules.extend(_held(names, _twin_of))
             for function, wrap in IN_LIBRARIES.get(name, {}).items():
                 if function in names:

@@ -5,7 +5,6 @@ comparison is kept, and the monitor shows the progress.
 """
 
 import contextvars
-import inspect
 import math
 import re
 import sys
@@ -30,8 +29,8 @@ from gpumagic.timing.comparison_view import bars
 from gpumagic.timing.measurement import Measuring, Target, Task, where_of
 from gpumagic.timing.runner import Repeats, Stopwatch
 from gpumagic.usercode import sweep as sweeping
-from gpumagic.usercode.program import program
-from gpumagic.usercode.values import comes_from, torch_here
+from gpumagic.usercode.program import namespace_of, program
+from gpumagic.usercode.values import comes_from
 
 _PERIOD_S = 0.1  # between two reports of the progress
 _BEGIN = "inputs and first run"
@@ -128,8 +127,7 @@ def compare(
         and if memory runs out, it is in the timing instead.
     """
     if namespace is None:
-        own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
-        namespace = own if own is not None else sys._getframe(1).f_globals
+        namespace = namespace_of(code, sys._getframe(1))
     cuda_state.check()
     if not (max_time > 0 and math.isfinite(max_time)):
         raise GpuError(f"max_time={max_time} is not a number above 0; type one, such as max_time=5")
@@ -257,11 +255,11 @@ class Comparing:
             finally:
                 with deferred():
                     self._task.agreeing.forget()
-                    _give_back()
+                    cuda_state.give_back()
         except KeyboardInterrupt:
             self.interrupted = True
         if self.interrupted:  # only now: until here the exception's traceback kept its objects
-            _give_back()
+            cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
         """Whether the device was out of memory at this or a smaller value."""
@@ -297,7 +295,7 @@ class Comparing:
         # Outside the handler: the exception's traceback would keep the memory.
         if failure is not None:
             self._add(one, failure)
-            _give_back()
+            cuda_state.give_back()
 
     def _tell(
         self, where: str, values: Mapping[str, Any], stage: str, repeats: Repeats | None = None
@@ -332,15 +330,6 @@ class Comparing:
         self.timings.append(timing)
         self._added = one
         self.notes |= dict.fromkeys((*one.notes, *([_PRINTED] if one.quiet.dropped else [])))
-
-
-def _give_back() -> None:
-    """Empty torch's cache, which the copies have filled."""
-    cuda_state.collect()
-    torch = torch_here()
-    if torch is not None and torch.cuda.is_initialized():
-        with suppress(RuntimeError):  # of a GPU that has failed; the cell's own error says more
-            torch.cuda.empty_cache()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -224,8 +224,10 @@ class Comparison(table.Shown):
 
     def _named(self, where: object) -> str:
         """Return the one of `devices` that `where` names."""
-        parts = {part for name in self.devices for part in name.split("+")}
-        known = [Device("cuda", ordinal=int(p[5:])) for p in parts if p.startswith("cuda:")]
+        if str(where) in self.devices:  # "mps" is a device on a Mac only
+            return str(where)
+        parts = {part.partition(":") for name in self.devices for part in name.split("+")}
+        known = [Device(kind, ordinal=int(n)) for kind, _, n in parts if n]  # type: ignore[arg-type]
         with suppress(GpuError):
             asked = [str(names.resolve_one(part.strip(), known)) for part in str(where).split("+")]
             for name in self.devices:

@@ -15,7 +15,7 @@ import inspect
 import linecache
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from gpumagic.errors import GpuError
@@ -164,6 +164,12 @@ def program(
     )
 
 
+def namespace_of(code: object, caller: FrameType) -> dict[str, Any]:
+    """Return the global variables of a function; for other code, those of the calling frame."""
+    own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
+    return caller.f_globals if own is None else own
+
+
 def _run(code: CodeType, space: dict[str, Any]) -> Any:
     # Unlike `exec` it adds nothing to variables that may be the user's.
     return FunctionType(own_code(code), space)()
@@ -181,10 +187,8 @@ def _refuse(tree: ast.Module) -> None:
 def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
     """Return the variables that a function reads."""
     if not callable(function):
-        raise GpuError(
-            f"compare times code or a function, not {type(function).__name__}; type "
-            "compare('a @ a') or compare(lambda: a @ a)"
-        )
+        kind = type(function).__name__
+        raise GpuError(f"code or a function is needed, not {kind}; type 'a @ a' or lambda: a @ a")
     if inspect.iscoroutinefunction(function):
         raise GpuError(
             "an async function cannot be run again and again; give one that awaits nothing"

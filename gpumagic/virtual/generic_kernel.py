@@ -128,7 +128,6 @@ def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
     return functools.partial(op._handle.redispatch_boxed, keys)
 
 
-_get_device = Tensor.get_device
 HOST = torch.device("cpu")
 
 

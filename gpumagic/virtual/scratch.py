@@ -207,37 +207,33 @@ def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     return [count * size, *sums]
 
 
-# Rules of one formula get the operator's arguments and its result.
-_FORMULAS: dict[str, Callable[..., list[int]]] = {
-    "soft_margin_loss_backward": lambda args, result: [result.nbytes] * 2,
-    "masked_select": lambda args, result: [8 * result.numel() * max(1, *(a.dim() for a in args))],
-    "_softmax_backward_data": lambda args, result: [args[0].nbytes],
-    "_cdist_backward": lambda args, result: [
+_RULES: dict[str, Rule] = {
+    "soft_margin_loss_backward": lambda card, args, result: [result.nbytes] * 2,
+    "masked_select": lambda card, args, result: [
+        8 * result.numel() * max(1, *(a.dim() for a in args))
+    ],
+    "_softmax_backward_data": lambda card, args, result: [args[0].nbytes],
+    "_cdist_backward": lambda card, args, result: [
         args[4].numel() * args[1].shape[-1] * args[1].element_size()
     ],
-    "_pdist_backward": lambda args, result: [max(args[1].shape[0] - 1, 0) * args[1].nbytes],
-    "equal": lambda args, result: (
+    "_pdist_backward": lambda card, args, result: [max(args[1].shape[0] - 1, 0) * args[1].nbytes],
+    "equal": lambda card, args, result: (
         [args[0].numel(), 1] if args[0] is not args[1] and args[0].shape == args[1].shape else []
     ),
     **dict.fromkeys(
         ("all", "any"),
-        lambda args, result: [args[0].numel() == 1 and args[0].dtype is not torch.bool],
+        lambda card, args, result: [args[0].numel() == 1 and args[0].dtype is not torch.bool],
     ),
-    "bincount": lambda args, result: [8] * (3 if len(args) > 1 and args[1] is not None else 2),
-    "nonzero": lambda args, result: [] if result.numel() else [4],
-    "count_nonzero": lambda args, result: [args[0].numel(), 8 * args[0].numel()],
-    "unfold_backward": lambda args, result: [8 * result.shape[args[2]]] if result.dim() else [],
-    "_chunk_cat": lambda args, result: [1],
-    "roll": lambda args, result: [result.nbytes] if len(_over(args)) > 1 else [],
-}
-
-
-def _ignoring_the_card(formula: Callable[..., list[int]]) -> Rule:
-    return lambda card, args, result: formula(args, result)
-
-
-_RULES: dict[str, Rule] = {
-    **{name: _ignoring_the_card(formula) for name, formula in _FORMULAS.items()},
+    "bincount": lambda card, args, result: (
+        [8] * (3 if len(args) > 1 and args[1] is not None else 2)
+    ),
+    "nonzero": lambda card, args, result: [] if result.numel() else [4],
+    "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
+    "unfold_backward": lambda card, args, result: (
+        [8 * result.shape[args[2]]] if result.dim() else []
+    ),
+    "_chunk_cat": lambda card, args, result: [1],
+    "roll": lambda card, args, result: [result.nbytes] if len(_over(args)) > 1 else [],
     **dict.fromkeys(("sum", "mean", "prod", "nansum"), _sum),
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
     "sort": _sort,

@@ -88,6 +88,18 @@ def test_what_has_no_dry_run_is_named(ip):
     assert "it is nested" in ended(dry(ip, "net(ragged)"))[1]
 
 
+def test_the_sparse_gradient_of_an_embedding_is_followed(ip):
+    ip.run(
+        "rows = torch.arange(5); net = nn.Embedding(10, 3, sparse=True)\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)"
+    )
+    result = dry(
+        ip, "(net(rows).sum() + net(rows).mean()).backward(); opt.step()\ng = net.weight.grad"
+    )
+    assert result.complete, result
+    assert assigned(result)["g"] == ("float32[10, 3]", "cuda:1")
+
+
 def test_checks_of_arguments_and_counters_on_a_gpu_are_no_end(ip):
     ip.run(
         "X = torch.ones(64, 20); net = nn.Linear(20, 5)\n"
@@ -192,6 +204,14 @@ def test_magics_commands_and_files_are_named(notebook):
     notes = {unknown.reason for unknown in result.unknown}
     assert notes == {"%pwd was left out", "!ls was left out", "torch.save was left out"}
     assert assigned(result)["B"] == ("float32[64, 20]", "cuda:1")
+    assert result.complete
+
+
+def test_a_magic_with_options_is_left_out(notebook):
+    result = dry(notebook, "%timeit -n 10 X + 1\nB = X + 1\n!ls")
+    notes = {unknown.reason for unknown in result.unknown}
+    assert notes == {"%timeit -n 10 X + 1 was left out", "!ls was left out"}
+    assert assigned(result) == {"B": ("float32[64, 20]", "cuda:1")}
     assert result.complete
 
 

@@ -291,7 +291,7 @@ def test_cards_that_are_not_here_are_asked_at_once():
         ("n", 0, {"n": []}, "n needs 1 to 1,000 values"),
         (lambda: torch.ones(3), 0, {"n": [1]}, "<lambda> neither takes it nor reads it; type def"),
         ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),
-        (3, 0, {"n": [1]}, "fit takes code or a function, not int"),
+        (3, 0, {"n": [1]}, "code or a function is needed, not int"),
         ("n", "cpu", {"n": [1]}, "cpu has no memory that torch would limit"),
         ("n", 7, {"n": [1]}, "no GPU 7"),
         ("n", "RTX 4091", {"n": [1]}, "no card 'RTX 4091' is known"),

@@ -87,6 +87,7 @@ def test_the_line(entries, expected):
         (entry(WAIT, count=5, operator="nonzero"), "torch.where", 5),
         (entry(WAIT, count=1, operator="nonzero"), None, None),
         (entry(WAIT, count=5, operator="repeat_interleave"), "depends on the data", 5),
+        (entry(WAIT, count=8, operator="histc"), "name its min= and max=", 8),
         (entry(WAIT, count=9, within="torch.optim.lbfgs"), None, None),
         (entry(WAIT, count=9, within="torch.distributions.normal"), "validate_args=False", 9),
         (entry(WAIT, count=9, code="torch.tensor([a, b])"), "torch.stack([...])", 8),

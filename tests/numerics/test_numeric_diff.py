@@ -33,7 +33,8 @@ def test_a_function_and_its_globals():
     assert found.first.inputs == 0
     assert gpumagic.diff(right).sides == ("cpu", "cuda:0")
     assert gpumagic.diff(right, torch.float32, "float64").agree
-    with pytest.raises(gpumagic.GpuError, match="diff takes code or a function, not int"):
+    assert gpumagic.diff("torch.ones(3) * 2", "cpu", 1, namespace={"torch": torch}).agree
+    with pytest.raises(gpumagic.GpuError, match="code or a function is needed, not int"):
         gpumagic.diff(3)
 
 

@@ -207,6 +207,25 @@ def test_a_module_imported_anew_is_placed(tmp_path, monkeypatch):
             assert users.ones(1).device == GPU1
 
 
+def test_names_that_a_reload_brings_are_placed(tmp_path, monkeypatch):
+    file = tmp_path / "edited_module_of_gpumagic.py"
+    file.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    import edited_module_of_gpumagic as edited
+
+    with gpumagic.on(1):
+        pass
+    file.write_text("from torch import ones\ndef make(fill=ones): return ones(2), fill(2)\n")
+    importlib.reload(edited)  # as %autoreload does before a cell
+    with gpumagic.on(1):
+        assert {t.device for t in edited.make()} == {GPU1}
+        file.write_text("from torch import zeros\n")
+        importlib.reload(edited)
+    assert edited.zeros is torch.zeros
+    assert {t.device.type for t in edited.make()} == {"cpu"}
+
+
 @pytest.mark.parametrize("first", ["torch.first_of_gpumagic", "waits_of_gpumagic"])
 def test_imports_on_two_threads_do_not_wait_for_each_other(first, tmp_path, monkeypatch):
     second, begun = "torch.second_of_gpumagic", threading.Barrier(2)

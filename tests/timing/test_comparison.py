@@ -46,6 +46,12 @@ def test_times_of_virtual_gpus_are_compared_with_nothing(ask):
     assert found.median(0) == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize(("where", "asked"), [("mps", "mps"), ("xpu:1", "xpu:1"), ("xpu:1", 1)])
+def test_gpus_of_other_vendors_are_found(where, asked):
+    found = comparison(timing("cpu", 8.0), timing(where, 2.0))
+    assert found.speedup(asked, "cpu") == pytest.approx(4)
+
+
 def test_several_at_the_same_time_have_a_name_too():
     found = comparison(timing("cuda:0", 1.0), timing("cuda:1", 1.0), timing("cuda:0+cuda:1", 1.1))
     assert found.median("0+1") == found.median("cuda:1+cuda:0") == pytest.approx(1.1)
