@@ -4,7 +4,6 @@ The ledger names the line of each copy. Only cells that ask for it pay: this is 
 functions of torch, which adds a microsecond to each call.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from gpumagic.mismatch.operation import read
 from gpumagic.placement import FunctionMode
-
-_MISMATCH = re.compile(
-    r"same device|not at the same device|two devices|weight type .* should be the same", re.S
-)
 
 
 class AutoFix(FunctionMode):
@@ -38,7 +34,8 @@ class AutoFix(FunctionMode):
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if not _MISMATCH.search(str(error)) or func is Tensor.backward:
+            message = read(error) if func is not Tensor.backward else None
+            if message is None or message.kind not in ("mixed", "index"):
                 raise
             together = self._together(func, args, kwargs)
             if together is None:

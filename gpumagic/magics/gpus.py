@@ -135,7 +135,8 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
         print("Neither torch nor JAX is in use here: this notebook has nothing on a GPU.")
         return gpus(), None
     from gpumagic.memory.holders_by_name import memory
-    from gpumagic.memory.memory_tree import first_name, tree
+    from gpumagic.memory.memory_tree import tree
+    from gpumagic.usercode.frames import first_name
 
     namespace = user_namespace()
     names = [word for word in asked if first_name(word) in namespace]

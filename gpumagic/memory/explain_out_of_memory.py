@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, permutations
+from operator import methodcaller
 from typing import Any
 
 from gpumagic import faults
@@ -282,7 +283,7 @@ def _kept(
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         yield _CACHED, _cleared, whole, name
     elif name and not _needs_graph(s, trial, name):
-        yield _COPIED, partial(_each_tensor, _on_host), whole, name
+        yield _COPIED, partial(_each_tensor, methodcaller("cpu")), whole, name
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
@@ -309,10 +310,6 @@ def _cleared(function: Any) -> Any:
 
 def _without_graph(tensor: Any) -> Any:
     return 0.0 if tensor.numel() == 1 else tensor.detach()
-
-
-def _on_host(tensor: Any) -> Any:
-    return tensor.cpu()
 
 
 def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
@@ -345,13 +342,13 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose one shape for two operands, and float32 for NumPy's float64."""
-    for do, names in [*_one_shape(s, t), *_single(s, t)]:
+    known = t.best.names if t.best is not None else {}
+    for do, names in [*_one_shape(s, known), *_single(s, known)]:
         yield from _helps(t.best, do, names=names)
 
 
-def _one_shape(s: OutOfMemoryState, t: Trials) -> Iterator[tuple[str, dict[str, Any]]]:
+def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Find [N] and [N, 1], which broadcast to [N, N]; a view that the code made is meant so."""
-    known = t.best.names if t.best is not None else {}
     operands = [value for value in s.operands if is_tensor(value) and value.numel() > 1]
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())
@@ -364,9 +361,8 @@ def _one_shape(s: OutOfMemoryState, t: Trials) -> Iterator[tuple[str, dict[str, 
                 yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
 
 
-def _single(s: OutOfMemoryState, t: Trials) -> Iterator[tuple[str, dict[str, Any]]]:
+def _single(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Find NumPy's arrays of float64 that the code reads."""
-    known = t.best.names if t.best is not None else {}
     for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
         value = known[name]
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":

@@ -20,10 +20,11 @@ from gpumagic.errors import GpuError, as_typed
 from gpumagic.memory.holders_by_name import FoundStorage, allocations, find
 from gpumagic.memory.memory_report import SAVED, STATE, Made
 from gpumagic.memory.object_graph import Root, module_step
+from gpumagic.usercode.frames import first_name
 from gpumagic.usercode.values import is_module, own
 
 if TYPE_CHECKING:
-    from gpumagic.memory.allocator import Allocator
+    pass
 
 _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds shown as columns of their module; all others get a row."""
@@ -121,12 +122,14 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
     aliases = dict.fromkeys(way.root for each in held for way in each.ways)
+    most = devices.most_common(1)[0][0]
+    addresses = (each.address for each in held if each.device == most)
     return MemoryTree(
         name=name,
         devices=tuple(sorted(devices)),
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
-        made=_made_in(devices.most_common(1)[0][0], held, allocator),
+        made=allocator.made_in(most, addresses) if allocator is not None else None,
         # Outputs are roots by their numbers.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
@@ -134,11 +137,6 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
 
 def _is_inside(storage: FoundStorage, name: str) -> bool:
     return name in (storage.path[0], first_name(storage.path[0]))
-
-
-def first_name(name: str) -> str:
-    """The variable that a name begins with: ``"data"`` of ``"data['x'][0]"``."""
-    return re.split(r"[.\[]", name, maxsplit=1)[0]
 
 
 def _value(name: str, namespace: Mapping[str, Any]) -> Any:
@@ -157,11 +155,6 @@ def _add_layers(node: _Node, module: Any) -> None:
     for name, child in own(module)["_modules"].items():
         if child is not None:
             _add_layers(node.at([module_step(name)]), child)
-
-
-def _made_in(device: str, held: list[FoundStorage], allocator: "Allocator | None") -> Made | None:
-    addresses = (each.address for each in held if each.device == device)
-    return None if allocator is None else allocator.made_in(device, addresses)
 
 
 def _branches(

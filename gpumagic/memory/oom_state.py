@@ -35,9 +35,16 @@ from gpumagic.memory.memory_report import (
     MemoryHolder,
 )
 from gpumagic.memory.object_graph import GRAPH, Root
-from gpumagic.memory.roots import KeptOutputs, tracebacks
+from gpumagic.memory.roots import KeptOutputs
 from gpumagic.usercode.files import label, module_of
-from gpumagic.usercode.frames import FailedFrame, RestOfCode, errors, failed_frames, stored
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    RestOfCode,
+    errors,
+    failed_frames,
+    stored,
+    tracebacks,
+)
 from gpumagic.usercode.values import torch_here
 from gpumagic.usercode.variables import variables_read
 

@@ -18,19 +18,10 @@ from typing import Any
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT
 from gpumagic.memory.object_graph import Root, Walk
 from gpumagic.usercode.files import is_ours, is_users, label, shell
-from gpumagic.usercode.frames import errors
+from gpumagic.usercode.frames import tracebacks
 from gpumagic.usercode.values import comes_from, defined_in, is_module, own
 
 _UNDERSCORES = ("_", "__", "___")
-
-
-def tracebacks(error: BaseException) -> Iterator[TracebackType]:
-    """Yield every step of the tracebacks of an error and of the errors that it was raised from."""
-    for each in errors(error):
-        trace = each.__traceback__
-        while trace is not None:
-            yield trace
-            trace = trace.tb_next
 
 
 def kept_errors() -> list[BaseException]:

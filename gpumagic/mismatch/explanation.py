@@ -10,7 +10,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame, loops_around, root, statement, stored
+from gpumagic.usercode.frames import FailedFrame, first_name, loops_around, statement, stored
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
 def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
     """Return the outermost loop around a statement, if a line before it may use `texts`."""
     loops = loops_around(stmt)
-    names = {root(text) for text in texts}
+    names = {first_name(text) for text in texts}
     once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
     return loops[-1] if once else stmt
 

@@ -45,11 +45,11 @@ from gpumagic.mismatch.operation import (
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
+    first_name,
     function_of,
     in_own_scope,
     loops_around,
     parents,
-    root,
     statement,
     uses,
 )
@@ -185,8 +185,8 @@ def _written_device(site: Site, target: str, line: ast.stmt) -> str:
     unknown = _bound_later(line, site.frame)
     # A variable of the notebook has no place in a class.
     if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
-        unknown |= {*map(root, names)} - {*site.frame.scope.local}
-    for name in (name for name in names if root(name) not in unknown):
+        unknown |= {*map(first_name, names)} - {*site.frame.scope.local}
+    for name in (name for name in names if first_name(name) not in unknown):
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         device = device_of(value) if type(value) is not int else None
         if device is not None and full(device) == target:

@@ -26,9 +26,9 @@ from gpumagic.mismatch.operand import (
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
+    first_name,
     function_of,
     parents,
-    root,
     statement,
     stored,
 )
@@ -97,8 +97,10 @@ def read(error: BaseException) -> Message | None:
 
 
 def _device_of_type(name: str) -> str:
+    """Return ``"cuda"`` for ``"torch.cuda.FloatTensor"``, ``"mps"`` for ``"MPSFloatType"``."""
     parts = name.split(".")
-    return parts[1] if len(parts) == 3 else "cpu"
+    plain = "mps" if name.startswith("MPS") else "cpu"
+    return parts[1] if len(parts) == 3 else plain
 
 
 def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
@@ -289,7 +291,7 @@ def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame, *, ma
     for step in sorted(steps, key=lambda step: -step.lineno):
         value = step.iter if isinstance(step, ast.For) else step.value
         # `preds.append(…)`, `net.to("cpu")`
-        filled = {root(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
+        filled = {first_name(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
         if names & (stored(getattr(step, "target", step)) | filled):
             if _says_cpu(value, frame, made):
                 return True

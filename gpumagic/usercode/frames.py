@@ -74,7 +74,7 @@ def end_at_user(error: BaseException) -> None:
 @contextmanager
 def libraries_hidden(error: BaseException) -> Iterator[None]:
     """Within, IPython counts the libraries' frames in a traceback instead of showing them."""
-    frames = [tb.tb_frame for each in errors(error) for tb in _chain(each.__traceback__)]
+    frames = [tb.tb_frame for tb in tracebacks(error)]
     libraries = [frame for frame in frames if not is_users(frame.f_code.co_filename)]
     hidden = [frame for frame in libraries if not frame.f_locals.get(_HIDE)]
     for frame in hidden:
@@ -84,6 +84,12 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
     finally:
         for frame in hidden:  # for %debug to show them; Python 3.13 cannot delete the name
             frame.f_locals[_HIDE] = False
+
+
+def tracebacks(error: BaseException) -> Iterator[TracebackType]:
+    """Yield every step of the tracebacks of an exception and of its causes."""
+    for each in errors(error):
+        yield from _chain(each.__traceback__)
 
 
 def _chain(trace: TracebackType | None) -> list[TracebackType]:
@@ -219,7 +225,7 @@ def stored(tree: ast.AST) -> set[str]:
     return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
 
 
-def root(text: str) -> str:
+def first_name(text: str) -> str:
     """Return the first name of an expression: ``"self"`` of ``"self.items[0]"``."""
     return text.partition(".")[0].partition("[")[0]
 

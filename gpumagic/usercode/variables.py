@@ -77,7 +77,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_ImportFrom = visit_Import
 
-    # -- branches: afterwards a name is bound if each of them binds it
+    # -- branches: afterwards a name is bound if each of them binds it; None is for doing nothing
     def _one_of(self, *branches: Any) -> None:
         before = set(self.bound)
         ends = []
@@ -87,15 +87,20 @@ class NamesReader(ast.NodeVisitor):
             ends.append(self.bound)
         self.bound = set.intersection(*ends)
 
-    def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> None:
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
         self.visit(node.test)
         self._one_of(node.body, node.orelse)
 
-    visit_IfExp = visit_While = visit_If
+    visit_IfExp = visit_If
+
+    # A `break` ends a loop before its body has bound everything, and leaves out `else`.
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._one_of(node.body, node.orelse, None)
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self.visit(node.iter)
-        self._one_of([node.target, node.body], node.orelse)
+        self._one_of([node.target, node.body], node.orelse, None)
 
     visit_AsyncFor = visit_For
 
@@ -134,7 +139,7 @@ class NamesReader(ast.NodeVisitor):
     def _function(self, args: ast.arguments, body: list[Any], *names: str) -> None:
         self.visit_all(args.defaults, args.kw_defaults)
         inner = [each for node in body for each in ast.walk(node)]
-        local = {*names, *(each.arg for each in ast.walk(args) if isinstance(each, ast.arg))}
+        local = {*names, *(a.arg for a in ast.iter_child_nodes(args) if isinstance(a, ast.arg))}
         local |= {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         for node in inner:
             if isinstance(node, (ast.Global, ast.Nonlocal)):
@@ -190,7 +195,7 @@ class NamesReader(ast.NodeVisitor):
     # -- nested magics: their Python is a string in the tree
     def _nested_magic(self, *arguments: ast.expr) -> None:
         texts = [str(a.value) for a in arguments if isinstance(a, ast.Constant)]
-        if len(texts) < len(arguments) or texts[0] not in _PYTHON_MAGICS:
+        if len(texts) < max(len(arguments), 2) or texts[0] not in _PYTHON_MAGICS:
             return
         # The text after the magic's name is Python too: a statement, or the set-up of %%timeit.
         for text in (_OPTIONS.sub("", texts[1]).strip(), *texts[2:]):

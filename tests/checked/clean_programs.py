@@ -40,6 +40,10 @@ z = x[[[0, 1], [1, 2]]]
 w = x[x.new_ones(3).bool()]
 v = x[:, [0, 3]]
 
+c = torch.zeros(3, 4, 9)
+y = c[np.ones((3, 4), bool), T([8])]
+z = c[[[True] * 4] * 3, T([8])]
+
 x[i] = 1
 x[x > 1] = 2
 x[:, i] += 1

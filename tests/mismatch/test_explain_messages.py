@@ -14,6 +14,7 @@ TEXTS = {
     ),
     "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same "
     "or input should be a MKLDNN tensor and weight is a dense tensor": "mixed",
+    "Input type (MPSFloatType) and weight type (torch.FloatTensor) should be the same": "mixed",
     "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and hidden "
     "tensor at cpu": "mixed",
     "masked_fill_: Expected inputs to be on same device": "mixed",

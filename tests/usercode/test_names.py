@@ -19,6 +19,8 @@ CASES = {
     "if c:\n    x = 1\nelse:\n    x = 2\nx": "c",
     "for i in xs:\n    y = i\ny": "xs y",
     "while c:\n    x = 1\nx": "c x",
+    "while c:\n    if d:\n        break\n    x = 1\nelse:\n    x = 2\nx": "c d x",
+    "for i in xs:\n    if i:\n        break\n    x = 1\nelse:\n    x = 2\nx": "xs x",
     "try:\n    x = f()\nexcept ValueError as e:\n    e\nx": "f ValueError x",
     "try:\n    x = 1\nfinally:\n    x": "",
     "with open(p) as h:\n    h.read()": "open p",
@@ -30,6 +32,7 @@ CASES = {
     "def f(a, b=c):\n    d = a\n    return d + g": "c g",
     "def f():\n    global d\n    d = d + 1": "d",
     "lambda a: a + b": "b",
+    "def f(a, key=lambda x: 1):\n    return x": "x",
     "class A(B):\n    x = y\n    def f(self): return z": "B y z",
     "a.b.c = d[e]": "d e a",
     "a[i] = v": "v a i",
@@ -47,6 +50,8 @@ CASES = {
     "get_ipython().run_cell_magic('bash', '', 'echo X')": "",
     "get_ipython().run_line_magic('timeit', 'not python')": "python",
     "get_ipython().run_line_magic('time', ')(')": "",
+    "get_ipython().run_line_magic('time')": "",
+    "get_ipython().run_line_magic(magic_name='time', line=x)": "x",
 }
 
 
