@@ -21,8 +21,6 @@ _MOMENTS, _GOLDEN = 3000, 0.618
 _FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first that goes on is the cause
 _COMPUTES = 0.1
 """A line whose operators take less than this share of its host time is plain Python."""
-_MAIN = 0.3
-"""A share of the time that matters more than any number of copies and waits."""
 _EVENT = 2e-6
 """Seconds that torch's profiler takes for an event: benchmarks/profile_cost.py."""
 Event = dict[str, Any]
@@ -95,10 +93,8 @@ class _Trace:
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
         self.host_seconds: dict[Label, float] = defaultdict(float)
         for e in cats[LINE]:
-            args = e["args"]
-            line = UserLine(args["line"], args["source"], args["function"], args["file"])
-            e["line"] = line
-            self.host_seconds[line] += e["dur"] / 1e6
+            e["line"] = UserLine(**e["args"])
+            self.host_seconds[e["line"]] += e["dur"] / 1e6
         self.lines = _Lane(cats[LINE])
         # Between two lines only the tracing runs.
         self.added = max(self.cell["dur"] / 1e6 - sum(self.host_seconds.values()), 0.0)
@@ -260,24 +256,20 @@ def _causes(
     Copies and waits of `unseen` lines are counted: on a virtual GPU they take no time.
     """
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
-    for moment in moments:
-        if moment.cause:
-            counts[moment.cause.kind][moment.cause.where] += 1
+    for cause in filter(None, (moment.cause for moment in moments)):
+        counts[cause.kind][cause.where] += 1
     each = whole / max(len(moments), 1)
     seconds = {kind: each * by_line.total() for kind, by_line in counts.items()}
     # In the time of its waits, the host could have launched what came next.
-    late = min(seconds.get("launch", 0.0), max(waits.seconds - seconds.get("wait", 0.0), 0.0))
-    if late:
+    late = max(waits.seconds - seconds.get("wait", 0.0), 0.0)
+    if late := min(seconds.get("launch", 0.0), late):
         seconds["launch"] -= late
         seconds["wait"] = seconds.get("wait", 0.0) + late
         counts["wait"] = Counter(e["line"] for e in waits.events)
     order = sorted(seconds, key=lambda kind: -seconds[kind])
-    causes = [Cause(kind, counts[kind].most_common(1)[0][0], seconds[kind]) for kind in order]
-    often: list[tuple[int, Kind, Label]] = []
-    for line in unseen:
-        often += [(line.waits, "wait", line.where), (line.copies, "copy", line.where)]
-    often = sorted((c for c in often if c[0] >= OFTEN), key=lambda c: -c[0])
-    main = [c for c in causes if c.kind in ("loader", "python")]
-    main = [c for c in main if often and seconds[c.kind] > _MAIN * whole]
-    rest = [cause for cause in causes if cause not in main]
-    return (*main, *(Cause(kind, where, None) for _, kind, where in often), *rest)
+    timed = (Cause(kind, counts[kind].most_common(1)[0][0], seconds[kind]) for kind in order)
+    often = [(line.waits, Cause("wait", line.where, None)) for line in unseen]
+    often += [(line.copies, Cause("copy", line.where, None)) for line in unseen]
+    often.sort(key=lambda pair: -pair[0])
+    counted = [cause for count, cause in often if count >= OFTEN]
+    return (*counted[:1], *timed, *counted[1:])

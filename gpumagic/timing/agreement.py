@@ -134,8 +134,8 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     exact = tolerance(dtype_of(a)) is None
     if exact and bool((a == b).all()):  # large integers may be equal as floats
         return 0.0, ""
-    apart, most = array_differences(a, b)
-    if math.isnan(apart):
+    apart, most, _ = array_differences(a, b)
+    if math.isinf(apart):
         return math.inf, "is infinite or NaN in other places"
     if exact:
         return apart or 1.0, f"differs by {apart or 1.0:.2g}"
@@ -162,22 +162,28 @@ def tolerance(dtype: str, loose: bool = False) -> tuple[float, float] | None:
     return (_TF32, found[1]) if found and loose and dtype in ("float32", "complex64") else found
 
 
-def array_differences(one: Any, other: Any) -> tuple[float, float]:
-    """Return the largest difference of finite numbers (NaN if others differ) and largest number."""
+def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
+    """Return the largest difference, the largest finite number, and the flat place of the former.
+
+    The difference is infinite where only one is a number, and where infinities differ.
+    """
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
-    kind = library.complex128 if "complex" in dtype_of(one) else library.float64
+    kinds = dtype_of(one) + dtype_of(other)
+    kind = library.complex128 if "complex" in kinds else library.float64
     flat = one.reshape(-1), other.reshape(-1)
-    largest = most = 0.0
+    largest, most, place = 0.0, 0.0, 0
     for start in range(0, math.prod(one.shape), _PART):
         x, y = (library.asarray(each[start : start + _PART], dtype=kind) for each in flat)
         usual = library.isfinite(x) & library.isfinite(y)
-        if not library.allclose(x[~usual], y[~usual], equal_nan=True):
-            return math.nan, most
+        same = (x == y) | (library.isnan(x) & library.isnan(y))
         # Zeros affect neither.
         x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
-        largest = max(largest, float(abs(x - y).max()))
-        most = max(most, float(abs(x).max()))
-    return largest, most
+        apart = library.where(usual | same, abs(x - y), math.inf)
+        at = int(apart.argmax())
+        if apart[at] > largest:
+            largest, place = float(apart[at]), start + at
+        most = max(most, float(abs(x).max()), float(abs(y).max()))
+    return largest, most, place
 
 
 class Skipped:
