@@ -31,7 +31,7 @@ from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.isolation.worker import Quiet
 from gpumagic.numerics.recorded_run import RecordedOperation, Recorder
 from gpumagic.placement.torch_devices import as_torch, find
-from gpumagic.timing.agreement import array_differences, tolerance
+from gpumagic.timing.agreement import array_differences, dtype_of, tolerance
 from gpumagic.usercode.program import Program, namespace_of, program
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -142,8 +142,7 @@ def diff(
             raise
         finally:
             cuda_state.collect()
-    dtypes = (side for side in pair.values() if isinstance(side, torch.dtype))
-    base = max((_tolerance(each)[0] for each in dtypes), default=0.0)
+    base = max(tolerance(name)[0] for name in pair)  # 0 for devices
     return _compared([run.operations for run in runs], tuple(pair), base, [*notes])
 
 
@@ -255,7 +254,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], bas
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
     """Return the largest difference; integers must be equal, and sums agree within their terms."""
     # A dtype on one device alone excuses no difference.
-    own, atol = min(_tolerance(one.dtype), _tolerance(other.dtype))
+    own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))
     if one.shape != other.shape:
         shapes = tuple(one.shape), tuple(other.shape)
@@ -275,11 +274,6 @@ def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
         values=(one[at].item(), other[at].item()),
         noise=growth * (atol + gap.rtol * scale) < largest <= allowed,
     )
-
-
-def _tolerance(dtype: torch.dtype) -> tuple[float, float]:
-    """Return torch.testing's relative and absolute tolerance of a dtype; 0 for integers."""
-    return tolerance(str(dtype).removeprefix("torch.")) or (0.0, 0.0)
 
 
 def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:

@@ -144,37 +144,18 @@ class Crossover:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(table.Shown):
-    """The same code, timed on several devices.
-
-    Attributes
-    ----------
-    code : str
-    timings : tuple of Timing
-        In the order in which they were measured.
-    agreements : tuple of Agreement
-        Of every device but the first, against the first.
-    time : float
-        Unix time of the end.
-    sweep : dict
-        The values asked for, measured or not: ``{"n": (64, 256)}``.
-    setup : str
-    notes : tuple of str
-        Notes on how it was measured, a line each.
-    interrupted : bool
-        Whether Ctrl-C ended it; the finished timings are here.
-    earlier : Comparison or None
-        The run that this one is compared with.
-    """
+    """The same code, timed on several devices."""
 
     code: str
-    timings: tuple[Timing, ...]
-    agreements: tuple[Agreement, ...]
-    time: float
+    timings: tuple[Timing, ...]  # in the order in which they were measured
+    agreements: tuple[Agreement, ...]  # of every device but the first, against the first
+    time: float  # Unix time of the end
+    # The values asked for, measured or not: {"n": (64, 256)}.
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     setup: str = ""
-    notes: tuple[str, ...] = ()
-    interrupted: bool = False
-    earlier: Comparison | None = None
+    notes: tuple[str, ...] = ()  # on how it was measured, a line each
+    interrupted: bool = False  # by Ctrl-C; the finished timings are here
+    earlier: Comparison | None = None  # the run that this one is compared with
 
     @property
     def title(self) -> str:
@@ -283,11 +264,9 @@ class Comparison(table.Shown):
         `GpuError` if nothing was measured.
         """
         right = [where for where in self.alone if not self.disagreement(where)]
-        wins: Counter[str] = Counter()
-        for point in self.points:
-            timed = [t for where in right if (t := self.at(where, point)) and t.seconds]
-            if timed:
-                wins[min(timed, key=lambda t: t.median or 0.0).where] += 1
+        timed = ([self.at(where, point) for where in right] for point in self.points)
+        known = ([t for t in timings if t and t.median] for timings in timed)
+        wins = Counter(min(ts, key=lambda t: t.median or 0.0).where for ts in known if ts)
         if not wins:
             raise GpuError("nothing was measured, so that no device is the fastest")
         return wins.most_common(1)[0][0]

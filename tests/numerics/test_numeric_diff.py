@@ -51,7 +51,7 @@ def test_the_display_is_text_html_and_json():
 def test_without_room_it_says_how_much_was_not_compared(monkeypatch):
     monkeypatch.setattr(recorded_run, "_MOST", 100)
     found = gpumagic.diff(right, "cpu", 1)
-    assert "1 operation not compared: no room in 512 MiB" in found.notes
+    assert "results beyond 512 MiB are not compared" in found.notes
     assert "3 of 4 operations compared, on copies" in found.notes
     assert not faults.unreported
 
