@@ -120,7 +120,7 @@ class Hooks:
 
     def _kernels(self) -> Iterator[tuple[str, Kernel]]:
         yield "copy_", copy_kernels.copying(self._copy(), bool(self.virtual))
-        yield "_local_scalar_dense", copy_kernels.reading(self._read())
+        yield "_local_scalar_dense", counted(self._read(), copy_kernels.reading, 1)
         registered = set(C._dispatch_get_registrations_for_dispatch_key(self.key))
         for name in (*WAITS, *(INDEXING if self.virtual else ())):
             for full in _overloads(name):

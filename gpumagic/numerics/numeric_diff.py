@@ -282,8 +282,7 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
     if instead:
-        ran = [", ".join(dict.fromkeys(each.name for each in run)) or "nothing" for run in instead]
-        blamed = (instead[1] or instead[0])[0]
+        blamed, ran = (instead[1] or instead[0])[0], [*map(_names, instead)]
         why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
     elif unwritten:
         blamed, why = unwritten, f"{other.name} reads memory that nothing has written"
@@ -296,6 +295,10 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
         why = "small differences add up: no operation adds a digit"
     where, line = blamed.place()
     return replace(gap, where=where, line=line, why=why)
+
+
+def _names(operations: list[RecordedOperation]) -> str:
+    return ", ".join(dict.fromkeys(each.name for each in operations)) or "nothing"
 
 
 # -- the view

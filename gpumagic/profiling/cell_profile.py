@@ -161,8 +161,7 @@ _COUNTS: tuple[tuple[str, Callable[[ProfiledLine], str]], ...] = (
 def _columns(profile: CellProfile) -> list[Column]:
     number, lines = partial(Column, number=True), profile.lines
     wheres = [line.where or UserLine(0) for line in lines]
-    most = [[f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS]] for line in lines]
-    dearest, html = [*map(", ".join, most)], [escape(where.source) for where in wheres]
+    dearest, html = [*map(_dearest, lines)], [escape(where.source) for where in wheres]
     for n, where in enumerate(wheres):
         if dearest[n]:
             html[n] = folded(where.source, escape(dearest[n]))
@@ -174,6 +173,10 @@ def _columns(profile: CellProfile) -> list[Column]:
         *(number(head, [*map(count, lines)]) for head, count in _COUNTS),
         number("share", [_percent(line.host, whole) for line in lines]),
     ]
+
+
+def _dearest(line: ProfiledLine) -> str:
+    return ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:
