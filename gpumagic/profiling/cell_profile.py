@@ -48,11 +48,12 @@ class ProfiledLine(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Name a cause of idle time, and the line with most of it; seconds are None if unknown."""
+    """Name a cause of idle time, the line with most of it, and its seconds or how often it was."""
 
     kind: Kind
     where: UserLine | None
-    seconds: float | None
+    seconds: float | None = None
+    times: int = 0
 
 
 class Moment(NamedTuple):
@@ -88,10 +89,8 @@ _WORDS = {
     "python": "Python {takes} {time}, most at {at}",
     "copy": "copies {take} {time}, most at {at}",
     "wait": "the host waits at {at}, which {takes} {time}",
-    "launch": "starting {count} {takes} {time}, most at {at}",
+    "launch": "starting operators {takes} {time}, most at {at}",
 }
-_COUNTED = {"copy": "there are {count} at {at}", "wait": "the host waits {count} at {at}"}
-_VERBS = {True: ("delays it by", "delay it by"), False: ("takes", "take")}
 
 
 def text(profile: CellProfile) -> str:
@@ -124,17 +123,12 @@ def _sentence(profile: CellProfile) -> str:
 
 
 def _said(profile: CellProfile, cause: Cause) -> str:
-    words = _WORDS if cause.seconds is not None else _COUNTED
-    takes, take = _VERBS[profile.busy is not None]
-    if profile.busy is not None:
-        count = f"{sum(line.launches or 0 for line in profile.lines):,} kernels"
-    else:
-        count = f"{sum(o.calls for line in profile.lines for o in line.operators):,} operators"
-    for line in profile.lines:
-        if line.where == cause.where and cause.seconds is None:
-            count = f"{line.copies:,} copies" if cause.kind == "copy" else f"{line.waits:,} times"
-    time, at = duration(cause.seconds), _at(cause.where)
-    return words[cause.kind].format(time=time, at=at, count=count, takes=takes, take=take)
+    at = _at(cause.where)
+    if cause.seconds is None:
+        return f"{cause.times:,} {'copies' if cause.kind == 'copy' else 'waits'} at {at}"
+    takes, take = ("takes", "take") if profile.busy is None else ("delays it by", "delay it by")
+    time = duration(cause.seconds)
+    return _WORDS[cause.kind].format(time=time, at=at, takes=takes, take=take)
 
 
 def _at(where: UserLine | None) -> str:

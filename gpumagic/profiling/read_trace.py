@@ -239,13 +239,13 @@ def _cause(time: float, line: Label, lanes: dict[str, _Lane], computing: set[Lab
     """Return why no kernel ran at a time: what the host did, or the wait that emptied the queue."""
     for kind in _FIRST:
         if stretch := lanes[kind].at(time):
-            return Cause(kind, stretch[1], None)
+            return Cause(kind, stretch[1])
     # Between two operators of a line, Python prepares the next one.
     if line not in computing and not lanes["launch"].at(time):
-        return Cause("python", line, None)
+        return Cause("python", line)
     ended = lanes["kernel"].last(time)
     waited = lanes["wait"].at(ended[0]) if ended else None
-    return Cause("wait", waited[1], None) if waited else Cause("launch", line, None)
+    return Cause("wait", waited[1]) if waited else Cause("launch", line)
 
 
 def _causes(
@@ -268,8 +268,7 @@ def _causes(
         counts["wait"] = Counter(e["line"] for e in waits.events)
     order = sorted(seconds, key=lambda kind: -seconds[kind])
     timed = (Cause(kind, counts[kind].most_common(1)[0][0], seconds[kind]) for kind in order)
-    often = [(line.waits, Cause("wait", line.where, None)) for line in unseen]
-    often += [(line.copies, Cause("copy", line.where, None)) for line in unseen]
-    often.sort(key=lambda pair: -pair[0])
-    counted = [cause for count, cause in often if count >= OFTEN]
-    return (*counted[:1], *timed, *counted[1:])
+    often = [Cause("wait", line.where, times=line.waits) for line in unseen]
+    often += [Cause("copy", line.where, times=line.copies) for line in unseen]
+    often = sorted((c for c in often if c.times >= OFTEN), key=lambda c: -c.times)
+    return (*often[:1], *timed, *often[1:])
