@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
@@ -156,7 +156,7 @@ def _draw(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     state = generator.get_state()
     # Before the operation writes to its arguments.
-    host_args, host_kwargs = tree_map(_on_host, (args, kwargs))
+    host_args, host_kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
     result = func(*args, **kwargs)
     generator.set_state(state)
     with _unseen():
@@ -170,8 +170,6 @@ def _draw(func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _on_host(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    kind = torch.float32 if value.is_floating_point() else value.dtype
-    return value.detach().to("cpu", kind, copy=True)
+def _on_host(tensor: Tensor) -> Tensor:
+    kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to("cpu", kind, copy=True)

@@ -8,6 +8,7 @@ thread was at when it began, also an event of autograd's threads. Times of event
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import Any, Literal
 
 from gpumagic.ledger.entry import OFTEN, Ledger
@@ -66,15 +67,15 @@ class _Lane:
             self.seconds += max(end - last, 0.0) / 1e6
             self._ends.append(max(end, last))
 
-    def last(self, time: float) -> tuple[float, Label] | None:
+    def last(self, time: float) -> tuple[float, Label]:
         """Return when all stretches that began before a time end, and the line of the last."""
         n = bisect_right(self._starts, time) - 1
-        return (self._ends[n], self.events[n]["line"]) if n >= 0 else None
+        return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
     def at(self, time: float) -> tuple[float, Label] | None:
         """Return the same, if that is after the time."""
         found = self.last(time)
-        return found if found and found[0] >= time else None
+        return found if found[0] >= time > -inf else None
 
 
 class _Trace:
@@ -109,19 +110,15 @@ class _Trace:
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
-            e["line"], e["behind"] = self._line_at(e), 0.0
+            e["line"], e["behind"] = self.lines.last(e["ts"])[1], 0.0
             for key in ("External id", "correlation"):
                 started[key, e["args"].get(key)] = e
         for e in self.device:
             ids = [(key, e["args"].get(key, -1)) for key in ("External id", "correlation")]
             starter = next((started[each] for each in ids if each in started), None)
-            e["line"] = starter["line"] if starter else self._line_at(e)
+            e["line"] = starter["line"] if starter else self.lines.last(e["ts"])[1]
             if starter:
                 starter["behind"] += e["dur"] / 1e6
-
-    def _line_at(self, e: Event) -> Label:
-        found = self.lines.last(e["ts"])
-        return found[1] if found else None
 
     def lanes(self) -> dict[str, _Lane]:
         """Return what the cell's thread did, by cause, and the lanes of its device."""
@@ -243,8 +240,7 @@ def _cause(time: float, line: Label, lanes: dict[str, _Lane], computing: set[Lab
     # Between two operators of a line, Python prepares the next one.
     if line not in computing and not lanes["launch"].at(time):
         return Cause("python", line)
-    ended = lanes["kernel"].last(time)
-    waited = lanes["wait"].at(ended[0]) if ended else None
+    waited = lanes["wait"].at(lanes["kernel"].last(time)[0])
     return Cause("wait", waited[1]) if waited else Cause("launch", line)
 
 
