@@ -168,8 +168,7 @@ def _run(
         if isinstance(side, torch.dtype):
             torch.set_default_dtype(side)
             for tensor in trial.copies.tensors():
-                # To type promotion, one without dimensions is like a number: an optimizer's step.
-                if tensor.is_floating_point() and tensor.dim():
+                if tensor.is_floating_point():
                     tensor.data = tensor.data.to(side)
         with recorder:
             value = trial.first()
