@@ -39,14 +39,6 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
     return ordered[rank - 1], ordered[-rank]
 
 
-def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the first and third quartile, interpolated as by `torch.quantile` and Measurement."""
-    if len(seconds) < 2:
-        return seconds[0], seconds[0]
-    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return first, third
-
-
 @dataclass(frozen=True)
 class Timing:
     """One device, at one value of the sweep; its times are seconds of one run."""
@@ -79,8 +71,12 @@ class Timing:
 
     @cached_property
     def quartiles(self) -> tuple[float, float] | None:
-        """The first and third quartile of the repeats, in seconds."""
-        return quartiles(self.seconds) if self.seconds else None
+        """The first and third quartile in seconds, as `torch.quantile` interpolates them."""
+        if not self.seconds:
+            return None
+        known = self.seconds if len(self.seconds) > 1 else self.seconds * 2
+        first, _, third = statistics.quantiles(known, n=4, method="inclusive")
+        return first, third
 
     @cached_property
     def spread(self) -> tuple[float, float] | None:
