@@ -13,7 +13,6 @@ import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -114,7 +113,7 @@ class CellProfiler:
         duration = self._lines.ended - self._began
         add(CELL, "cell", self._began, duration, device | {"thread": self._thread})
         for start, duration, line in self._lines.segments():
-            add(LINE, str(line), start, duration, asdict(line))
+            add(LINE, str(line), start, duration, vars(line))
         return trace
 
 

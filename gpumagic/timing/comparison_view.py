@@ -187,7 +187,11 @@ def remarks(comparison: Comparison) -> list[str]:
         for t in comparison.timings
         if t.name and t.where.startswith("cuda") and not t.virtual
     }
-    return [*_doubts(comparison), *_copies(comparison), *legend, *models]
+    # In a sweep, the largest.
+    most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
+    each = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
+    copies = [f"not timed: copying the inputs ({', '.join(each)})"] * bool(each)
+    return [*_doubts(comparison), *copies, *legend, *models]
 
 
 def _doubts(comparison: Comparison) -> list[str]:
@@ -220,14 +224,6 @@ def _uncompared(comparison: Comparison) -> Iterator[str]:
     same = [f"{where} {words}" for where, words in known if words.startswith("same")]
     if same and comparison.sweep:
         yield f"numbers: {', '.join(same)}"
-
-
-def _copies(comparison: Comparison) -> Iterator[str]:
-    """Yield the bytes of each device's inputs; in a sweep, the largest."""
-    most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
-    found = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
-    if found:
-        yield f"not timed: copying the inputs ({', '.join(found)})"
 
 
 def _numbers(comparison: Comparison, where: str) -> str:
