@@ -146,8 +146,8 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
     used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
     if elsewhere or len(used) > _LISTED:
-        kind = "virtual GPU" if elsewhere else "GPU"
-        return [f"{many(len(used), kind)} {size(holder.total)}"]
+        which = f"its {many(len(used), 'virtual GPU')}" if elsewhere else f"{len(used)} GPUs"
+        return [f"{which} {size(holder.total)}"]
     parts: dict[str, int | None] = {}
     for gpu in used:
         count, before = holder.memory[gpu.uuid], parts.get(label(gpu))

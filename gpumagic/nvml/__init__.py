@@ -17,6 +17,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from gpumagic import faults
+
 # Names that only the maintained nvidia-ml-py has.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
 _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
@@ -160,21 +162,16 @@ class Xids:
     def poll(self, gpus: Sequence[Gpu]) -> list[tuple[Gpu, int]]:
         """Return GPU and number of each error since the last call, oldest first; never waits."""
         if self._uuids != [gpu.uuid for gpu in gpus]:
-            self.close()
-            self._uuids = [gpu.uuid for gpu in gpus]
-            self._set = self._library.call("nvmlEventSetCreate")
-            for gpu in gpus if self._set is not None else ():
-                # Refused by a GPU without such events, or a lost one.
-                arguments = (gpu.handle, _XID_CRITICAL_ERROR, self._set)
-                self._library.call("nvmlDeviceRegisterEvents", *arguments)
+            self._watch(gpus)
         found: list[tuple[Gpu, int]] = []
         while self._set is not None and len(found) < _MOST_XIDS:
             try:
                 event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
             except self._library.errors as error:
                 if _code(error) != _TIMEOUT:
-                    # Mostly a GPU is lost: without it, the GPUs get a new set.
-                    self._free()
+                    self.close()  # the next call watches again, without a GPU that is lost
+                    if _code(error) != _GPU_IS_LOST:
+                        faults.keep("watching for Xid errors", error)
                 break
             # By its handle, since a lost GPU has no UUID.
             at = addressof(event.device.contents)
@@ -183,15 +180,24 @@ class Xids:
             ]
         return found
 
+    def _watch(self, gpus: Sequence[Gpu]) -> None:
+        self.close()
+        event_set, watched = self._library.call("nvmlEventSetCreate"), False
+        for gpu in gpus if event_set is not None else ():
+            with suppress(*self._library.errors):  # a GPU without such events, or a lost one
+                arguments = (gpu.handle, _XID_CRITICAL_ERROR, event_set)
+                self._library.make("nvmlDeviceRegisterEvents", *arguments)
+                watched = True
+        self._set = event_set
+        if not watched:
+            self.close()
+        self._uuids = [gpu.uuid for gpu in gpus]
+
     def close(self) -> None:
         """Free the event set; call this before NVML is shut down."""
-        self._free()
-        self._uuids = []
-
-    def _free(self) -> None:
         if self._set is not None:
             self._library.call("nvmlEventSetFree", self._set)
-        self._set = None
+        self._set, self._uuids = None, []
 
 
 # GPUs rarely change (hot plug, MIG instances); after a fault they are looked for more often.

@@ -178,10 +178,10 @@ def test_another_kernels_virtual_gpus_are_one_line_of_its_own() -> None:
     held = [process(n, notebook="explore.ipynb") for n in range(1, 9)]
     table = GpuTable(snapshot(own, *others, processes=(process(0, mine=True), *held)))
     assert repr(table).startswith("box · driver 580.1 · 1 virtual GPU\n")
-    assert line_of(repr(table), "explore.ipynb").split("  ")[-1] == "8 virtual GPUs 8.0 GiB"
+    assert line_of(repr(table), "explore.ipynb").split("  ")[-1] == "its 8 virtual GPUs 8.0 GiB"
     assert len([line for line in repr(table).splitlines() if line.startswith("cuda:")]) == 1
     away = GpuTable(snapshot(*others[:1], processes=tuple(held[:1])))
-    assert "explore.ipynb  1 virtual GPU 1.0 GiB" in repr(away)
+    assert "explore.ipynb  its 1 virtual GPU 1.0 GiB" in repr(away)
     assert "This kernel has no GPU" in repr(away)
     assert "This kernel has no GPU" in "".join(Words(away._repr_html_()).said)
 
@@ -190,7 +190,7 @@ def test_a_holder_of_many_gpus_is_a_sum() -> None:
     many = GpuTable(
         snapshot(*(gpu(n) for n in range(64)), processes=tuple(process(n) for n in range(64)))
     )
-    assert line_of(repr(many), "python3 (you)").split("  ")[-1] == "64 GPUs 64.0 GiB"
+    assert line_of(repr(many), "python3, pid 7").split("  ")[-1] == "64 GPUs 64.0 GiB"
     assert line_of(repr(many), "system").split("  ")[-1].strip() == "64 GPUs 1.8 TiB"
 
 
