@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from queue import Empty
 from typing import Any
 
-from jupyter_client.session import Session
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_server.serverapp import ServerApp
 
 from gpumagic.display.units import share
@@ -120,12 +120,12 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # A session of its own, since a session refuses repeated messages.
-    session = Session(config=manager.session.config, key=manager.session.key)
-    client = manager.client(session=session)
+    # Not `manager.client()`, which blocks if the server's kernel manager does.
+    client = AsyncKernelClient(session=manager.session.clone())
+    client.load_connection_info(manager.get_connection_info())
     client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
     try:
-        request = session.msg(kind, content)
+        request = client.session.msg(kind, content)
         client.control_channel.send(request)
         while True:
             reply = await client.get_control_msg(timeout=ANSWER_S)

@@ -21,7 +21,6 @@ from typing import Any
 
 import psutil
 import zmq
-from jupyter_client.session import Session
 from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
 
@@ -273,8 +272,7 @@ class Iopub:
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self._address = _address(manager)
-        # A session of its own, since a session refuses repeated messages.
-        self._session = Session(config=manager.session.config, key=manager.session.key)
+        self._session = manager.session.clone()  # a session refuses repeated messages
         self._stream = manager.connect_iopub()
         self._stream.setsockopt(zmq.LINGER, 0)
         for topic in _TOPICS:
