@@ -243,10 +243,7 @@ _AGAIN_S = 3.0
 def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
     """Watch this process from another one, outside the cluster."""
     command = [sys.executable, "-m", __name__, "--watch", str(os.getpid()), mark, directory]
-    environment = {name: value for name, value in os.environ.items() if name != MARK}
-    return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def marked(mark: str) -> list[psutil.Process]:
