@@ -159,7 +159,7 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
         framework.bring(net, GPUS[1])
     module = tf.Module()
     module.v = names["v_c"]
-    with pytest.raises(GpuError, match="make it in this cell$"):
+    with pytest.raises(GpuError, match=r"make it in this cell$"):
         framework.bring(module, GPUS[1])
     with framework.place(GPUS[1]):  # as it says
         new = keras.models.clone_model(net)
