@@ -7,11 +7,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from gpumagic import faults
 from gpumagic.cell.report import FOR_GOOD, Batches, Report, keep_last
-from gpumagic.device import Device, cuda_state
+from gpumagic.device import Device, cuda_state, has_virtual
 from gpumagic.device.discover import LEAST_S, joules
 from gpumagic.display.table import Shown
 from gpumagic.display.units import size
@@ -19,8 +20,7 @@ from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
 from gpumagic.frameworks.framework import Framework, device_of, library_of, nbytes_of
 from gpumagic.frameworks.known import in_use, torch_itself
-from gpumagic.frameworks.watching import watch
-from gpumagic.ledger.entry import Entry, Ledger, Memory
+from gpumagic.ledger.entry import Entry, Ledger, Memory, Tally
 from gpumagic.moving.moved import DATASET_STAYS, Left, Moves, Origins, all_of
 from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
@@ -124,33 +124,33 @@ class Run:
         table: bool = False,
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
-        recorder: Any = None,  # has `start`, and `stop`, which returns the report's `peak`
-        checks: Any = None,  # a context in which the cell runs
-        profiler: Any = None,  # has `start`, `stop`, its seconds `stopping`, and `result(ledger)`
+        recorder: Any = None,  # its `stop` returns the report's `peak`
+        checks: Any = None,
+        profiler: Any = None,  # has its seconds `stopping`, and `result(ledger)`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
         frameworks = [torch_itself()] if frameworks is None else frameworks
         self._shares = [_Share(framework) for framework in frameworks]
-        self._torch = any(framework.name == "torch" for framework in frameworks)
         self._namespace = namespace
         self._names = list(names)
         self._left = tuple(left_alone(self._names, namespace, device, unusable))
         self._move, self._back, self._said, self._table = move, back, said, table
-        self._clock = clock
-        self._watch = watch(strict=strict, warn=False, frameworks=frameworks)  # the report says it
+        self._strict, self._clock = strict, clock
         self._fix = _fixer(device) if fix else None
-        self._recorder, self._profiler, self._watch.checks = recorder, profiler, checks
-        self._placed = ExitStack()
+        self._recorder, self._checks, self._profiler = recorder, checks, profiler
+        self._tally = Tally()
+        self._counting, self._placed = ExitStack(), ExitStack()
         self._undo: ExitStack | None = None  # of all that `start` began
         self._stops: list[Callable[[], Iterable[Memory]]] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
         self._joules: float | None = None  # of its device, before the cell
+        self._error: str | None = None  # the name of what ended the cell
         self._interrupted = False
         self._fault: str | None = None
         self.left_out = 0.0  # seconds that are none of the cell's
-        self._ledger_complete = True
+        self._complete = True  # whether all of `_during` worked
         self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
@@ -172,13 +172,17 @@ class Run:
         arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
         self._before = {id(array): weakref.ref(array) for array in arrays}
         self._joules = self._read_joules()
+        self._tally.virtual = has_virtual()
         with ExitStack() as undo:
             undo.callback(self._wait)
             self._stops = [share.framework.peak(self.device) for share in self._shares]
-            # A ledger that cannot be kept is no reason to stop the cell.
             if self._fix is not None:
                 self._during(undo, "bringing operands together", self._fix.start, self._fix.stop)
-            self._during(undo, "keeping the ledger of a cell", self._watch.start, self._watch.stop)
+            if self._checks is not None:
+                self._during(undo, "checking values", self._checks.start, self._checks.stop)
+            for framework in (share.framework for share in self._shares):
+                doing = f"keeping the ledger of {framework.name}"
+                self._during(undo, doing, partial(self._count, framework), self._counting.close)
             if self._recorder is not None:
                 self._during(undo, "recording memory", self._recorder.start, self._read_peak)
             undo.callback(self._leave)
@@ -195,19 +199,23 @@ class Run:
     def _during(
         self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
     ) -> None:
+        """Start what only observes the cell: its failure is no reason to stop the cell."""
         undo.callback(self._guarded, doing, stop)
         self._guarded(doing, start)
 
-    def _remember(self) -> None:
-        for share in self._shares:
-            share.remember()
+    def _count(self, framework: Framework) -> None:
+        self._counting.enter_context(framework.count(self._tally, self._strict))
 
     def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
         try:
             return step()
         except Exception as error:  # noqa: BLE001  kept, and said under the cell
             faults.keep(doing, error)
-            self._ledger_complete = False
+            self._complete = False
+
+    def _remember(self) -> None:
+        for share in self._shares:
+            share.remember()
 
     def finish(self, error: BaseException | None = None) -> Report | None:
         """Undo the placement and report what happened; None if `start` did not succeed.
@@ -217,6 +225,7 @@ class Run:
         if self._undo is None:
             return None
         undo, self._undo = self._undo, None
+        self._error = None if error is None else type(error).__name__
         self._interrupted = isinstance(error, KeyboardInterrupt)
         try:
             undo.close()
@@ -226,26 +235,21 @@ class Run:
         except BaseException:
             self._remember()
             raise
-        report = self._report(error, all_of(backs) if backs else None, there)
+        report = self._report(all_of(backs) if backs else None, there)
         keep_last(report)
         return report
 
-    def _report(
-        self, error: BaseException | None, returned: Moves | None, there: list[str]
-    ) -> Report:
-        ledger = None
-        if self._fault is None or not self._torch:
-            ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
+    def _report(self, returned: Moves | None, there: list[str]) -> Report:
+        moves = [share.moves for share in self._shares]
         batches = [batch for share in self._shares for batch in share.batches]
-        failed = type(error).__name__ if error is not None else None
-        # Dead CUDA is reported under the error.
-        told = failed and cuda_state.death() is not None
+        ledger = self._ledger()
         return Report(
             device=self.device,
             seconds=self._seconds,
-            moved=tuple(moved for share in self._shares for moved in share.moves.moved),
+            waited=not self._interrupted and self._fault is None,
+            moved=tuple(moved for each in moves for moved in each.moved),
             left=tuple(self._stayed(returned, bool(batches))),
-            move_seconds=sum(share.moves.seconds for share in self._shares),
+            move_seconds=sum(each.seconds for each in moves),
             returned=returned,
             results=tuple(there),
             said=self._said,
@@ -255,15 +259,24 @@ class Run:
             profile=self._profile(ledger),
             energy=self._energy(),
             ledger=Ledger() if ledger is None else ledger,
-            ledger_complete=self._ledger_complete and self._watch.complete,
+            ledger_complete=self._complete,
             table=self._table,
+            made=not self._error and any(share.uncounted for share in self._shares),
             taken=tuple(self._taken()),
-            made=not failed and any(share.uncounted for share in self._shares),
-            elsewhere="" if failed or ledger is None else self._elsewhere(ledger),
-            waited=not self._interrupted and self._fault is None,
-            error=failed,
-            fault=None if told else self._fault,
+            elsewhere=self._elsewhere(ledger),
+            error=self._error,
+            # Dead CUDA is reported under the error.
+            fault=None if self._error and cuda_state.death() else self._fault,
         )
+
+    def _ledger(self) -> Ledger | None:
+        """Return what was counted; None if it cannot be read: after a fault of torch's device."""
+        if self._fault is not None and any(s.framework.name == "torch" for s in self._shares):
+            return None
+        if not self._tally.counts:
+            return Ledger(virtual=self._tally.virtual)
+        ledger: Ledger | None = self._guarded("reading the ledger of a cell", self._tally.ledger)
+        return ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
         """Yield what was not moved; if batches were brought, their dataset is no news."""
@@ -341,8 +354,10 @@ class Run:
             for library in getattr(share.placed, "taken", ()):
                 yield f"{_whose(library)} cuda:0"
 
-    def _elsewhere(self, ledger: Ledger) -> str:
+    def _elsewhere(self, ledger: Ledger | None) -> str:
         """Return where most of the cell's work was, as far as known, if not on its device."""
+        if self._error or ledger is None:
+            return ""
         said = []
         for share in self._shares:
             name = "" if share.framework.name == "torch" else share.framework.name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,11 +17,11 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.device import Device, here, resolve_one
+from gpumagic.device import Device, cuda_state, devices_changed, here, resolve_one
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.framework import Framework
 from gpumagic.usercode.files import is_users
-from gpumagic.usercode.values import defined_in, of_function, torch_here
+from gpumagic.usercode.values import defined_in, of_function
 
 if TYPE_CHECKING:
     import torch
@@ -80,17 +81,21 @@ _PACKAGES = {
 
 def imported() -> list[Framework]:
     """Return the frameworks other than torch that this process has imported."""
-    return [_made(module) for module in _PACKAGES if module in sys.modules]
+    return [_made(module) for module in _PACKAGES if _is_imported(module)]
 
 
 def in_use() -> list[Framework]:
     """Return the frameworks that this process has imported, torch first."""
-    return [*(() if torch_here() is None else [torch_itself()]), *imported()]
+    return [_made(module) for module in _CLASSES if _is_imported(module)]
+
+
+def _is_imported(module: str) -> bool:
+    return sys.modules.get(module) is not None
 
 
 def counted_here() -> list[Framework]:
     """Return the frameworks whose copies a watch counts: imported ones, and torch if installed."""
-    installed = torch_here() is not None or find_spec("torch") is not None
+    installed = _is_imported("torch") or find_spec("torch") is not None
     return [*([torch_itself()] if installed else ()), *imported()]
 
 
@@ -195,13 +200,18 @@ def _made(module: str) -> Framework:
     return framework
 
 
+# The device of `cpu`, and of a WHERE with a number once CUDA has started: neither changes then.
+_found: dict[str, Device] = {}
+devices_changed.append(_found.clear)
+
+
 class Needed:
     """Find the frameworks to place code for: imported by it, or in use in the notebook."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         named = imports_of(tree)
         self.others = tuple(needed_by(named, namespace))
-        self.torch = torch_here() is not None or (
+        self.torch = _is_imported("torch") or (
             ("torch" in named or not self.others) and find_spec("torch") is not None
         )
         self.unusable = ""  # why torch is not placed along with others, though it is imported
@@ -227,9 +237,18 @@ class Needed:
 
     def find(self, where: object) -> Device:
         """Return the one device that `where` names, or raise `GpuError`."""
-        memory = "free" in str(where)
         if not self.torch:
-            return resolve_one(where, self.devices(memory))
+            return resolve_one(where, self.devices("free" in str(where)))
+        if (device := _found.get(str(where))) is None:
+            device = self._look_up(where)
+            started = device.kind == "cuda" and cuda_state.working() is not None
+            if self.torch and (where == "cpu" or (started and re.search(r"\d", str(where)))):
+                _found[str(where)] = device
+        elif device.kind == "cuda":
+            cuda_state.check()
+        return device
+
+    def _look_up(self, where: object) -> Device:
         from gpumagic.placement.torch_devices import find
 
         try:
@@ -238,7 +257,7 @@ class Needed:
             # torch is a CPU build, and another framework has the GPU: only that one is placed.
             if not self.others:
                 raise
-            device = resolve_one(where, self._of_others(memory))
+            device = resolve_one(where, self._of_others("free" in str(where)))
             self.torch, self.unusable = False, str(error)
             return device
 

@@ -22,7 +22,7 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line, one_line
+from gpumagic.magics.hooks import Explaining, in_one_line, one_line
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -175,8 +175,6 @@ class CellHooks:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
-        if (state := cuda_state()) is not None:
-            state.look()  # a dead CUDA must not be asked below
         error = getattr(result, "error_in_exec", None)
         if error is not None:
             self.explaining.explain_unshown(error)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.cuda import synchronize  # a watch puts its own in torch.cuda's place
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -375,8 +376,10 @@ def _parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 def wait_for(device: torch.device) -> None:
     """Wait until `device` has finished what it was given."""
-    given = () if device.type == "mps" else (device,)
-    getattr(torch, device.type).synchronize(*given)
+    if device.type == "cuda":
+        synchronize(device)
+    else:
+        getattr(torch, device.type).synchronize(*(() if device.type == "mps" else (device,)))
 
 
 def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
