@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from gpumagic import faults
@@ -241,24 +242,24 @@ class Run:
 
     def _report(self, returned: Moves | None, there: list[str]) -> Report:
         moves = [share.moves for share in self._shares]
-        batches = [batch for share in self._shares for batch in share.batches]
+        batches = [*chain.from_iterable(share.batches for share in self._shares)]
         ledger = self._ledger()
         return Report(
             device=self.device,
             seconds=self._seconds,
             waited=not self._interrupted and self._fault is None,
-            moved=tuple(moved for each in moves for moved in each.moved),
+            moved=tuple(chain.from_iterable(each.moved for each in moves)),
             left=tuple(self._stayed(returned, bool(batches))),
             move_seconds=sum(each.seconds for each in moves),
             returned=returned,
             results=tuple(there),
             said=self._said,
             batches=Batches(len(batches), sum(map(sum, batches))),
-            memory=tuple(memory for share in self._shares for memory in share.memory),
+            memory=tuple(chain.from_iterable(share.memory for share in self._shares)),
             peak=self._peak,
             profile=self._profile(ledger),
             energy=self._energy(),
-            ledger=Ledger() if ledger is None else ledger,
+            ledger=ledger,
             ledger_complete=self._complete,
             table=self._table,
             made=not self._error and any(share.uncounted for share in self._shares),
@@ -269,14 +270,13 @@ class Run:
             fault=None if self._error and cuda_state.death() else self._fault,
         )
 
-    def _ledger(self) -> Ledger | None:
-        """Return what was counted; None if it cannot be read: after a fault of torch's device."""
-        if self._fault is not None and any(s.framework.name == "torch" for s in self._shares):
-            return None
-        if not self._tally.counts:
+    def _ledger(self) -> Ledger:
+        """Return what was counted; empty if a device of torch's has failed, which it would ask."""
+        failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
+        if failed or not self._tally.counts:
             return Ledger(virtual=self._tally.virtual)
-        ledger: Ledger | None = self._guarded("reading the ledger of a cell", self._tally.ledger)
-        return ledger
+        ledger = self._guarded("reading the ledger of a cell", self._tally.ledger)
+        return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
         """Yield what was not moved; if batches were brought, their dataset is no news."""
@@ -292,8 +292,8 @@ class Run:
         self._profiler.stop()
         self.left_out += self._profiler.stopping
 
-    def _profile(self, ledger: Ledger | None) -> Shown | None:
-        profile = None
+    def _profile(self, ledger: Ledger) -> Shown | None:
+        profile: Shown | None = None
         if self._profiler is not None:
             with faults.kept("reading the profile of a cell"):
                 profile = self._profiler.result(ledger)
@@ -354,9 +354,9 @@ class Run:
             for library in getattr(share.placed, "taken", ()):
                 yield f"{_whose(library)} cuda:0"
 
-    def _elsewhere(self, ledger: Ledger | None) -> str:
+    def _elsewhere(self, ledger: Ledger) -> str:
         """Return where most of the cell's work was, as far as known, if not on its device."""
-        if self._error or ledger is None:
+        if self._error or self._fault or not self._complete:
             return ""
         said = []
         for share in self._shares:
