@@ -187,3 +187,12 @@ def test_live_is_shown_once_wherever_it_stands_and_is_the_value(kernel):
     found, reply = kernel.run("m = %gpus --live\nm")
     assert [kind for kind, _ in found].count("display_data") == 2
     kernel.run("m.close()")
+
+
+def test_live_says_how_to_stop_and_that_works(kernel):
+    found, _ = kernel.run("%gpus --live")
+    assert text(found).endswith(
+        "live until the kernel ends, or _.close(); after m = %gpus --live, m.close()\n"
+    )
+    stopped = "live = _\n_.close()\nprint(live.comm)"
+    assert text(kernel.run(stopped)[0]) == "None\n"
