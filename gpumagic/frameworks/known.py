@@ -9,7 +9,7 @@ import ast
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -25,49 +25,6 @@ from gpumagic.usercode.values import defined_in, of_function
 
 if TYPE_CHECKING:
     import torch
-
-
-_waiting: dict[str, Callable[[], object]] = {}
-
-
-def when_imported(module: str, then: Callable[[], object]) -> None:
-    """Call `then` after the import of `module`; now, if that has been."""
-    if module in sys.modules:
-        then()
-        return
-    _waiting[module] = then
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
-
-
-def forget() -> None:
-    """Cancel all callbacks for imports."""
-    _waiting.clear()
-    if _FINDER in sys.meta_path:
-        sys.meta_path.remove(_FINDER)
-
-
-class _Finder:
-    """Find awaited modules as Python would, and have their loaders call back."""
-
-    def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
-        if name not in _waiting:
-            return None
-        found = (each.find_spec(name, *others) for each in sys.meta_path if each is not self)
-        spec = next(filter(None, found), None)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_call(module: ModuleType) -> None:
-                run(module)
-                if then := _waiting.pop(name, None):
-                    then()
-
-            spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
-        return spec
-
-
-_FINDER: Any = _Finder()
 
 
 # By the module that people import: the class of its adapter; and packages that build on it.
@@ -153,23 +110,37 @@ def _importable(module: str) -> bool:
     return True
 
 
+class _Finder:
+    """Find frameworks as Python would, and have them make virtual GPUs once they are imported."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
+        if name not in _PACKAGES:
+            return None
+        found = (each.find_spec(name, *others) for each in sys.meta_path if each is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_make(module: ModuleType) -> None:
+                run(module)
+                with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
+                    _made(name).make_virtual(self._count)
+
+            spec.loader.exec_module = run_and_make  # type: ignore[method-assign]
+        return spec
+
+
 def make_virtual(count: int) -> None:
-    """Have each framework make so many virtual GPUs, now or once it is imported."""
-    for module in _PACKAGES:
-
-        def make(module: str = module) -> None:
-            with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
-                _made(module).make_virtual(count)
-
-        when_imported(module, make)
-
-
-def forget_virtual() -> None:
-    """Remove the frameworks' virtual GPUs, and make none for later imports."""
-    forget()
+    """Have each framework make so many virtual GPUs, now or once it is imported; 0 removes them."""
+    sys.meta_path[:] = [each for each in sys.meta_path if type(each) is not _Finder]
+    if count:
+        sys.meta_path.insert(0, _Finder(count))
     for framework in imported():
         with suppress(GpuError):
-            framework.make_virtual(0)
+            framework.make_virtual(count)
 
 
 def too_late() -> list[str]:

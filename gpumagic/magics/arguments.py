@@ -198,8 +198,8 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
     return asked
 
 
-def timing_request(line: str, cell: str | None, name: str = "gputime") -> tuple[Namespace, str]:
-    """Parse a line of ``%gputime`` or ``%%gputime``; return it and the code to time."""
+def timing_request(line: str, cell: str | None, name: str) -> tuple[Namespace, str]:
+    """Parse a line of %gputime or %gpudiff, or of its cell magic; return it and its code."""
     if cell is not None:
         return checked(f"%%{name}", line), cell
     split = _BEFORE_CODE.match(line)

@@ -214,13 +214,9 @@ class GpuMagics(Magics):
 
         Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """
-        from gpumagic.magics.arguments import timing_request
         from gpumagic.magics.run_elsewhere import time_cell
 
-        asked, code = timing_request(line, cell)
-        above = "" if cell is None else f"%%gputime {line}"
-        with in_one_line("%%gputime" if above else "%gputime"), self.cells.timing():
-            time_cell(self.shell, asked, above, code, local_ns)
+        self._compare("gputime", time_cell, line, cell, local_ns)
 
     @needs_local_scope
     @magic(line_cell_magic, parsed=False)
@@ -247,13 +243,19 @@ class GpuMagics(Magics):
 
         In a program: `gpumagic.diff(code, "cpu", 0)`.
         """
-        from gpumagic.magics.arguments import timing_request
         from gpumagic.magics.run_elsewhere import diff_cell
 
-        asked, code = timing_request(line, cell, "gpudiff")
-        above = "" if cell is None else f"%%gpudiff {line}"
-        with in_one_line("%%gpudiff" if above else "%gpudiff"), self.cells.timing():
-            diff_cell(self.shell, asked, above, code, local_ns)
+        self._compare("gpudiff", diff_cell, line, cell, local_ns)
+
+    def _compare(
+        self, name: str, run: Callable[..., None], line: str, cell: str | None, local_ns: Any
+    ) -> None:
+        from gpumagic.magics.arguments import timing_request
+
+        asked, code = timing_request(line, cell, name)
+        above = "" if cell is None else f"%%{name} {line}"
+        with in_one_line(f"%%{name}" if above else f"%{name}"), self.cells.timing():
+            run(self.shell, asked, above, code, local_ns)
 
     @magic(line_magic)
     def gpumem(self, asked: Namespace) -> Any:

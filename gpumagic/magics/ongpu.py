@@ -158,18 +158,15 @@ class CellHooks:
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
-        own = ast.Module(body[1:] if line else body[:], [])  # without our call
+        own = ast.Module(body[1 if line else 0 :], [])  # without our call
         if line and cell and _is_elsewhere(line):
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []
-        elif not line and self._gets_standing(cell) and body and not _is_timed(body):
-            _begin_standing(body)
-        if cell and cell.tree is None:
+        elif cell and cell.tree is None:
+            if self.standing and body and not (line or cell.silent or _is_timed(body)):
+                _begin_standing(body)
             cell.tree = own
         return tree
-
-    def _gets_standing(self, cell: RunningCell | None) -> bool:
-        return bool(self.standing) and cell is not None and cell.tree is None and not cell.silent
 
     def post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
@@ -362,18 +359,16 @@ class CellHooks:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """End the placement of the running cell, and count nothing within: code is timed."""
-        cell = self.current()
-        if cell and cell.request and not cell.request.standing:
+        cell = self.current() or RunningCell()
+        if cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
-        if cell:
-            self.finish(cell, None)
-        counted = cell and cell.watch
-        if cell and counted:
-            self._end_watch(cell)
+        self.finish(cell, None)
+        counted = cell.watch is not None
+        self._end_watch(cell)
         try:
             yield
         finally:
-            if cell and counted:
+            if counted:
                 self._begin_watch(cell)
 
 
