@@ -27,6 +27,9 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import variables_read
 
+# Packages whose classes are no arrays of a library that gpumagic does not know.
+_NO_LIBRARIES = ("torch", "builtins", "__main__")
+
 
 class _Share:
     """One framework's part in a cell."""
@@ -138,7 +141,11 @@ class Run:
         self._left = tuple(left_alone(self._names, namespace, device, unusable))
         self._move, self._back, self._said, self._table = move, back, said, table
         self._strict, self._clock = strict, clock
-        self._fix = _fixer(device) if fix else None
+        self._fix: Any = None
+        if fix:
+            from gpumagic.cell.autofix import AutoFix  # it imports torch
+
+            self._fix = AutoFix(torch_itself().own(device))
         self._recorder, self._checks, self._profiler = recorder, checks, profiler
         self._tally = Tally()
         self._counting, self._placed = ExitStack(), ExitStack()
@@ -372,12 +379,6 @@ def _whose(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
-def _fixer(device: Device) -> Any:
-    from gpumagic.cell.autofix import AutoFix  # it imports torch
-
-    return AutoFix(torch_itself().own(device))
-
-
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
@@ -389,15 +390,12 @@ def left_alone(
         value = namespace.get(name)
         if unusable and is_tensor(value):
             yield Left(name, unusable)
-        elif _is_foreign(type(value)) and not any(each.is_array(value) for each in in_use()):
+        elif str(defined_in(type(value))).partition(".")[0] not in _NO_LIBRARIES and not any(
+            each.is_array(value) for each in in_use()
+        ):
             with faults.kept("asking another library's array where it is"):
                 where = device_of(value)
                 # What NumPy has is for the host, and stays there.
                 if where not in (None, "cpu", str(device)):
                     nbytes = nbytes_of(value) or None
                     yield Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}")
-
-
-def _is_foreign(kind: type) -> bool:
-    """Whether a class may be of arrays that neither torch nor the notebook has defined."""
-    return str(defined_in(kind)).partition(".")[0] not in ("torch", "builtins", "__main__")

@@ -229,8 +229,9 @@ class TensorFlow(ArrayFramework):
         TensorFlow tells no address: each tensor counts as memory of its own.
         """
         return [
-            Place(self.name_of(_memory_of(each)), id(each) << _APART, nbytes)
+            Place(self.name_of(memory or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
+            for memory in [getattr(each, "backing_device", None)]
             if (nbytes := size_of(each))
         ]
 
@@ -268,10 +269,6 @@ def _subclasses(kind: type) -> Iterator[type]:
     other: type
     for other in kind.__subclasses__():
         yield from _subclasses(other)
-
-
-def _memory_of(array: Any) -> str:
-    return str(getattr(array, "backing_device", None) or array.device)
 
 
 def _variables(value: object) -> list[tf.Variable]:

@@ -39,6 +39,15 @@ def hooks(shell: Any) -> tuple[Any, ...]:
     """Return each change of a shell, to `install` in this order and `uninstall` in reverse."""
     cells, memory = CellHooks(shell), MemoryHooks(shell)
     once, kernel = Once(shell, cells.current), getattr(shell, "kernel", None)
+    of_kernel: list[Any] = []
+    if hasattr(kernel, "control_handlers"):
+        from gpumagic.magics.control_channel import ControlChannel
+
+        of_kernel.append(ControlChannel(kernel, lambda: cells.explaining.last))
+    if kernel is not None:
+        from gpumagic.telemetry.crash_file import CrashFile
+
+        of_kernel.append(CrashFile())
     return (
         _Change(lambda: None, forget),
         _registered(GpuMagics(shell, cells, once)),
@@ -50,8 +59,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
         once,  # shell.display_formatter
         *_called(memory, "pre_run_cell", "post_run_cell"),
-        *([_control_channel(kernel, cells)] if hasattr(kernel, "control_handlers") else []),
-        *([_crash_file()] if kernel is not None else []),
+        *of_kernel,
         _appended(shell.Completer.custom_matchers, _matcher),
         _Change(lambda: None, lambda: cells.watch(None)),
         _Change(lambda: None, cells.end_all),
@@ -85,18 +93,6 @@ def _called(hook: Any, *events: str) -> list[_Change]:
         for event in events
         for call in [getattr(hook, event)]
     ]
-
-
-def _control_channel(kernel: Any, cells: CellHooks) -> Any:
-    from gpumagic.magics.control_channel import ControlChannel
-
-    return ControlChannel(kernel, lambda: cells.explaining.last)
-
-
-def _crash_file() -> Any:
-    from gpumagic.telemetry.crash_file import CrashFile
-
-    return CrashFile()
 
 
 def _complete(context: Any) -> dict[str, Any]:

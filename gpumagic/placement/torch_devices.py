@@ -55,24 +55,18 @@ def _free(ordinal: int) -> int | None:
 def find(where: object) -> Device:
     """Return the one device that `where` names and torch can use."""
     here = devices(memory="free" in str(where))
-    if not here and (unusable := names.here(memory=False)):
-        return _without_gpus(names.resolve_one(where, unusable))
+    unusable = [] if here else names.here(memory=False)
     current = torch.cuda.current_device() if here and cuda_state.working() else 0
-    target = names.resolve_one(where, here, current=current)
-    if target.kind == "cuda":
-        cuda_state.check()
-    elif target.kind == "mps" and not torch.backends.mps.is_available():
-        raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
-    return target
-
-
-def _without_gpus(target: Device) -> Device:
-    """Return a device that is no GPU; GpuError for a GPU, which this build of torch cannot use."""
-    if target.kind in ("cuda", "xpu"):
+    target = names.resolve_one(where, here or unusable, current=current)
+    if unusable and target.kind in ("cuda", "xpu"):
         raise GpuError(
             f"{target} is there, but torch {torch.__version__} cannot use it; type cpu, or "
             "install a build of torch for it: %gpus --doctor"
         )
+    if target.kind == "cuda":
+        cuda_state.check()
+    elif target.kind == "mps" and not torch.backends.mps.is_available():
+        raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
     return target
 
 
