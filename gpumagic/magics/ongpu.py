@@ -162,10 +162,10 @@ class CellHooks:
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif cell and cell.tree is None:
-            if self.standing and body and not (line or cell.silent):
-                # `%%gputime` and its like choose the devices themselves.
-                if len(body) > 1 or not _TIMED.match(ast.unparse(body[0])):
-                    _begin_standing(body)
+            placed = self.standing and body and not (line or cell.silent)
+            # `%%gputime` and its like choose the devices themselves.
+            if placed and not (len(body) == 1 and _TIMED.match(ast.unparse(body[0]))):
+                _begin_standing(body)
             cell.tree = own
         return tree
 
