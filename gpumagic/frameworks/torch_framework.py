@@ -79,15 +79,7 @@ class Torch(Framework):
         line: Any = None,
     ) -> Moves:
         """Move tensors, modules and optimizers in place, with the state of all optimizers."""
-        followers = move.optimizers_in(namespace)
-        return move.move_all(
-            variables,
-            self.own(device),
-            followers=followers,
-            namespace=namespace,
-            origins=origins,
-            line=line,
-        )
+        return move.move_all(variables, self.own(device), namespace, origins=origins, line=line)
 
     def remember(self, origins: Origins, cell: str) -> None:
         move.remember(origins, cell)

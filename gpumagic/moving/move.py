@@ -42,25 +42,25 @@ _Family = tuple[int, int, list[FoundTensor]]
 def move_all(
     variables: Iterable[tuple[str, Any]],
     device: torch.device,
-    *,
-    followers: Iterable[tuple[str, Optimizer]] = (),
     namespace: dict[str, Any] | None = None,
+    *,
     origins: Origins | None = None,
     check_room: bool = True,
     line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of `followers` follows the parameters that move. Names in `namespace` may be rebound.
+    States of optimizers in `namespace` follow the parameters that move. Its names may be rebound.
     `origins` receives each moved tensor and its former device. Without `check_room`, which is for
     tensors without data, more may move than the device can hold. A long move has a `line`.
     """
     start = time.perf_counter()
     origins = [] if origins is None else origins
+    namespace = {} if namespace is None else namespace
     finder = TensorFinder()
     finder.variables(variables)
     moving = finder.elsewhere(device)
-    for name, optimizer in followers if moving else ():
+    for name, optimizer in optimizers_in(namespace) if moving else ():
         finder.state(optimizer, (name,), only=moving)
     staying = (held for held in finder.staying if held.must_move(device))
     left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
@@ -68,7 +68,7 @@ def move_all(
     if moving:
         # `origins` is filled as things move: an interrupt after that loses no origin.
         plan = MovePlan(device, finder, origins)
-        plan.run({} if namespace is None else namespace, check_room, line)
+        plan.run(namespace, check_room, line)
         left += plan.left
         moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
     origins += _name_devices(finder.naming, device)
@@ -438,8 +438,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
             by_device.setdefault(origin.device, []).append((origin.name, value))
     made: list[Moves] = []
     for device, values in by_device.items():
-        followers = optimizers_in(namespace)
-        made.append(move_all(values, device, followers=followers, namespace=namespace))
+        made.append(move_all(values, device, namespace))
         for _, value in values if origins is None else ():
             _origins.pop(value, None)
     return all_of(made)

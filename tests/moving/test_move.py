@@ -292,7 +292,7 @@ def test_a_move_says_the_variables_name():
 # ---------------------------------------------------------------- home again
 def brought(namespace, device=GPU1, cell="In [1]"):
     origins = []
-    move_all(namespace.items(), device, namespace=namespace, origins=origins)
+    move_all(namespace.items(), device, namespace, origins=origins)
     remember(origins, cell)
     return origins
 
