@@ -23,7 +23,7 @@ from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
 from gpumagic.magics.commands import GpuMagics
-from gpumagic.magics.hooks import MemoryHooks, Once
+from gpumagic.magics.hooks import Once
 from gpumagic.magics.ongpu import BEGIN, CellHooks, transform
 from gpumagic.magics.options import MAGICS
 
@@ -37,7 +37,7 @@ class _Change(NamedTuple):
 
 def hooks(shell: Any) -> tuple[Any, ...]:
     """Return each change of a shell, to `install` in this order and `uninstall` in reverse."""
-    cells, memory = CellHooks(shell), MemoryHooks(shell)
+    cells = CellHooks(shell)
     once, kernel = Once(shell, cells.current), getattr(shell, "kernel", None)
     of_kernel: list[Any] = []
     if hasattr(kernel, "control_handlers"):
@@ -58,7 +58,6 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         _Change(partial(setattr, shell, BEGIN, cells.begin), partial(delattr, shell, BEGIN)),
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
         once,  # shell.display_formatter
-        *_called(memory, "pre_run_cell", "post_run_cell"),
         *of_kernel,
         _appended(shell.Completer.custom_matchers, _matcher),
         _Change(lambda: None, lambda: cells.watch(None)),

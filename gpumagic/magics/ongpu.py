@@ -22,7 +22,7 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Explaining, in_one_line, one_line
+from gpumagic.magics.hooks import Explaining, in_one_line, one_line, stamp_memory, unstamp_memory
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -103,6 +103,7 @@ class RunningCell:
     report: Any = None  # from what ran it instead of IPython
     reported = False  # one of its runs has ended
     watch: watch | None = None  # for `%gpuwatch`
+    stamp: tuple[str, str] | None = None  # its name in torch's record of allocations, and the last
 
     def __init__(self, *, silent: bool = False) -> None:
         self.silent = silent
@@ -139,9 +140,11 @@ class CellHooks:
     def pre_execute(self) -> None:
         self.stack.append(RunningCell(silent=True))
 
-    def pre_run_cell(self, info: object) -> None:
-        self.stack[-1].silent = False
-        self._begin_watch(self.stack[-1])
+    def pre_run_cell(self, info: Any) -> None:
+        cell = self.stack[-1]
+        cell.silent = False
+        self._begin_watch(cell)
+        cell.stamp = stamp_memory() if info.store_history else None
 
     def post_execute(self) -> None:
         # For other cells post_run_cell follows, which knows the error.
@@ -176,9 +179,12 @@ class CellHooks:
         error = getattr(result, "error_in_exec", None)
         if error is not None:
             self.explaining.explain_unshown(error)
-        self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
+        cell = self.stack.pop()
+        self._end(cell, error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
         self.explaining.report_death(f"In [{number}]" if number else "a cell")
+        if cell.stamp:
+            unstamp_memory(*cell.stamp)
         while faults.unreported:
             print(f"{faults.unreported.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 

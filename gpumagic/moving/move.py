@@ -70,7 +70,7 @@ def move_all(
         plan = MovePlan(device, finder, origins)
         plan.run(namespace, check_room, line)
         left += plan.left
-        moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
+        moved = tuple(plan.moved.values())
     origins += _name_devices(finder.naming, device)
     return Moves(moved, tuple(left), time.perf_counter() - start if moved else 0.0)
 
@@ -97,8 +97,7 @@ class MovePlan:
     """New bytes for the found tensors that are elsewhere, made before the first tensor changes."""
 
     def __init__(self, device: torch.device, finder: TensorFinder, origins: Origins) -> None:
-        self.nbytes: dict[str, int] = {}  # by variable
-        self.sources: dict[str, dict[str, None]] = {}
+        self.moved: dict[str, Moved] = {}  # by variable
         self.left: list[Left] = []
         self._device, self._finder, self._origins = device, finder, origins
         self._by_to = [held for held in finder.movable if held.must_move(device)]
@@ -215,8 +214,9 @@ class MovePlan:
         self._count(found.root, nbytes, [str(found.tensor.device)])
 
     def _count(self, name: str, nbytes: int, sources: list[str]) -> None:
-        self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
-        self.sources.setdefault(name, {}).update(dict.fromkeys(sources))
+        known = self.moved.get(name, Moved(name, 0, ()))
+        every = tuple(dict.fromkeys((*known.sources, *sources)))
+        self.moved[name] = Moved(name, known.nbytes + nbytes, every)
 
     def _carry_out(self) -> None:
         """Give each tensor its new bytes: all of them, or after an interrupt none."""
