@@ -78,16 +78,10 @@ class TensorFlow(ArrayFramework):
         """TensorFlow's name of a device, such as ``"/GPU:1"``; or GpuError."""
         if device.kind == "cpu":
             return "/CPU:0"
-        if device.kind != "cuda" or device.ordinal is None:
-            raise GpuError(f"TensorFlow has no device {device}; type cpu, or a GPU's number")
-        if device.ordinal < self._count():
-            return f"/CPU:{device.ordinal + 1}" if self.virtual else f"/GPU:{device.ordinal}"
-        if self.virtual:
-            raise GpuError(too_late("TensorFlow", _logical_cpus(), self.virtual))
-        raise GpuError(
-            f"TensorFlow sees no {device} here; a build for GPUs is "
-            "pip install 'tensorflow[and-cuda]'"
-        )
+        number = device.ordinal
+        if device.kind == "cuda" and number is not None and number < self._count():
+            return f"/CPU:{number + 1}" if self.virtual else f"/GPU:{number}"
+        raise self.missing(device, _logical_cpus(), "'tensorflow[and-cuda]'")
 
     def name_of(self, own: str) -> str:
         """Return gpumagic's name, ``"cuda:1"``, for TensorFlow's full name of a device."""

@@ -92,17 +92,13 @@ class watch:
             self._counting = stack.pop_all()
         return self
 
-    def stop(self) -> None:
+    def stop(self, *exc: object) -> None:
         """Stop counting; calling it twice does no harm."""
         counting, self._counting = self._counting, None
         if counting is not None:
             counting.close()
 
-    def __enter__(self) -> "watch":
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
+    __enter__, __exit__ = start, stop
 
     @property
     def ledger(self) -> Ledger:

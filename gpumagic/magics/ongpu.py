@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -92,9 +93,11 @@ def _show_as_typed(file: str) -> None:
         linecache.cache[file] = size, changed, typed, name
 
 
+@dataclass(eq=False)
 class RunningCell:
     """A cell that IPython is running: its tree, and what began in it."""
 
+    silent: bool = False  # the user did not type it
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
@@ -104,9 +107,6 @@ class RunningCell:
     reported = False  # one of its runs has ended
     watch: watch | None = None  # for `%gpuwatch`
     stamp: tuple[str, str] | None = None  # its name in torch's record of allocations, and the last
-
-    def __init__(self, *, silent: bool = False) -> None:
-        self.silent = silent
 
 
 class CellHooks:
