@@ -124,13 +124,12 @@ class Run:
         unusable: str = "",  # why torch's tensors stay, if they do
         move: bool = True,
         strict: bool = False,
-        fix: bool = False,
         table: bool = False,
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
-        recorder: Any = None,  # its `stop` returns the report's `peak`
-        checks: Any = None,
-        profiler: Any = None,  # has its seconds `stopping`, and `result(ledger)`
+        helpers: Sequence[Any] = (),  # each has `start` and `stop`
+        recorder: Any = None,  # a helper whose `stop` returns the report's `peak`
+        profiler: Any = None,  # a helper with `result(ledger)`, and its seconds `stopping`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -141,12 +140,7 @@ class Run:
         self._left = tuple(left_alone(self._names, namespace, device, unusable))
         self._move, self._back, self._said, self._table = move, back, said, table
         self._strict, self._clock = strict, clock
-        self._fix: Any = None
-        if fix:
-            from gpumagic.cell.autofix import AutoFix  # it imports torch
-
-            self._fix = AutoFix(torch_itself().own(device))
-        self._recorder, self._checks, self._profiler = recorder, checks, profiler
+        self._helpers, self._recorder, self._profiler = helpers, recorder, profiler
         self._tally = Tally()
         self._counting, self._placed = ExitStack(), ExitStack()
         self._undo: ExitStack | None = None  # of all that `start` began
@@ -184,10 +178,8 @@ class Run:
         with ExitStack() as undo:
             undo.callback(self._wait)
             self._stops = [share.framework.peak(self.device) for share in self._shares]
-            if self._fix is not None:
-                self._during(undo, "bringing operands together", self._fix.start, self._fix.stop)
-            if self._checks is not None:
-                self._during(undo, "checking values", self._checks.start, self._checks.stop)
+            for helper in self._helpers:
+                self._during(undo, f"running {type(helper).__name__}", helper.start, helper.stop)
             for framework in (share.framework for share in self._shares):
                 doing = f"keeping the ledger of {framework.name}"
                 self._during(undo, doing, partial(self._count, framework), self._counting.close)

@@ -250,7 +250,7 @@ class CellHooks:
                 from gpumagic.magics.run_elsewhere import only_torch
 
                 only_torch(f"--{option}", self.shell, cell.tree, placed=placed)
-        options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
+        options = {name: getattr(asked, name) for name in ("move", "strict", "back")}
         options |= {"said": self._said, "table": asked.report, **_recorders(asked, device)}
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
         # Set before it starts: after an interrupt the cell must know what to undo.
@@ -395,14 +395,16 @@ def _checks(wanted: str) -> Any:
 
 def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
     """Return what measures more of a cell, as arguments of a Run."""
-    found: dict[str, Any] = {}
-    if asked.memory:
+    found: dict[str, Any] = {"helpers": []}
+    if asked.fix or asked.memory:  # both are for torch alone
+        from gpumagic.cell.autofix import AutoFix
         from gpumagic.memory.allocator import PeakRecorder
         from gpumagic.placement.torch_devices import as_torch
 
-        found["recorder"] = PeakRecorder(as_torch(device), asked.save)
+        found["helpers"] += [AutoFix(as_torch(device))] if asked.fix else []
+        found["recorder"] = PeakRecorder(as_torch(device), asked.save) if asked.memory else None
     if asked.check is not None:
-        found["checks"] = _checks(asked.check)
+        found["helpers"].append(_checks(asked.check))
     if asked.profile is not None:
         from gpumagic.profiling.cell_profiler import CellProfiler
 
