@@ -104,7 +104,7 @@ class GpuMagics(Magics):
             if (made := monitor()) is None:
                 return None
             self.once.show(made)
-            print("live until the kernel ends, or _.close(); after m = %gpus --live, m.close()")
+            print("live until the kernel ends; to stop it before: m = %gpus --live, then m.close()")
             return made
         return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
 
