@@ -144,7 +144,7 @@ class Run:
         self._tally = Tally()
         self._counting, self._placed = ExitStack(), ExitStack()
         self._undo: ExitStack | None = None  # of all that `start` began
-        self._stops: list[Callable[[], Iterable[Memory]]] = []
+        self._stops: list[Callable[[], Iterable[Memory]] | None] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
         self._joules: float | None = None  # of its device, before the cell
@@ -177,7 +177,10 @@ class Run:
         self._tally.virtual = has_virtual()
         with ExitStack() as undo:
             undo.callback(self._wait)
-            self._stops = [share.framework.peak(self.device) for share in self._shares]
+            # Memory that cannot be measured, or a ledger not kept, is no reason to stop the cell.
+            for share in self._shares:
+                begin = partial(share.framework.peak, self.device)
+                self._stops.append(self._guarded("measuring a cell's memory", begin))
             for helper in self._helpers:
                 self._during(undo, f"running {type(helper).__name__}", helper.start, helper.stop)
             for framework in (share.framework for share in self._shares):
@@ -321,7 +324,7 @@ class Run:
         """Read the memory that the cell used, and wait for the devices that it used."""
         try:
             for share, stop in zip(self._shares, self._stops, strict=True):
-                share.memory = [*stop()]
+                share.memory = [*stop()] if stop else []
                 # After an interrupt the user wants the prompt back, not the end of the queue.
                 if not self._interrupted:
                     touched = (memory.device for memory in share.memory)

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,11 @@ def _line_of(body: list[ast.stmt]) -> str | None:
     if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
         return str(ast.literal_eval(call.args[0]))
     return None
+
+
+def _is_timed(body: list[ast.stmt]) -> bool:
+    """Whether it is a cell of a magic that chooses the devices itself, as `%%gputime` does."""
+    return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
@@ -157,17 +162,12 @@ class CellHooks:
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
         own = ast.Module(body[1 if line else 0 :], [])  # without our call
-        elsewhere = False
-        if line and cell:
-            with suppress(UsageError):  # reported when the cell begins
-                elsewhere = _request(line).elsewhere
-        if cell and elsewhere:
+        if line and cell and _is_elsewhere(line):
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif cell and cell.tree is None:
             placed = self.standing and body and not (line or cell.silent)
-            # `%%gputime` and its like choose the devices themselves.
-            if placed and not (len(body) == 1 and _TIMED.match(ast.unparse(body[0]))):
+            if placed and not _is_timed(body):
                 _begin_standing(body)
             cell.tree = own
         return tree
@@ -193,8 +193,9 @@ class CellHooks:
         if cell.watch:
             self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # The cell may have freed memory. To list TensorFlow's tensors takes longer.
-            virtual.refresh(others=cell.reported)
+            with faults.kept("counting what virtual GPUs hold"):
+                # The cell may have freed memory. To list TensorFlow's tensors takes longer.
+                virtual.refresh(others=cell.reported)
 
     # -- %%ongpu
     def begin(self, text: str) -> Any:
@@ -385,6 +386,13 @@ def _request(text: str, magic: str = "%%ongpu") -> Namespace:
 
     line = text.removeprefix("%%ongpu")
     return placing_request(filled(line) if "$" in line else line, magic)
+
+
+def _is_elsewhere(text: str) -> bool:
+    try:
+        return bool(_request(text).elsewhere)
+    except UsageError:  # reported when the cell begins
+        return False
 
 
 def _checks(wanted: str) -> Any:
