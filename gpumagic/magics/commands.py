@@ -101,7 +101,11 @@ class GpuMagics(Magics):
         if asked.live:
             from gpumagic.widget import monitor
 
-            return None if (made := monitor()) is None else self.once.show(made)
+            if (made := monitor()) is None:
+                return None
+            self.once.show(made)
+            print("live until the kernel ends; to stop it before: m = %gpus --live, then m.close()")
+            return made
         return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
 
     @magic(line_cell_magic, parsed=False)
