@@ -32,7 +32,7 @@ from gpumagic.mismatch.fixes import (
     Site,
     choose,
     climb,
-    with_device,
+    move_owners,
     write_fix,
 )
 from gpumagic.mismatch.operand import (
@@ -55,7 +55,7 @@ from gpumagic.mismatch.operation import (
     result_clashes,
     sent_home,
 )
-from gpumagic.mismatch.unregistered import register, unregistered
+from gpumagic.mismatch.sources import moving_tensors, register, unregistered, with_device
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell, source_of
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
@@ -110,30 +110,26 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
-        if not on_host and (call := _module_call(found[at], found[at - 1], message, clash)):
+        if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
-    choice = choose(clash, message) if clash else None
+    choice = choose(clash, message, [frame, *outer]) if clash else None
     if clash is None or choice is None:
         return None
     explanation = _mismatch(clash, choice, outer, message.kind)
     return replace(explanation, first=_placed(found, choice))
 
 
-def _module_call(
-    frame: FailedFrame, within: FailedFrame, message: Message, clash: Operation | None
-) -> Operation | None:
+def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
     """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
 
-    Also if only the layer that `clash` calls is elsewhere. None if `within`, the called code, has
-    moved its data since.
+    None if `within`, the called code, has moved its data since.
     """
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
     data = {part.device for part in call.parts if part.kind != "module"}
-    besides = "cpu" if clash and _layer_at_home(clash) else ""
-    whole = all(_moves_whole(part, besides) for part in call.parts)
+    whole = all(map(_moves_whole, call.parts))
     return call if whole and data and data <= _given_devices(within) else None
 
 
@@ -142,18 +138,13 @@ def _given_devices(frame: FailedFrame) -> set[str]:
     return {full(value.device) for value in now if issubclass(type(value), Tensor)}
 
 
-def _layer_at_home(clash: Operation) -> bool:
-    return {part.kind for part in clash.parts if part.device == "cpu"} == {"module"}
-
-
-def _moves_whole(part: Part, besides: str) -> bool:
-    """Whether `.to()` moves all of an operand, which is on one device, `besides` apart."""
-    if len({*part.devices} - {besides}) > 1:
+def _moves_whole(part: Part) -> bool:
+    """Whether `.to()` moves all of an operand, which is on one device."""
+    if len(part.devices) > 1:
         return False
     if part.kind != "module" or part.value is None:
         return True
-    moving = [*nn.Module.parameters(part.value), *nn.Module.buffers(part.value)]
-    return {id(t) for _, t in tensors_of(part.value)} <= {id(t) for t in moving}
+    return {id(t) for _, t in tensors_of(part.value)} <= set(map(id, moving_tensors(part.value)))
 
 
 def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
@@ -193,6 +184,7 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
     fix = next(filter(None, fixes), None)
     # An index is moved where it is used: the function's other uses of it stay as they are.
+    fix = fix or move_owners(choice, [frame, *outer])
     fix = fix or write_fix(site, site if kind == "index" else above, choice)
     # What moves in a function does not move in the code that called it.
     same = [frame for frame in outer[:1] if fix and frame.filename == fix.filename]

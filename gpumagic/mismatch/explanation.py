@@ -10,7 +10,14 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame, first_name, loops_around, statement, stored
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    first_name,
+    loops_around,
+    statement,
+    stored,
+    uses,
+)
 
 
 @dataclass(frozen=True)
@@ -200,8 +207,24 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     """Return the outermost loop around a statement, if a line before it may use `texts`."""
     loops = loops_around(stmt)
     names = {first_name(text) for text in texts}
-    once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
+    once = loops and can_precede(frame, loops[-1]) and not names & _bound_afresh(loops[-1], stmt)
     return loops[-1] if once else stmt
+
+
+def _bound_afresh(loop: ast.stmt, stmt: ast.stmt) -> set[str]:
+    """Return the names that a loop binds, except those it only updates, and not before `stmt`."""
+    found = set[str]()
+    for node in ast.walk(loop):
+        by = statement(node)
+        if isinstance(by, ast.Assign) and by.lineno >= stmt.lineno and node in by.targets:
+            found |= {name for name in stored(node) if not uses(by.value, name)}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found |= (
+                set()
+                if isinstance(by, (ast.Assign, ast.AugAssign)) and by.lineno >= stmt.lineno
+                else {node.id}
+            )
+    return found
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
