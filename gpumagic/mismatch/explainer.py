@@ -52,10 +52,14 @@ from gpumagic.mismatch.operation import (
     conflict,
     named_in,
     read,
-    result_clashes,
     sent_home,
 )
-from gpumagic.mismatch.sources import moving_tensors, register, unregistered, with_device
+from gpumagic.mismatch.sources import (
+    moving_tensors,
+    register,
+    unregistered,
+    with_device,
+)
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell, source_of
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
@@ -186,10 +190,6 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     # An index is moved where it is used: the function's other uses of it stay as they are.
     fix = fix or move_owners(choice, [frame, *outer])
     fix = fix or write_fix(site, site if kind == "index" else above, choice)
-    # What moves in a function does not move in the code that called it.
-    same = [frame for frame in outer[:1] if fix and frame.filename == fix.filename]
-    if any(result_clashes(frame, odd, choice.target) for frame in same):
-        fix = None
     why = _reason(clash.parts, places, kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
@@ -360,7 +360,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
         return None
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
-    fix = _made_above(part, frames, target) if part.value else _made_on(part.node, frame, target)
+    fix = _made_on(part, frames, target)
     why = f"numbers for {target} are drawn by a generator on {target}"
     why += "" if fix else f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, _row(part, True)), fix, why)
@@ -379,14 +379,8 @@ def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
     return "cpu" if part.device != "cpu" else None
 
 
-def _made_on(made: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
-    """Return the edit of the call that makes a generator."""
-    stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
-    return Edit(frame, stmt, replaced=calls).fix(0) if stmt is not None and calls else None
-
-
-def _made_above(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the edit of the one statement that made it, if all its draws are on `target`.
+def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
+    """Return the edit of the one call that makes a generator, if all its draws are on `target`.
 
     Not a line where it is used: made again in each turn, it would draw the same numbers.
     """
@@ -394,9 +388,13 @@ def _made_above(part: Part, frames: list[FailedFrame], target: str) -> Fix | Non
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
         found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
-        if len(found) == 1 and (fix := _made_on(found[0].value, frame, target)):
-            text = ast.unparse(found[0].targets[0])
-            return None if _draws_elsewhere(text, frame, part, target) else fix
+        made, text = part.node, part.key
+        if part.value is not None and len(found) == 1:
+            made, text = found[0].value, ast.unparse(found[0].targets[0])
+        stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
+        if stmt is not None and calls:
+            elsewhere = _draws_elsewhere(text, frame, part, target)
+            return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)
     return None
 
 

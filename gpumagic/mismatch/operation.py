@@ -340,12 +340,6 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     return list(found.values())
 
 
-def result_clashes(frame: FailedFrame, odd: list[Part], target: str) -> bool:
-    """Whether what a call returns, made on `target`, then meets what is where `odd` was."""
-    node = frame.failed
-    return node is not None and meets(frame, node, odd, {ast.unparse(node): target}, target)
-
-
 def meets(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> bool:

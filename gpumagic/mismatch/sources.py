@@ -25,31 +25,17 @@ _REGISTERED = "{}.{} = nn.%s({})"
 # -- an attribute that is not registered
 @dataclass(frozen=True)
 class Unregistered:
-    """An attribute of a module, as code of its class names it."""
+    """An attribute of a module, and the statement that registers it."""
 
-    owner: str
-    cls: type
+    cls: str
     name: str
-    kind: type
     registered: str
-
-    @property
-    def reason(self) -> str:
-        """Say why it stays behind, and what to write."""
-        plain = ("attribute", "moves parameters and buffers only")
-        if not issubclass(self.kind, Tensor):
-            plain = (self.kind.__name__, "does not see into it")
-        code = self.registered.format(self.owner, self.name, "…")
-        return (
-            f"{self.owner}.{self.name} is a plain {plain[0]}, and .to() {plain[1]}; for good: "
-            f"{code} in __init__, then make the module again"
-        )
+    reason: str  # why it stays behind, and what to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
         """Return the one statement of `__init__` that makes it, and that as it should be."""
-        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
-        cls, text = self.cls.__name__, f"self.{self.name}"
-        classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == cls]
+        nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
+        classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
         made = [node for node in inner if assigns(node, text) and not uses(node.value, text)]
         where = [getattr(function_of(stmt), "name", "") for stmt in made]
@@ -71,7 +57,12 @@ def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
         for name, held in attributes.items():
             better = None if name.startswith("_") else _registered(held, odd)
             if better:
-                return Unregistered(owner, type(module), name, type(held), better)
+                a_tensor, code = issubclass(type(held), Tensor), better.format(owner, name, "…")
+                kind = "attribute" if a_tensor else type(held).__name__
+                does = "moves parameters and buffers only" if a_tensor else "does not see into it"
+                why = f"{owner}.{name} is a plain {kind}, and .to() {does}; for good: {code} in "
+                why += "__init__, then make the module again"
+                return Unregistered(type(module).__name__, name, better, why)
     return None
 
 
@@ -135,7 +126,7 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
     `moved` has what is made elsewhere with it, and where.
     """
     node, frame, target = at.node, at.reader.frame, moved[part.key]
-    made = _only_assignment(part.text, node)
+    made = only_assignment(part.text, node)
     call = Reader(frame).part(made.value) if made is not None else None
     if made is None or call is None:
         return None
@@ -152,7 +143,7 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
 
 def brought_here(part: Part, at: Operation) -> bool:
     """Whether the code brought a name's value to the CPU for no other use than this one."""
-    made, scope = _only_assignment(part.text, at.node), function_of(at.node)
+    made, scope = only_assignment(part.text, at.node), function_of(at.node)
     plain = isinstance(part.node, ast.Name) and part.device == "cpu"
     if made is None or scope is None or not plain or len(uses(scope, part.key)) > 1:
         return False
@@ -174,7 +165,7 @@ def is_leaf(part: Part) -> bool:
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
 
-def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
+def only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
     """Return the one statement in a node's function that makes a value, not of itself."""
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
