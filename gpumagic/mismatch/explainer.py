@@ -50,6 +50,7 @@ from gpumagic.mismatch.operation import (
     Operation,
     also_needed,
     conflict,
+    meets,
     named_in,
     read,
     sent_home,
@@ -188,8 +189,15 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
     fix = next(filter(None, fixes), None)
     # An index is moved where it is used: the function's other uses of it stay as they are.
+    an_index = kind == "index" and clash.parts[0] not in odd
     fix = fix or move_owners(choice, [frame, *outer])
-    fix = fix or write_fix(site, site if kind == "index" else above, choice)
+    fix = fix or write_fix(site, site if an_index else above, choice)
+    # What moves in a function does not move in the code that called it.
+    same = [each for each in outer[:1] if fix and each.filename == fix.filename and each.failed]
+    for each in same:
+        made: dict[str, str | None] = {ast.unparse(each.failed or node): choice.target}
+        if meets(each, each.failed or node, odd, made, choice.target):
+            fix = None
     why = _reason(clash.parts, places, kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 

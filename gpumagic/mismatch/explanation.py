@@ -207,24 +207,22 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     """Return the outermost loop around a statement, if a line before it may use `texts`."""
     loops = loops_around(stmt)
     names = {first_name(text) for text in texts}
-    once = loops and can_precede(frame, loops[-1]) and not names & _bound_afresh(loops[-1], stmt)
-    return loops[-1] if once else stmt
+    if not loops or not can_precede(frame, loops[-1]):
+        return stmt
+    return stmt if names & _bound_afresh(loops[-1], stmt, names) else loops[-1]
 
 
-def _bound_afresh(loop: ast.stmt, stmt: ast.stmt) -> set[str]:
-    """Return the names that a loop binds, except those it only updates, and not before `stmt`."""
-    found = set[str]()
-    for node in ast.walk(loop):
-        by = statement(node)
-        if isinstance(by, ast.Assign) and by.lineno >= stmt.lineno and node in by.targets:
-            found |= {name for name in stored(node) if not uses(by.value, name)}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found |= (
-                set()
-                if isinstance(by, (ast.Assign, ast.AugAssign)) and by.lineno >= stmt.lineno
-                else {node.id}
-            )
-    return found
+def _bound_afresh(loop: ast.stmt, stmt: ast.stmt, names: set[str]) -> set[str]:
+    """Return the names that a loop binds, except from `stmt` on, to what it makes of `names`."""
+    later = [n for n in ast.walk(loop) if isinstance(n, (ast.Assign, ast.AugAssign))]
+    made, updates = set(names), set[ast.AST | None]()
+    for each in sorted(later, key=lambda each: each.lineno):
+        read = {name for name in made if uses(each.value, name)}
+        if each.lineno >= stmt.lineno and (isinstance(each, ast.AugAssign) or read):
+            made |= stored(each)
+            updates.add(each)
+    nodes = (n for n in ast.walk(loop) if isinstance(n, ast.Name) and statement(n) not in updates)
+    return {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

@@ -6,7 +6,6 @@ is unknown.
 """
 
 import ast
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import (
@@ -118,7 +118,7 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
         return [Part(node, text, "array", ("cpu",), value.nbytes, about)]
     a_module, tensors = issubclass(kind, nn.Module), [t for _, t in tensors_of(value)]
     items = _items(value, node, text)
-    of_torch = re.match(r"torch\.(?!distributions\.)", str(vars(kind).get("__module__")))
+    of_torch = str(vars(kind).get("__module__")).startswith("torch.")
     if items or not (a_module or (tensors and not of_torch)):
         return items
     weight: dict[str, int] = {}
@@ -132,7 +132,18 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
 
 
 def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
-    """Return what a container holds."""
+    """Return what a container holds, or the parameters of a distribution, which it combines."""
+    if issubclass(type(value), Distribution):
+        kinds = (Tensor, Distribution)
+        held = {name: each for name, each in own(value).items() if issubclass(type(each), kinds)}
+        parts = [
+            part
+            for name, each in held.items()
+            for part in describe(each, ast.Attribute(node, name, ast.Load()), f"{text}.{name}")
+        ]
+        # If tensors were computed from them, replacing a parameter is not enough.
+        private = any(name.startswith("_") for name in held)
+        return [replace(part, kind="made", value=None) for part in parts] if private else parts
     parts = []
     for key, each in contents(value):
         if type(key) in (int, str) and issubclass(type(each), (Tensor, dict, list, tuple)):

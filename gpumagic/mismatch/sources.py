@@ -5,6 +5,7 @@ that `.to()` does not move.
 """
 
 import ast
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpumagic.usercode.values import MISSING, contents, own
 # persistent: checkpoints stay as they are.
 _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"
+_PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 
 
 # -- an attribute that is not registered
@@ -42,7 +44,9 @@ class Unregistered:
         # `None`, until other code makes it
         if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
             return None
-        value = ast.get_source_segment(frame.source, made[0].value)
+        value = ast.get_source_segment(frame.source, made[0].value) or ""
+        if self.registered == _REGISTERED % "Parameter":  # `nn.Parameter(x) * 0.1` is none
+            value = ast.unparse(ast.parse(_PARAMETER.sub("", value), mode="eval"))
         return made[0], self.registered.format("self", self.name, value)
 
 

@@ -379,6 +379,18 @@ def test_what_is_used_in_each_turn_is_moved_once_where_it_was_made_or_before_the
     assert run(fix.apply(code)) is None
 
 
+def test_a_parameter_that_was_computed_with_is_registered_as_one():
+    code = (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w = nn.Parameter(torch.ones(2)) * 0.1\n"
+        "    def forward(self, x):\n        return x * self.w\n"
+        "Net().cuda()(torch.ones(2).cuda())\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "        self.w = nn.Parameter(torch.ones(2) * 0.1)"
+    assert run(fix.apply(code)) is None
+
+
 NO_NAME_AT_THE_CALL = [
     (
         "from functools import partial\nx, y = torch.ones(2, 2).cuda(), torch.ones(2)\n"
