@@ -192,14 +192,17 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = fix or move_owners(choice, [frame, *outer])
     fix = fix or write_fix(site, site if an_index else above, choice)
-    # What moves in a function does not move in the code that called it.
-    same = [each for each in outer[:1] if fix and each.filename == fix.filename and each.failed]
-    for each in same:
-        made: dict[str, str | None] = {ast.unparse(each.failed or node): choice.target}
-        if meets(each, each.failed or node, odd, made, choice.target):
-            fix = None
+    if fix and _fails_next(fix, outer[:1], odd, choice.target):
+        fix = None
     why = _reason(clash.parts, places, kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
+
+
+def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:
+    """Whether the result then meets, in the code that called the function, what does not move."""
+    found = [each for each in caller if each.failed and each.filename == fix.filename]
+    calls = [(each, each.failed or ast.Pass()) for each in found]
+    return any(meets(each, at, odd, {ast.unparse(at): target}, target) for each, at in calls)
 
 
 # -- the rows

@@ -102,20 +102,24 @@ def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[Failed
     None if `.to()` would also move what is on a third device.
     """
     named = [part] if part.kind == "module" else named_in(part, Reader(frames[0]))
-    if any(each.kind == "module" for each in named if each is not part):
-        return None  # a module's result is not its own
-    wanted = {memory for each in named for memory in storages(each.value)}
+    mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
+    wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
-        failed = frame.failed or ast.Pass()
-        loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
-        trees: list[ast.AST] = [statement(failed) or failed, *loops]
-        for node in (n for tree in trees for n in ast.walk(tree) if isinstance(n, NAMED)):
+        for node in _names_around(frame):
             module = frame.scope.value(node)
             tensors = moving_tensors(module) if issubclass(type(module), nn.Module) else []
             devices = {full(tensor.device) for tensor in tensors}
             if wanted <= storages(tensors) and devices <= {*part.devices, target}:
                 return frame, describe(module, node, frame.text(node))[0]
     return None
+
+
+def _names_around(frame: FailedFrame) -> list[ast.expr]:
+    """Return the names in the statement that failed, and in the headers of the loops around it."""
+    failed = frame.failed or ast.Pass()
+    loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
+    trees: list[ast.AST] = [statement(failed) or failed, *loops]
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, NAMED)]
 
 
 def moving_tensors(module: nn.Module) -> list[Tensor]:
