@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gpumagic.mismatch.explanation import (
     NEAR,
@@ -36,11 +36,13 @@ from gpumagic.mismatch.operation import (
     wants_one_device,
 )
 from gpumagic.mismatch.sources import (
+    assigns,
     before_transfer,
     brought_here,
     is_leaf,
     maker_of,
     moving,
+    moving_each,
     owner_of,
     with_device,
 )
@@ -55,7 +57,7 @@ from gpumagic.usercode.frames import (
     stored,
     uses,
 )
-from gpumagic.usercode.values import contents, own
+from gpumagic.usercode.values import own
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
@@ -227,7 +229,7 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
     """Return the names of a function that are first bound from a line on, or bound again there."""
     bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
     bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
-    again = {n.id for n in bound if line.lineno < n.lineno < site.at.node.lineno}
+    again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
     known = {n.id for n in bound if n.lineno < line.lineno} - again | {*site.frame.parameters}
     return {n.id for n in bound} - known
 
@@ -253,7 +255,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         given = [part for part in above.at.parts if part.devices and part.device != "cpu"]
         climbed = above is not site and all(part in given for part in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
-    fix = _make_there(site, choice.target)
+    fix = _make_there(site, choice.target) or _whole(site, choice.target)
     if fix is None and above is not site:
         moved = [*above.odd, *above.extra]
         more = also_needed(above.frame, above.at.node, moved, choice.target)
@@ -285,6 +287,19 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
         edits += [(stmt.value, before)] if before else with_device(stmt.value, frame, device)
     edit = around(frame, edits)
     return edit.fix(0) if edit else None
+
+
+def _whole(site: Site, target: str) -> Fix | None:
+    """Return the line before a loop that moves all of the dict or list that it updates."""
+    frame, stmt = site.frame, statement(site.at.node)
+    items = [item for odd in site.odd for item in named_in(odd, Reader(frame))]
+    node = getattr(items[0].node, "value", None) if len(items) == 1 else None
+    owner = frame.scope.value(node) if node is not None else None
+    if stmt is None or type(owner) not in (dict, list) or not assigns(stmt, items[0].text):
+        return None
+    start, text = before_loops(frame, stmt, [ast.unparse(node)]), ast.unparse(node)
+    moved = moving_each(node, owner, frame, _written_device(site, target, start), "")
+    return Edit(frame, start, [f"{text} = {moved}"]).fix(None) if start is not stmt else None
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
@@ -398,33 +413,16 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
     if part.factory:
         return near + with_device(part.node, site.frame, device)
     value, owner = part.value, site.frame.scope.value(part.node)
-    unknown = "detach(" not in part.text
-    tracked = choice.to_host and (value.requires_grad if value is not None else unknown)
-    detached = ".detach()" if tracked else ""
+    tracked = value.requires_grad if value is not None else "detach(" not in part.text
+    detached = ".detach()" if choice.to_host and tracked else ""
     if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
-        text = _each(part.node, owner, site.frame, device, detached)
+        text = moving_each(part.node, owner, site.frame, device, detached)
     else:
         text = before_transfer(part.node, site.at.reader, choice.target)
         text = text or moving(bracketed(part.node, part.text) + detached, device)
     if any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
     return [*near, (part.node, text)]
-
-
-def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
-    """Return a container with each of its tensors moved."""
-    whole, mapping = frame.text(node), type(owner) not in (list, tuple)
-    if type(owner) is not dict and hasattr(type(owner), "to"):
-        return moving(whole, device)
-    name = "v" if mapping else "t"
-    text = moving(name + detached, device)
-    all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
-    if whole in frame.parameters or not all_tensors:
-        text = f'{text} if hasattr({name}, "to") else {name}'
-    if mapping:
-        return f"{{k: {text} for k, v in {whole}.items()}}"
-    inner = f"{text} for t in {whole}"
-    return f"tuple({inner})" if type(owner) is tuple else f"[{inner}]"
 
 
 def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:

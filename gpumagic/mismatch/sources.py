@@ -204,3 +204,19 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
 def moving(text: str, device: str) -> str:
     """Return `text`, moved to a device."""
     return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
+
+
+def moving_each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
+    """Return a container with each of its tensors moved."""
+    whole, mapping = frame.text(node), type(owner) not in (list, tuple)
+    if type(owner) is not dict and hasattr(type(owner), "to"):
+        return moving(whole, device)
+    name = "v" if mapping else "t"
+    text = moving(name + detached, device)
+    all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
+    if whole in frame.parameters or not all_tensors:
+        text = f'{text} if hasattr({name}, "to") else {name}'
+    if mapping:
+        return f"{{k: {text} for k, v in {whole}.items()}}"
+    inner = f"{text} for t in {whole}"
+    return f"tuple({inner})" if type(owner) is tuple else f"[{inner}]"

@@ -361,6 +361,12 @@ ONCE = [
         "meter = Meter()\nfor x in torch.ones(3, 2).cuda():\n    meter.add(x)\n",
         ("before", 7, 'meter.sum = meter.sum.to("cuda:0")'),
     ),
+    (  # a dict that a loop updates
+        "net = nn.Linear(2, 1)\nema = {k: v.clone() for k, v in net.state_dict().items()}\n"
+        "net.cuda()\nfor k, v in net.state_dict().items():\n"
+        "    ema[k] = 0.9 * ema[k] + 0.1 * v\n",
+        ("before", 4, 'ema = {k: v.to("cuda:0") for k, v in ema.items()}'),
+    ),
     (
         "x = torch.ones(2).cuda()\nx.add_(torch.ones(2).cuda().cpu())\n",
         ("replace", 2, "x.add_(torch.ones(2).cuda())"),
