@@ -413,7 +413,8 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
     if part.factory:
         return near + with_device(part.node, site.frame, device)
     value, owner = part.value, site.frame.scope.value(part.node)
-    tracked = value.requires_grad if value is not None else "detach(" not in part.text
+    gone = value is None and "detach(" not in part.text
+    tracked = value.requires_grad if part.kind == "tensor" else gone
     detached = ".detach()" if choice.to_host and tracked else ""
     if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
         text = moving_each(part.node, owner, site.frame, device, detached)
