@@ -134,7 +134,7 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
     `moved` has what is made elsewhere with it, and where.
     """
     node, frame, target = at.node, at.reader.frame, moved[part.key]
-    made = only_assignment(part.text, node)
+    made = _only_assignment(part.text, node)
     call = Reader(frame).part(made.value) if made is not None else None
     if made is None or call is None:
         return None
@@ -150,13 +150,15 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
 
 
 def brought_here(part: Part, at: Operation) -> bool:
-    """Whether the code brought a name's value to the CPU for no other use than this one."""
-    made, scope = only_assignment(part.text, at.node), function_of(at.node)
-    plain = isinstance(part.node, ast.Name) and part.device == "cpu"
-    if made is None or scope is None or not plain or len(uses(scope, part.key)) > 1:
-        return False
+    """Whether the code brought a value to the CPU for no other use than this one."""
+    node: ast.AST = part.node
+    if isinstance(node, ast.Name):
+        made, scope = _only_assignment(part.text, at.node), function_of(at.node)
+        if made is None or scope is None or len(uses(scope, part.key)) > 1:
+            return False
+        node = made.value
     gpus = {each.device for each in at.parts} - {part.device}
-    return any(before_transfer(made.value, at.reader, gpu) for gpu in gpus)
+    return part.device == "cpu" and any(before_transfer(node, at.reader, gpu) for gpu in gpus)
 
 
 def before_transfer(node: ast.AST, reader: Reader, target: str | None) -> str:
@@ -173,7 +175,7 @@ def is_leaf(part: Part) -> bool:
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
 
-def only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
+def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
     """Return the one statement in a node's function that makes a value, not of itself."""
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
