@@ -293,7 +293,7 @@ def _whole(site: Site, target: str) -> Fix | None:
     """Return the line before a loop that moves all of the dict or list that it updates."""
     frame, stmt = site.frame, statement(site.at.node)
     items = [item for odd in site.odd for item in named_in(odd, Reader(frame))]
-    node = getattr(items[0].node, "value", None) if len(items) == 1 else None
+    node: Any = getattr(items[0].node, "value", None) if len(items) == 1 else None
     owner = frame.scope.value(node) if node is not None else None
     if stmt is None or type(owner) not in (dict, list) or not assigns(stmt, items[0].text):
         return None
