@@ -109,10 +109,11 @@ class Explaining:
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
-        from gpumagic.memory.roots import kept_errors
+        found, earlier = self._between_devices(error), list[BaseException]()
+        if not found:
+            from gpumagic.memory.roots import kept_errors
 
-        earlier = kept_errors()  # IPython is about to release them
-        found = self._between_devices(error)
+            earlier = kept_errors()  # IPython is about to release them
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
