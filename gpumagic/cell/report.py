@@ -141,7 +141,7 @@ def last_report() -> Report | None:
 # The report says the first by itself; that a value is shown is no news.
 _SAID = ("loader", "display")
 _CLAUSES = 2  # in the line; the others are behind it
-_ITSELF = "the cell, or a library that it calls, names that device itself: name {} there"
+_ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
 
 def text(report: Report) -> str:
@@ -179,7 +179,7 @@ def html(report: Report) -> str:
 def _hints(report: Report) -> list[str]:
     """Return advice if it ran elsewhere, and about the ledger, if its table does not give it."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
-    first = [_ITSELF.format(report.device.label)] if itself else []
+    first = [_ITSELF.format(report.device)] if itself else []
     shown = report.table or not report.ledger.entries
     return first if shown else [*first, *ledger_view.hints(report.ledger)]
 

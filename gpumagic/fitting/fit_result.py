@@ -137,8 +137,7 @@ def _answer(fit: Fit, found: Largest) -> str:
     how = "a run confirms it" if found.confirmed else "predicted, not run"
     needs = f"it needs {size(best.needed)} {spare}; {how}"
     if fit.values and found.value == fit.values[-1]:
-        named = f"the largest that you named is {found.value}"
-        return f"all fit on {where}{kind[fit.trains]}: {named}, {needs}"
+        return f"all fit on {where}{kind[fit.trains]}, up to {fit.name} = {found.value}: {needs}"
     shown = _rounded(fit, found, found.value, math.floor)
     words = f"{fit.name} = {shown} {_how_sure(fit, found, found.value)}"
     power = 1 << max(int(found.value).bit_length() - 1, 0)

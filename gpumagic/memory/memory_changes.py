@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpumagic.display import table
 from gpumagic.display.table import Column, Fold, Shown, block, tag
-from gpumagic.display.units import size
+from gpumagic.display.units import many, size
 from gpumagic.memory.memory_report import MemoryHolder, MemoryReport
 
 
@@ -76,9 +76,7 @@ def _lines(found: MemoryChanges) -> list[str]:
         for name, before, after in found.allocated
         if before != after
     ]
-    return lines or [
-        f"as much is allocated{' in all' * bool(found.changes)} as at the last %gpumem"
-    ]
+    return lines or [f"unchanged{' in all' * bool(found.changes)} since the last %gpumem"]
 
 
 def difference(nbytes: int) -> str:
@@ -87,7 +85,7 @@ def difference(nbytes: int) -> str:
 
 
 def _unchanged(found: MemoryChanges) -> str:
-    return f"{found.unchanged:,} holder{' holds' if found.unchanged == 1 else 's hold'} as much"
+    return f"{many(found.unchanged, 'holder')} unchanged"
 
 
 def _columns(found: MemoryChanges) -> list[Column]:

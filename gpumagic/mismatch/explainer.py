@@ -279,7 +279,7 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
         others = {device for other in leaves if other is not part for device in other.devices}
         if origin and others == {str(origin.device)} and part.device:
             return (
-                f"{origin.cell or 'a cell'} brought {part.text} to {part.device} for good; "
+                f"{origin.cell or 'a cell'} moved {part.text} to {part.device}; "
                 "%ongpu home undoes that, and --back in that cell avoids it"
             )
     return None

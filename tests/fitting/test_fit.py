@@ -248,7 +248,7 @@ def test_it_says_what_ran_and_that_files_are_written(tmp_path):
     text = str(result)
     assert "the cell ran 3 times (n = 2, 4, 5): files that it writes are written; --dry" in text
     assert {path.name for path in tmp_path.iterdir()} == {"2", "4", "5"}
-    assert "all fit on cuda:1 (virtual): the largest that you named is 5, it needs" in text
+    assert "all fit on cuda:1 (virtual), up to n = 5: it needs" in text
     assert "is the largest that fits" not in text
     assert "the cell ran" not in str(gpumagic.fit(lambda n: torch.ones(n), 1, n=[2, 5], dry=True))
 

@@ -121,8 +121,8 @@ def test_since_says_what_changed_by_name(ip):
         ["y", "cuda:1", "+3.8"],
         ["x", "cuda:0", "−1.5"],
     ]
-    assert "1 holder holds as much" in said
-    assert "as much is allocated" in ip.run("%gpumem --since").text
+    assert "1 holder unchanged" in said
+    assert "unchanged since the last %gpumem" in ip.run("%gpumem --since").text
     assert "--since and net do not combine" in ip.run("%gpumem net --since").text
 
 
@@ -139,7 +139,7 @@ def test_as_much_in_all_is_told_where_names_changed(ip):
     ip.run("%gpumem")
     ip.run("del x\ny = torch.zeros(500, device='cuda')\nz = torch.zeros(500, device='cuda')")
     said = ip.run("%gpumem --since").text
-    assert said.startswith("as much is allocated in all as at the last %gpumem\n")
+    assert said.startswith("unchanged in all since the last %gpumem\n")
     assert "−4.0 KiB" in said
 
 

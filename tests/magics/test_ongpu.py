@@ -146,7 +146,7 @@ def test_an_error_says_which_cell_brought_the_data_away(ip):
     ip.run("X = torch.ones(2, 2)")
     ip.run("%%ongpu 1\nX + 1")
     text = ip.run("net = nn.Linear(2, 2)\nnet(X)").text
-    assert re.search(r"why: In \[\d\] brought X to cuda:1 for good; %ongpu home undoes", text)
+    assert re.search(r"why: In \[\d\] moved X to cuda:1; %ongpu home undoes", text)
     ip.run("%ongpu home")
     assert ip.run("net(X)").success
 

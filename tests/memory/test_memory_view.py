@@ -155,8 +155,8 @@ def test_what_changed_is_told_by_name():
     assert "cuda:0: +1.0 GiB since the last %gpumem (7.0 GiB → 8.0 GiB allocated)" in said
     assert "−2.0 GiB" in said
     assert "In [9], line 1" in found._repr_html_()
-    assert "2 holders hold as much" in said
-    assert str(changes(before, before)).startswith("as much is allocated as at the last")
+    assert "2 holders unchanged" in said
+    assert str(changes(before, before)).startswith("unchanged since the last %gpumem")
 
 
 def test_a_name_that_now_holds_another_thing_is_matched_once():
