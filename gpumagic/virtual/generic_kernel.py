@@ -8,10 +8,11 @@ dispatch key CUDA; autograd, autocast, vmap and views come before that key and w
 import functools
 import re
 from collections.abc import Callable
+from itertools import chain, zip_longest
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +38,8 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
-META = C.DispatchKeySet(C.DispatchKey.Meta)
-_LARGEST_NUMBER = 16  # bytes
+_LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
+_LARGE = 4096  # elements on a side
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -53,9 +54,11 @@ SHARING = frozenset(
 )
 """Operators that may give what was there, as torchgen's gen_variable_type.py has them, and what
 these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
+_GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
+"""Arguments whose integers multiply the elements of a result, at most."""
 # Those whose results may be in parts.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
@@ -88,16 +91,11 @@ class KernelPlan:
         self.flip = _flip_for(full)
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_new(self.op)
-        self.product = self.name in PRODUCTS
-        self.grows = self.product or (self.fresh and _combines(self.op))
+        self.asks = self.fresh and not (self.draws or self.name.startswith("_foreach_"))
+        self.pointwise = torch.Tag.pointwise in self.op.tags
+        self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
         self.scratch = rule_of(self.name)
         return self
-
-
-def _combines(op: Any) -> bool:
-    """Whether an operator computes element by element from several tensors."""
-    tensors = [a for a in op._schema.arguments if _kind(a) is ONE and not a.kwarg_only]
-    return torch.Tag.pointwise in op.tags and len(tensors) > 1
 
 
 def _flip_for(full: str) -> Callable[..., Tensor]:
@@ -174,8 +172,8 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if plan.grows:
-        _require_room(plan, args, gpu)
+    if plan.asks and found:
+        _require_room(plan, found, low, low_kwargs, gpu)
     if plan.waits:
         _report_waits(plan, args, kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
@@ -227,8 +225,11 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
         gpu = one_gpu(found)
         return gpu if gpu is not None or plan.composite else mixed(plan, found, args)
     gpu = gpu_of(kwargs.get("device"))
-    size = next((x for x in args if isinstance(x, (list, tuple))), ())
-    gpu.account.require(size, kwargs.get("dtype"))
+    size = next((x for x in args if isinstance(x, (list, tuple))), None)
+    if size is not None:
+        gpu.account.require(size, kwargs.get("dtype"))
+    elif any(isinstance(x, (int, float)) and x > _LARGE for x in args):  # arange, eye, linspace
+        _require_results(plan, args, kwargs, gpu)
     return gpu
 
 
@@ -240,27 +241,73 @@ def _report_waits(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> 
             checks.emit("sync", name, gpu.device, HOST, nbytes)
 
 
-def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
-    """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
+def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
+    """Raise ``torch.OutOfMemoryError`` before a result without room is computed."""
     __tracebackhide__ = True
-    tensors = [x for x in args if isinstance(x, Tensor)]
-    # A product's inner dimension is in both: to ask the meta kernel each time would take long.
-    inner = max(tensors[-2].shape[-1], 1) if plan.product else 1
-    sizes = (x.numel() // inner for x in (tensors[-2:] if plan.product else tensors))
-    most = _LARGEST_NUMBER * prod(sizes)
-    if most <= gpu.account.room or not (plan.product or len({x.shape for x in tensors}) > 1):
-        return
-    metas = [
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        if isinstance(x, Tensor)
-        else x
-        for x in args
-    ]
+    room, count = gpu.account.room // _LARGEST_NUMBER, 1
+    for _, tensor, _ in found:
+        count *= tensor.numel()
+    if (count > room or plan.grows) and _at_most(plan, [x for _, x, _ in found], args) > room:
+        _require_results(plan, args, kwargs, gpu)
+
+
+def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
+    """Return a number of elements that results seldom exceed, in a few microseconds."""
+    first, *others = tensors
+    if plan.name in PRODUCTS:
+        x, other = tensors[-2:]
+        most = x.numel() * other.numel() // max((1, *x.shape[-1:]))
+    elif plan.name == "convolution":
+        most = first.numel() * max((1, *tensors[1].shape[:2]))
+    elif plan.pointwise:
+        most = prod(map(max, zip_longest(*(x.shape[::-1] for x in tensors), fillvalue=1)))
+    else:
+        most = sum(map(Tensor.numel, tensors))
+        if any(x.shape != first.shape for x in others):  # as many rows as there are indices
+            rows = max(map(Tensor.numel, others))
+            most = max(most, first.numel() * rows // max((1, *first.shape[:1])))
+    numbers = chain.from_iterable(args[at] or () for at in plan.grows if at < len(args))
+    return int(most * prod(1 + abs(n) for n in numbers))
+
+
+def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
+    __tracebackhide__ = True
+    given = {name: "meta" if name == "device" else _described(x) for name, x in kwargs.items()}
+    for shape, dtype in _results(plan.op, *map(_described, args), **given):
+        gpu.account.require(shape, dtype)
+
+
+class _Described(NamedTuple):
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _described(x: Any) -> Any:
+    """Return an argument as one that can be hashed and holds no tensor."""
+    if isinstance(x, Tensor):
+        return _Described(x.shape, x.dtype)
+    return tuple(map(_described, x)) if isinstance(x, (list, tuple)) else x
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _results(op: Any, *args: Any, **kwargs: Any) -> list[_Described]:
+    """Return shapes and dtypes of the results; empty if they depend on data.
+
+    The first call may take a second, in which torch imports SymPy, and others a millisecond.
+    """
+
+    def without_data(x: Any) -> Any:
+        if isinstance(x, _Described):
+            return torch.empty(x.shape, dtype=x.dtype, device="meta")
+        return list(map(without_data, x)) if isinstance(x, tuple) else x
+
+    given = {name: without_data(x) for name, x in kwargs.items()}
     try:
-        result = plan.op._handle.redispatch_boxed(META, *metas)
+        results = op(*map(without_data, args), **given)
     except Exception:  # noqa: BLE001  the CPU's kernel says it in its own words
-        return
-    gpu.account.require(result.shape, result.dtype)
+        return []
+    made = [results] if isinstance(results, Tensor) else results
+    return [_Described(x.shape, x.dtype) for x in made if isinstance(x, Tensor)]
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
