@@ -146,7 +146,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         if _is_jitted(kind):
             return _reduce_jitted(self, value)
         if self._storages.has(value, kind):
-            return self._storages.reduce(value)
+            held = vars(value) if self.is_ours(kind) else {}
+            return self._storages.reduce(value, kind, held)
         return _reduce_instance(self, value, kind)
 
     def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
@@ -183,9 +184,10 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # An enumeration is shared: its members are compared by identity.
-            stays = issubclass(kind, enum.Enum) or self._storages.know(kind)
-            self._ours[kind] = not stays and any(map(self._is_from_here, kind.__mro__))
+            # Members of an enumeration are compared by identity; C made ctypes' classes.
+            stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
+            ours = not (stays or self._storages.know(kind))
+            self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
         return self._ours[kind]
 
     def _is_from_here(self, kind: type) -> bool:
@@ -384,7 +386,8 @@ def _is_plain(kind: type) -> bool:
 
 def _has_no_way(copier: Copier, kind: Any) -> bool:
     """Whether a class of the notebook does not say how it is pickled."""
-    default = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    ways = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+    default = all(getattr(kind, way, None) is getattr(object, way, None) for way in ways)
     return default and copier.is_ours(kind)
 
 
@@ -412,28 +415,32 @@ def _new_generator(old: Any) -> Any:
 
 
 def _reduce_reference(copier: Copier, reference: Any) -> Any:
-    target, callback = reference(), reference.__callback__
-    return copier.recreate(reference, _new_reference, copier, target, callback)
+    key = [reference.key] if isinstance(reference, weakref.KeyedRef) else []
+    args = reference(), reference.__callback__, *key
+    return copier.recreate(reference, _new_reference, copier, *args)
 
 
-def _new_reference(old: Any, copier: Copier, target: Any, callback: Any) -> Any:
+def _new_reference(old: Any, copier: Copier, target: Any, *args: Any) -> Any:
     copier.alive.append(target)
-    return old if target is None else weakref.ref(target, callback)
+    return old if target is None else type(old)(target, *args)
 
 
 def _reduce_lock(copier: Copier, lock: Any) -> Any:
     return (threading.Lock if type(lock) is _LOCK else threading.RLock), ()
 
 
-def _refuse_file(copier: Copier, file: Any) -> Any:
-    raise TypeError("cannot copy an open file")  # cloudpickle would copy its contents
+def _refuse(copier: Copier, value: Any) -> Any:
+    # cloudpickle would copy its contents.
+    raise TypeError(
+        f"cannot copy {'a memoryview' if type(value) is memoryview else 'an open file'}"
+    )
 
 
 _REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {
     types.FunctionType: _reduce_function,
     types.CellType: _reduce_cell,
     _CACHED: _reduce_cached,
-    weakref.ref: _reduce_reference,
+    **dict.fromkeys((weakref.ref, weakref.KeyedRef), _reduce_reference),
     **dict.fromkeys((_LOCK, _RLOCK), _reduce_lock),
-    io.TextIOWrapper: _refuse_file,
+    **dict.fromkeys((io.TextIOWrapper, memoryview), _refuse),
 }
