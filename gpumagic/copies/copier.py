@@ -35,7 +35,6 @@ from gpumagic.usercode.values import (
 )
 
 _CACHED = type(functools.lru_cache(str))
-_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 # Py_TPFLAGS_HEAPTYPE, among a class's flags.
 _MADE_IN_PYTHON = 1 << 9
 
@@ -111,7 +110,9 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def read(self) -> Any:
         """Make the copies; call `StorageCopier.copy` first."""
         self._stream.seek(0)
-        made = _Reader(self._stream, self._originals).load()
+        reader: Any = pickle.Unpickler(self._stream)
+        reader.persistent_load = self._originals.__getitem__
+        made = reader.load()
         for finish in self.finishing:
             finish()
         return made
@@ -240,15 +241,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
         return found is function and function.__module__ not in self._modules
-
-
-class _Reader(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, originals: list[Any]) -> None:
-        super().__init__(stream)
-        self._originals = originals
-
-    def persistent_load(self, number: int) -> Any:
-        return self._originals[number]
 
 
 def _is_jitted(kind: type) -> bool:
@@ -425,10 +417,6 @@ def _new_reference(old: Any, copier: Copier, target: Any, *args: Any) -> Any:
     return old if target is None else type(old)(target, *args)
 
 
-def _reduce_lock(copier: Copier, lock: Any) -> Any:
-    return (threading.Lock if type(lock) is _LOCK else threading.RLock), ()
-
-
 def _refuse(copier: Copier, value: Any) -> Any:
     # cloudpickle would copy its contents.
     raise TypeError(
@@ -441,6 +429,7 @@ _REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {
     types.CellType: _reduce_cell,
     _CACHED: _reduce_cached,
     **dict.fromkeys((weakref.ref, weakref.KeyedRef), _reduce_reference),
-    **dict.fromkeys((_LOCK, _RLOCK), _reduce_lock),
+    type(threading.Lock()): lambda copier, lock: (threading.Lock, ()),
+    type(threading.RLock()): lambda copier, lock: (threading.RLock, ()),
     **dict.fromkeys((io.TextIOWrapper, memoryview), _refuse),
 }

@@ -12,10 +12,11 @@ from itertools import chain, zip_longest
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS, reads
 from gpumagic.usercode.files import leave_out_ours
@@ -39,7 +40,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
-_LARGE = 4096  # elements on a side
+_LARGE = 4096  # sides and lengths that are looked at
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -245,7 +246,7 @@ def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: V
     """Raise ``torch.OutOfMemoryError`` before a result without room is computed."""
     __tracebackhide__ = True
     room, count = gpu.account.room // _LARGEST_NUMBER, 1
-    for _, tensor, _ in found:
+    for _, tensor, _ in found:  # in a loop, since each operator passes here
         count *= tensor.numel()
     if (count > room or plan.grows) and _at_most(plan, [x for _, x, _ in found], args) > room:
         _require_results(plan, args, kwargs, gpu)
@@ -271,43 +272,21 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
 
 
 def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
+    """Raise if the results have no room, by torch's meta kernel, which may take a millisecond."""
     __tracebackhide__ = True
-    given = {name: "meta" if name == "device" else _described(x) for name, x in kwargs.items()}
-    for shape, dtype in _results(plan.op, *map(_described, args), **given):
-        gpu.account.require(shape, dtype)
-
-
-class _Described(NamedTuple):
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-def _described(x: Any) -> Any:
-    """Return an argument as one that can be hashed and holds no tensor."""
-    if isinstance(x, Tensor):
-        return _Described(x.shape, x.dtype)
-    return tuple(map(_described, x)) if isinstance(x, (list, tuple)) else x
-
-
-@functools.lru_cache(maxsize=4096, typed=True)
-def _results(op: Any, *args: Any, **kwargs: Any) -> list[_Described]:
-    """Return shapes and dtypes of the results; empty if they depend on data.
-
-    The first call may take a second, in which torch imports SymPy, and others a millisecond.
-    """
-
-    def without_data(x: Any) -> Any:
-        if isinstance(x, _Described):
-            return torch.empty(x.shape, dtype=x.dtype, device="meta")
-        return list(map(without_data, x)) if isinstance(x, tuple) else x
-
-    given = {name: without_data(x) for name, x in kwargs.items()}
+    given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
-        results = op(*map(without_data, args), **given)
+        args, given = tree_map_only(Tensor, _without_data, (args, given))
+        results = tree_leaves(plan.op(*args, **given))
     except Exception:  # noqa: BLE001  the CPU's kernel says it in its own words
-        return []
-    made = [results] if isinstance(results, Tensor) else results
-    return [_Described(x.shape, x.dtype) for x in made if isinstance(x, Tensor)]
+        return
+    for result in results:
+        if isinstance(result, Tensor):
+            gpu.account.require(result.shape, result.dtype)
+
+
+def _without_data(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
