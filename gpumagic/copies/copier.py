@@ -298,20 +298,16 @@ def _reduce_cell(copier: Copier, cell: types.CellType) -> Any:
     except ValueError:  # not bound yet
         return made
     copier.met[f"(closure {len(copier.met)})"] = contents
-    return *made, (contents,), None, None, _set_cell
-
-
-def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
-    (cell.cell_contents,) = state
+    # In a tuple: pickle calls no setter for a state that is None.
+    return *made, (contents,), None, None, lambda new, held: setattr(new, "cell_contents", held[0])
 
 
 def _reduce_cached(copier: Copier, cached: Any) -> Any:
+    def new(old: Any, function: Any) -> Any:
+        return functools.lru_cache(**old.cache_parameters())(function)
+
     held = dict(vars(cached))
-    return *copier.recreate(cached, _new_cached, held.pop("__wrapped__")), held
-
-
-def _new_cached(old: Any, function: Any) -> Any:
-    return functools.lru_cache(**old.cache_parameters())(function)
+    return *copier.recreate(cached, new, held.pop("__wrapped__")), held
 
 
 def _reduce_jitted(copier: Copier, function: Any) -> Any:

@@ -69,7 +69,7 @@ class StorageCopier:
     def reduce(self, source: Any, kind: type, held: dict[str, Any]) -> Any:
         """Return how pickle recreates an array, as one of class `kind` with attributes `held`."""
         args = self._add(source), kind
-        return (self.copied, args, *((held, None, None, _set_array) if held else ()))
+        return self.copied, args, held, None, None, lambda array, held: own(array).update(held)
 
     def reduce_tensor(self, source: torch.Tensor) -> Any:
         """Return how pickle recreates a tensor, with its gradient and hooks."""
@@ -257,10 +257,6 @@ def _own_copy(source: Any) -> Any:
     made = numpy.array(source, order="K", subok=False)
     made.flags.writeable = source.flags.writeable
     return made
-
-
-def _set_array(array: Any, held: dict[str, Any]) -> None:
-    vars(array).update(held)
 
 
 # -- tensors

@@ -92,7 +92,7 @@ class KernelPlan:
         self.flip = _flip_for(full)
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_new(self.op)
-        self.asks = self.fresh and not (self.draws or self.name.startswith("_foreach_"))
+        self.asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
         self.scratch = rule_of(self.name)
@@ -173,16 +173,16 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if plan.asks and found:
+    if plan.asks:
         _require_room(plan, found, low, low_kwargs, gpu)
     if plan.waits:
         _report_waits(plan, args, kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
-        result = adopt(result, gpu, 4)
+        result = adopt(result, gpu, 4)  # as `_lift` would
     else:
         result = _lift(plan, result, found, gpu)
-    if plan.scratch is not None:
+    if plan.scratch:
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
     return result
 
@@ -236,10 +236,9 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
 
 def _report_waits(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
     __tracebackhide__ = True
-    if checks.listeners:
-        name = plan.name if plan.name in WAITS else "nonzero"
-        for nbytes in reads(plan.name, *args, **kwargs):
-            checks.emit("sync", name, gpu.device, HOST, nbytes)
+    name = plan.name if plan.name in WAITS else "nonzero"
+    for nbytes in reads(plan.name, *args, **kwargs) if checks.listeners else ():
+        checks.emit("sync", name, gpu.device, HOST, nbytes)
 
 
 def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
@@ -248,7 +247,9 @@ def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: V
     room, count = gpu.account.room // _LARGEST_NUMBER, 1
     for _, tensor, _ in found:  # in a loop, since each operator passes here
         count *= tensor.numel()
-    if (count > room or plan.grows) and _at_most(plan, [x for _, x, _ in found], args) > room:
+    if not found or (count <= room and not plan.grows):
+        return
+    if _at_most(plan, [x for _, x, _ in found], args) > room:
         _require_results(plan, args, kwargs, gpu)
 
 
