@@ -212,8 +212,7 @@ def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any
     if torch is None:
         import numpy
 
-        room = numpy.empty(lead + stop - start + _ALIGNMENT, numpy.uint8)
-        buffer = room[-room.ctypes.data % _ALIGNMENT :][: lead + stop - start]
+        buffer = numpy.empty(lead + stop - start, numpy.uint8)  # NumPy's alignment is enough
         buffer[lead:] = numpy.frombuffer(_memory(start, stop), numpy.uint8)
         return buffer
     pinned = (
