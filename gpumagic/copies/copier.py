@@ -147,8 +147,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         if _is_jitted(kind):
             return _reduce_jitted(self, value)
         if self._storages.has(value, kind):
-            held = vars(value) if self.is_ours(kind) else {}
-            return self._storages.reduce(value, kind, held)
+            return self._storages.reduce(value, kind, own(value) if self.is_ours(kind) else {})
         return _reduce_instance(self, value, kind)
 
     def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
@@ -298,7 +297,6 @@ def _reduce_cell(copier: Copier, cell: types.CellType) -> Any:
     except ValueError:  # not bound yet
         return made
     copier.met[f"(closure {len(copier.met)})"] = contents
-    # In a tuple: pickle calls no setter for a state that is None.
     return *made, (contents,), None, None, lambda new, held: setattr(new, "cell_contents", held[0])
 
 
@@ -414,10 +412,8 @@ def _new_reference(old: Any, copier: Copier, target: Any, *args: Any) -> Any:
 
 
 def _refuse(copier: Copier, value: Any) -> Any:
-    # cloudpickle would copy its contents.
-    raise TypeError(
-        f"cannot copy {'a memoryview' if type(value) is memoryview else 'an open file'}"
-    )
+    kind = "a memoryview" if type(value) is memoryview else "an open file"
+    raise TypeError(f"cannot copy {kind}")  # cloudpickle would copy its contents
 
 
 _REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {
