@@ -40,8 +40,12 @@ def network_kernels() -> dict[str, Callable[..., Any]]:
     }
     kernels["_fused_rms_norm"] = _rms_norm
     kernels["scaled_dot_product_attention"] = _attention
-    kernels["lstm_cell"] = _lstm_cell
-    kernels["gru_cell"] = _gru_cell
+    kernels["lstm_cell"] = lambda x, h, w_ih, w_hh, b_ih=None, b_hh=None: lstm_cell(
+        linear(x, w_ih, b_ih), h[0], h[1], w_hh, b_hh, None, 1
+    )
+    kernels["gru_cell"] = lambda x, h, w_ih, w_hh, b_ih=None, b_hh=None: gru_cell_data(
+        x, h, w_ih, b_ih, w_hh, b_hh
+    )
     return kernels
 
 
@@ -90,18 +94,6 @@ def _rms_norm(input: Tensor, shape: Any, weight: Tensor | None, eps: float | Non
         given: Any = [("input", input, input), ("weight", weight, weight)]
         mixed(KernelPlan(op, True).read(), given, (input, shape, weight))
     return op.decompose(input, shape, weight, eps)
-
-
-def _lstm_cell(
-    input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
-) -> Any:
-    return lstm_cell(linear(input, w_ih, b_ih), hx[0], hx[1], w_hh, b_hh, None, 1)
-
-
-def _gru_cell(
-    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
-) -> Any:
-    return gru_cell_data(input, hx, w_ih, b_ih, w_hh, b_hh)
 
 
 _FUSED = {torch.float32, torch.float64}
