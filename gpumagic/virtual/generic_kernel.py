@@ -33,7 +33,7 @@ from gpumagic.virtual.flip import (
     replace_sparse,
     writes,
 )
-from gpumagic.virtual.memory_account import refuse_as_cuda
+from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.scratch import rule_of, temporary_bytes
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
@@ -92,9 +92,10 @@ class KernelPlan:
         self.flip = _flip_for(full)
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_new(self.op)
-        self.asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
+        asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
+        self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # by which elements count
         self.scratch = rule_of(self.name)
         return self
 
@@ -165,7 +166,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     # for the usual arguments as little as can be, here and in `adopt`.
     found: Found = []
     above: list[str] = []  # arguments for which another key than CPU decides
-    at, low = _lower_all(plan, args, found, above)
+    at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
     if gpu is None:  # each operator within the composite one checks the devices itself
@@ -173,7 +174,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if plan.asks:
+    if count > SMALL:
         _require_room(plan, found, low, low_kwargs, gpu)
     if plan.waits:
         _report_waits(plan, args, kwargs, gpu)
@@ -201,10 +202,11 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
-) -> tuple[int, list[Any]]:
-    """Return the GPU of all tensors, or -1 if they differ or are in lists; and the lowered ones."""
+) -> tuple[int, int, list[Any]]:
+    """Return the GPU of all tensors, or -1 if they differ or are in lists; whether to ask for room
+    (a number above SMALL); and the lowered arguments."""
     low: list[Any] = []
-    flip_, plain, at = plan.flip, plan.plain, -2
+    flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
         if kind is None or x is None:
             low.append(x)
@@ -213,10 +215,11 @@ def _lower_all(
             found.append((name, x, y))
             low.append(y)
             at = where if at in (-2, where) else -1
+            count *= x.numel()
         else:
             low.append(_lower(plan, name, x, found, above))
-            at = -1
-    return at, low
+            at, count = -1, count * (SMALL + 1)
+    return at, count, low
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
@@ -244,12 +247,9 @@ def _report_waits(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> 
 def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
     """Raise ``torch.OutOfMemoryError`` before a result without room is computed."""
     __tracebackhide__ = True
-    room, count = gpu.account.room // _LARGEST_NUMBER, 1
-    for _, tensor, _ in found:  # in a loop, since each operator passes here
-        count *= tensor.numel()
-    if not found or (count <= room and not plan.grows):
-        return
-    if _at_most(plan, [x for _, x, _ in found], args) > room:
+    tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
+    large = plan.grows or prod(map(Tensor.numel, tensors)) > room
+    if tensors and large and _at_most(plan, tensors, args) > room:
         _require_results(plan, args, kwargs, gpu)
 
 

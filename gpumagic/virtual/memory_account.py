@@ -31,7 +31,7 @@ from gpumagic.telemetry import state_files as published
 from gpumagic.telemetry.host import MemoryGroup
 from gpumagic.usercode.files import in_cell, is_users
 
-_SMALL = 2**17
+SMALL = 2**17
 """Elements up to which a tensor is made without a check for room."""
 _TOUCHED = 64 * 2**20
 """Bytes from which the host's free memory is read too, which takes some ten microseconds."""
@@ -196,10 +196,11 @@ class MemoryAccount:
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
         """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""
         count = prod(size)
-        if count <= _SMALL or self.refusal:
+        if count <= SMALL or self.refusal:
             return
         nbytes = count * (dtype or torch.get_default_dtype()).itemsize
         self._make_room(nbytes)
+        self._room = -1  # its block may be larger: count again when it exists
         if nbytes >= _TOUCHED and nbytes > host_has():
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
