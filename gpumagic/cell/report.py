@@ -178,20 +178,23 @@ def html(report: Report) -> str:
 
 def _hints(report: Report) -> list[str]:
     """Return advice if it ran elsewhere, and about the ledger, if its table does not give it."""
-    told = report.table or not report.ledger.entries
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
     first = [_ITSELF.format(report.device.label)] if itself else []
-    return first + ([] if told else ledger_view.hints(report.ledger))
+    shown = report.table or not report.ledger.entries
+    return first if shown else [*first, *ledger_view.hints(report.ledger)]
 
 
 def _head(report: Report) -> list[str]:
-    """Return the device, the time, and the peak of memory on each device."""
-    device = report.device
+    """Return the device, the time, how the cell ended, and the peak of memory on each device."""
+    device, took = report.device, duration(report.seconds)
     named = str(device)
-    where = f"asked for {named}; {report.elsewhere}" if report.elsewhere else named
-    where += " (virtual)" if device.virtual and not report.elsewhere else ""
+    where = f"asked for {named}; {report.elsewhere}" if report.elsewhere else device.label
     where += f": {device.note}" if device.note else ""
-    parts = [where, *_ran(report)]
+    if report.error:
+        took = f"{report.error} after {took}"
+    elif not report.waited:
+        took = f"{took}, not waited for"
+    parts = [where, took, *([f"the device reports: {report.fault}"] if report.fault else [])]
     for memory in sorted(report.memory, key=lambda memory: memory.device != named):
         other = "" if memory.device == named else f"{memory.device} "
         parts.append(f"{other}peak {size(memory.peak)}")
@@ -199,41 +202,36 @@ def _head(report: Report) -> list[str]:
 
 
 def _clauses(report: Report) -> tuple[list[str], list[str]]:
-    """Return what else happened, the most important first: in the line, and behind it."""
-    parts = [] if report.ledger_complete else ["its ledger is incomplete: %gpus --doctor shows why"]
-    if report.moved:
-        moved = str(Moves(report.moved, seconds=report.move_seconds))
-        if report.returned is not None and report.returned.moved:
-            moved += f", and back in {duration(report.returned.seconds)}"
-        elif FOR_GOOD in report.says_once - report.said:
-            moved += FOR_GOOD
-        parts.append(moved)
-    if report.taken and (taken := _taken(report)) not in report.said:
-        parts.append(taken)
-    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
-        parts.append(said)
-    if left := [part for part in _left(report.left) if part not in report.said]:
-        parts.append(f"left {'; '.join(left)}")
-    if report.results:
-        parts.append(f"new on {report.device}: {some(report.results)}")
-    if report.batches.count:
-        count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
-        parts.append(f"{count}: {size(report.batches.nbytes)} copied")
+    """Return what else happened: in the line, and behind it."""
+    parts = [*_happened(report)]
     used = [] if report.energy is None else [f"the board used {report.energy:,.1f} J"]
     return parts[:_CLAUSES], [*parts[_CLAUSES:], *used]
 
 
-def _ran(report: Report) -> list[str]:
-    """Return how long it ran, and how it ended."""
-    took = duration(report.seconds)
-    if report.error:
-        took = f"{report.error} after {took}"
-    elif not report.waited:
-        took = f"{took}, not waited for"
-    parts = [took]
-    if report.fault:
-        parts.append(f"the device reports: {report.fault}")
-    return parts
+def _happened(report: Report) -> Iterator[str]:
+    """Yield what else happened, the most important first."""
+    if not report.ledger_complete:
+        yield "its ledger is incomplete: %gpus --doctor shows why"
+    if report.moved:
+        yield _moved(report)
+    if report.taken and (taken := _taken(report)) not in report.said:
+        yield taken
+    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
+        yield said
+    if left := [part for part in _left(report.left) if part not in report.said]:
+        yield f"left {'; '.join(left)}"
+    if report.results:
+        yield f"new on {report.device}: {some(report.results)}"
+    if report.batches.count:
+        count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
+        yield f"{count}: {size(report.batches.nbytes)} copied"
+
+
+def _moved(report: Report) -> str:
+    moved = str(Moves(report.moved, seconds=report.move_seconds))
+    if report.returned is not None and report.returned.moved:
+        return f"{moved}, and back in {duration(report.returned.seconds)}"
+    return moved + FOR_GOOD if FOR_GOOD in report.says_once - report.said else moved
 
 
 def _taken(report: Report) -> str:

@@ -8,11 +8,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from gpumagic import faults
 from gpumagic.cell.report import FOR_GOOD, Batches, Report, keep_last
-from gpumagic.device import Device, cuda_state
+from gpumagic.device import Device, cuda_state, has_virtual
 from gpumagic.device.discover import LEAST_S, joules
 from gpumagic.display.table import Shown
 from gpumagic.display.units import size
@@ -20,12 +21,14 @@ from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
 from gpumagic.frameworks.framework import Framework, device_of, library_of, nbytes_of
 from gpumagic.frameworks.known import in_use, torch_itself
-from gpumagic.frameworks.watching import watch
-from gpumagic.ledger.entry import Entry, Ledger, Memory
+from gpumagic.ledger.entry import Entry, Ledger, Memory, Tally
 from gpumagic.moving.moved import DATASET_STAYS, Left, Moves, Origins, all_of
 from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import variables_read
+
+# Packages whose classes are no arrays of a library that gpumagic does not know.
+_NO_LIBRARIES = ("torch", "builtins", "__main__")
 
 
 class _Share:
@@ -121,37 +124,35 @@ class Run:
         unusable: str = "",  # why torch's tensors stay, if they do
         move: bool = True,
         strict: bool = False,
-        fix: bool = False,
         table: bool = False,
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
-        recorder: Any = None,  # has `start`, and `stop`, which returns the report's `peak`
-        checks: Any = None,  # a context in which the cell runs
-        profiler: Any = None,  # has `start`, `stop`, its seconds `stopping`, and `result(ledger)`
+        helpers: Sequence[Any] = (),  # each has `start` and `stop`
+        recorder: Any = None,  # a helper whose `stop` returns the report's `peak`
+        profiler: Any = None,  # a helper with `result(ledger)`, and its seconds `stopping`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
         frameworks = [torch_itself()] if frameworks is None else frameworks
         self._shares = [_Share(framework) for framework in frameworks]
-        self._torch = any(framework.name == "torch" for framework in frameworks)
         self._namespace = namespace
         self._names = list(names)
         self._left = tuple(left_alone(self._names, namespace, device, unusable))
         self._move, self._back, self._said, self._table = move, back, said, table
-        self._clock = clock
-        self._watch = watch(strict=strict, warn=False, frameworks=frameworks)  # the report says it
-        self._fix = _fixer(device) if fix else None
-        self._recorder, self._profiler, self._watch.checks = recorder, profiler, checks
-        self._placed = ExitStack()
+        self._strict, self._clock = strict, clock
+        self._helpers, self._recorder, self._profiler = helpers, recorder, profiler
+        self._tally = Tally()
+        self._counting, self._placed = ExitStack(), ExitStack()
         self._undo: ExitStack | None = None  # of all that `start` began
         self._stops: list[Callable[[], Iterable[Memory]] | None] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
         self._joules: float | None = None  # of its device, before the cell
+        self._error: str | None = None  # the name of what ended the cell
         self._interrupted = False
         self._fault: str | None = None
         self.left_out = 0.0  # seconds that are none of the cell's
-        self._ledger_complete = True
+        self._complete = True  # whether all of `_during` worked
         self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
@@ -173,15 +174,18 @@ class Run:
         arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
         self._before = {id(array): weakref.ref(array) for array in arrays}
         self._joules = self._read_joules()
+        self._tally.virtual = has_virtual()
         with ExitStack() as undo:
             undo.callback(self._wait)
             # Memory that cannot be measured, or a ledger not kept, is no reason to stop the cell.
             for share in self._shares:
                 begin = partial(share.framework.peak, self.device)
                 self._stops.append(self._guarded("measuring a cell's memory", begin))
-            if self._fix is not None:
-                self._during(undo, "bringing operands together", self._fix.start, self._fix.stop)
-            self._during(undo, "keeping the ledger of a cell", self._watch.start, self._watch.stop)
+            for helper in self._helpers:
+                self._during(undo, f"running {type(helper).__name__}", helper.start, helper.stop)
+            for framework in (share.framework for share in self._shares):
+                doing = f"keeping the ledger of {framework.name}"
+                self._during(undo, doing, partial(self._count, framework), self._counting.close)
             if self._recorder is not None:
                 self._during(undo, "recording memory", self._recorder.start, self._read_peak)
             undo.callback(self._leave)
@@ -198,19 +202,23 @@ class Run:
     def _during(
         self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
     ) -> None:
+        """Start what only observes the cell: its failure is no reason to stop the cell."""
         undo.callback(self._guarded, doing, stop)
         self._guarded(doing, start)
 
-    def _remember(self) -> None:
-        for share in self._shares:
-            share.remember()
+    def _count(self, framework: Framework) -> None:
+        self._counting.enter_context(framework.count(self._tally, self._strict))
 
     def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
         try:
             return step()
         except Exception as error:  # noqa: BLE001  kept, and said under the cell
             faults.keep(doing, error)
-            self._ledger_complete = False
+            self._complete = False
+
+    def _remember(self) -> None:
+        for share in self._shares:
+            share.remember()
 
     def finish(self, error: BaseException | None = None) -> Report | None:
         """Undo the placement and report what happened; None if `start` did not succeed.
@@ -220,6 +228,7 @@ class Run:
         if self._undo is None:
             return None
         undo, self._undo = self._undo, None
+        self._error = None if error is None else type(error).__name__
         self._interrupted = isinstance(error, KeyboardInterrupt)
         try:
             undo.close()
@@ -229,44 +238,47 @@ class Run:
         except BaseException:
             self._remember()
             raise
-        report = self._report(error, all_of(backs) if backs else None, there)
+        report = self._report(all_of(backs) if backs else None, there)
         keep_last(report)
         return report
 
-    def _report(
-        self, error: BaseException | None, returned: Moves | None, there: list[str]
-    ) -> Report:
-        ledger = None
-        if self._fault is None or not self._torch:
-            ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
-        batches = [batch for share in self._shares for batch in share.batches]
-        failed = type(error).__name__ if error is not None else None
-        # Dead CUDA is reported under the error.
-        told = failed and cuda_state.death() is not None
+    def _report(self, returned: Moves | None, there: list[str]) -> Report:
+        moves = [share.moves for share in self._shares]
+        batches = [*chain.from_iterable(share.batches for share in self._shares)]
+        ledger = self._ledger()
         return Report(
             device=self.device,
             seconds=self._seconds,
-            moved=tuple(moved for share in self._shares for moved in share.moves.moved),
+            waited=not self._interrupted and self._fault is None,
+            moved=tuple(chain.from_iterable(each.moved for each in moves)),
             left=tuple(self._stayed(returned, bool(batches))),
-            move_seconds=sum(share.moves.seconds for share in self._shares),
+            move_seconds=sum(each.seconds for each in moves),
             returned=returned,
             results=tuple(there),
             said=self._said,
             batches=Batches(len(batches), sum(map(sum, batches))),
-            memory=tuple(memory for share in self._shares for memory in share.memory),
+            memory=tuple(chain.from_iterable(share.memory for share in self._shares)),
             peak=self._peak,
             profile=self._profile(ledger),
             energy=self._energy(),
-            ledger=Ledger() if ledger is None else ledger,
-            ledger_complete=self._ledger_complete and self._watch.complete,
+            ledger=ledger,
+            ledger_complete=self._complete,
             table=self._table,
+            made=not self._error and any(share.uncounted for share in self._shares),
             taken=tuple(self._taken()),
-            made=not failed and any(share.uncounted for share in self._shares),
-            elsewhere="" if failed or ledger is None else self._elsewhere(ledger),
-            waited=not self._interrupted and self._fault is None,
-            error=failed,
-            fault=None if told else self._fault,
+            elsewhere=self._elsewhere(ledger),
+            error=self._error,
+            # Dead CUDA is reported under the error.
+            fault=None if self._error and cuda_state.death() else self._fault,
         )
+
+    def _ledger(self) -> Ledger:
+        """Return what was counted; empty if a device of torch's has failed, which it would ask."""
+        failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
+        if failed or not self._tally.counts:
+            return Ledger(virtual=self._tally.virtual)
+        ledger = self._guarded("reading the ledger of a cell", self._tally.ledger)
+        return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
         """Yield what was not moved; if batches were brought, their dataset is no news."""
@@ -282,8 +294,8 @@ class Run:
         self._profiler.stop()
         self.left_out += self._profiler.stopping
 
-    def _profile(self, ledger: Ledger | None) -> Shown | None:
-        profile = None
+    def _profile(self, ledger: Ledger) -> Shown | None:
+        profile: Shown | None = None
         if self._profiler is not None:
             with faults.kept("reading the profile of a cell"):
                 profile = self._profiler.result(ledger)
@@ -346,6 +358,8 @@ class Run:
 
     def _elsewhere(self, ledger: Ledger) -> str:
         """Return where most of the cell's work was, as far as known, if not on its device."""
+        if self._error or self._fault or not self._complete:
+            return ""
         said = []
         for share in self._shares:
             name = "" if share.framework.name == "torch" else share.framework.name
@@ -360,12 +374,6 @@ def _whose(name: str) -> str:
     return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
-def _fixer(device: Device) -> Any:
-    from gpumagic.cell.autofix import AutoFix  # it imports torch
-
-    return AutoFix(torch_itself().own(device))
-
-
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
@@ -377,15 +385,12 @@ def left_alone(
         value = namespace.get(name)
         if unusable and is_tensor(value):
             yield Left(name, unusable)
-        elif _is_foreign(type(value)) and not any(each.is_array(value) for each in in_use()):
+        elif str(defined_in(type(value))).partition(".")[0] not in _NO_LIBRARIES and not any(
+            each.is_array(value) for each in in_use()
+        ):
             with faults.kept("asking another library's array where it is"):
                 where = device_of(value)
                 # What NumPy has is for the host, and stays there.
                 if where not in (None, "cpu", str(device)):
                     nbytes = nbytes_of(value) or None
                     yield Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}")
-
-
-def _is_foreign(kind: type) -> bool:
-    """Whether a class may be of arrays that neither torch nor the notebook has defined."""
-    return str(defined_in(kind)).partition(".")[0] not in ("torch", "builtins", "__main__")

@@ -44,7 +44,7 @@ from gpumagic.dryrun.result import LIMIT_S, DryRun, Mismatch, Unknown
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
-from gpumagic.moving.move import move_all, optimizers_in
+from gpumagic.moving.move import move_all
 from gpumagic.moving.moved import Moved
 from gpumagic.placement import placement, put_in_force
 from gpumagic.placement.swap import enter
@@ -182,9 +182,7 @@ class _Following:
 
     def _move(self, variables: Any, target: torch.device) -> Any:
         self._crossings.silent = True
-        space = self._subject.namespace
-        followers = optimizers_in(space)
-        moves = move_all(variables, target, followers=followers, namespace=space, check_room=False)
+        moves = move_all(variables, target, self._subject.namespace, check_room=False)
         self._crossings.silent = False
         return moves
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from gpumagic.device import CPU, Device, devices_changed
 from gpumagic.device import here as devices_here
+from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
-from gpumagic.frameworks.framework import Counting, Framework, Split, wholes
+from gpumagic.frameworks.framework import Counting, Framework, Split, too_late, wholes
 from gpumagic.frameworks.watching import CopyCounting
 from gpumagic.ledger.entry import Tally
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, keep_origins
@@ -62,6 +63,16 @@ class ArrayFramework(Framework):
 
     def patch(self, stack: ExitStack) -> None:
         """Have the framework's functions answer for virtual GPUs, until `stack` is closed."""
+
+    def missing(self, device: Device, cpus: int, build: str) -> GpuError:
+        """Return the error for a device that it lacks; it has so many devices of the CPU."""
+        if device.kind != "cuda":
+            return GpuError(f"{self.name} has no device {device}; type cpu, or a GPU's number")
+        if self.virtual:
+            return GpuError(too_late(self.name, cpus, self.virtual))
+        return GpuError(
+            f"{self.name} sees no {device} here; a build for GPUs is pip install {build}"
+        )
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Count its copies between devices and its waits, within the context."""

@@ -70,14 +70,10 @@ class Jax(ArrayFramework):
     def own(self, device: Device) -> Any:
         if device.kind == "cpu":
             return jax.local_devices(backend="cpu")[0]
-        if device.kind != "cuda":
-            raise GpuError(f"JAX has no device {device}; type cpu, or a GPU's number")
-        gpus = self._gpus()
+        gpus = self._gpus() if device.kind == "cuda" else {}
         if device.ordinal in gpus:
             return gpus[device.ordinal]
-        if self.virtual:
-            raise GpuError(too_late("JAX", len(gpus) + 1, self.virtual))
-        raise GpuError(f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'")
+        raise self.missing(device, len(gpus) + 1, "'jax[cuda13]'")
 
     def _gpus(self) -> dict[int, Any]:
         """The GPUs that JAX has, virtual ones too, by ordinal."""

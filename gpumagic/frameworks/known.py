@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -16,57 +17,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.device import Device, here, resolve_one
+from gpumagic.device import Device, cuda_state, devices_changed, here, resolve_one
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.framework import Framework
 from gpumagic.usercode.files import is_users
-from gpumagic.usercode.values import defined_in, of_function, torch_here
+from gpumagic.usercode.values import defined_in, of_function
 
 if TYPE_CHECKING:
     import torch
-
-
-_waiting: dict[str, Callable[[], object]] = {}
-
-
-def when_imported(module: str, then: Callable[[], object]) -> None:
-    """Call `then` after the import of `module`; now, if that has been."""
-    if module in sys.modules:
-        then()
-        return
-    _waiting[module] = then
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
-
-
-def forget() -> None:
-    """Cancel all callbacks for imports."""
-    _waiting.clear()
-    if _FINDER in sys.meta_path:
-        sys.meta_path.remove(_FINDER)
-
-
-class _Finder:
-    """Find awaited modules as Python would, and have their loaders call back."""
-
-    def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
-        if name not in _waiting:
-            return None
-        found = (each.find_spec(name, *others) for each in sys.meta_path if each is not self)
-        spec = next(filter(None, found), None)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_call(module: ModuleType) -> None:
-                run(module)
-                if then := _waiting.pop(name, None):
-                    then()
-
-            spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
-        return spec
-
-
-_FINDER: Any = _Finder()
 
 
 # By the module that people import: the class of its adapter; and packages that build on it.
@@ -80,17 +38,21 @@ _PACKAGES = {
 
 def imported() -> list[Framework]:
     """Return the frameworks other than torch that this process has imported."""
-    return [_made(module) for module in _PACKAGES if module in sys.modules]
+    return [_made(module) for module in _PACKAGES if _is_imported(module)]
 
 
 def in_use() -> list[Framework]:
     """Return the frameworks that this process has imported, torch first."""
-    return [*(() if torch_here() is None else [torch_itself()]), *imported()]
+    return [_made(module) for module in _CLASSES if _is_imported(module)]
+
+
+def _is_imported(module: str) -> bool:
+    return sys.modules.get(module) is not None
 
 
 def counted_here() -> list[Framework]:
     """Return the frameworks whose copies a watch counts: imported ones, and torch if installed."""
-    installed = torch_here() is not None or find_spec("torch") is not None
+    installed = _is_imported("torch") or find_spec("torch") is not None
     return [*([torch_itself()] if installed else ()), *imported()]
 
 
@@ -148,23 +110,37 @@ def _importable(module: str) -> bool:
     return True
 
 
+class _Finder:
+    """Find frameworks as Python would, and have them make virtual GPUs once they are imported."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
+        if name not in _PACKAGES:
+            return None
+        found = (each.find_spec(name, *others) for each in sys.meta_path if each is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_make(module: ModuleType) -> None:
+                run(module)
+                with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
+                    _made(name).make_virtual(self._count)
+
+            spec.loader.exec_module = run_and_make  # type: ignore[method-assign]
+        return spec
+
+
 def make_virtual(count: int) -> None:
-    """Have each framework make so many virtual GPUs, now or once it is imported."""
-    for module in _PACKAGES:
-
-        def make(module: str = module) -> None:
-            with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
-                _made(module).make_virtual(count)
-
-        when_imported(module, make)
-
-
-def forget_virtual() -> None:
-    """Remove the frameworks' virtual GPUs, and make none for later imports."""
-    forget()
+    """Have each framework make so many virtual GPUs, now or once it is imported; 0 removes them."""
+    sys.meta_path[:] = [each for each in sys.meta_path if type(each) is not _Finder]
+    if count:
+        sys.meta_path.insert(0, _Finder(count))
     for framework in imported():
         with suppress(GpuError):
-            framework.make_virtual(0)
+            framework.make_virtual(count)
 
 
 def too_late() -> list[str]:
@@ -195,13 +171,18 @@ def _made(module: str) -> Framework:
     return framework
 
 
+# The device of `cpu`, and of a WHERE with a number once CUDA has started: neither changes then.
+_found: dict[str, Device] = {}
+devices_changed.append(_found.clear)
+
+
 class Needed:
     """Find the frameworks to place code for: imported by it, or in use in the notebook."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         named = imports_of(tree)
         self.others = tuple(needed_by(named, namespace))
-        self.torch = torch_here() is not None or (
+        self.torch = _is_imported("torch") or (
             ("torch" in named or not self.others) and find_spec("torch") is not None
         )
         self.unusable = ""  # why torch is not placed along with others, though it is imported
@@ -227,9 +208,18 @@ class Needed:
 
     def find(self, where: object) -> Device:
         """Return the one device that `where` names, or raise `GpuError`."""
-        memory = "free" in str(where)
         if not self.torch:
-            return resolve_one(where, self.devices(memory))
+            return resolve_one(where, self.devices("free" in str(where)))
+        if (device := _found.get(str(where))) is None:
+            device = self._look_up(where)
+            started = device.kind == "cuda" and cuda_state.working() is not None
+            if self.torch and (where == "cpu" or (started and re.search(r"\d", str(where)))):
+                _found[str(where)] = device
+        elif device.kind == "cuda":
+            cuda_state.check()
+        return device
+
+    def _look_up(self, where: object) -> Device:
         from gpumagic.placement.torch_devices import find
 
         try:
@@ -238,7 +228,7 @@ class Needed:
             # torch is a CPU build, and another framework has the GPU: only that one is placed.
             if not self.others:
                 raise
-            device = resolve_one(where, self._of_others(memory))
+            device = resolve_one(where, self._of_others("free" in str(where)))
             self.torch, self.unusable = False, str(error)
             return device
 

@@ -77,16 +77,10 @@ class TensorFlow(ArrayFramework):
         """TensorFlow's name of a device, such as ``"/GPU:1"``; or GpuError."""
         if device.kind == "cpu":
             return "/CPU:0"
-        if device.kind != "cuda" or device.ordinal is None:
-            raise GpuError(f"TensorFlow has no device {device}; type cpu, or a GPU's number")
-        if device.ordinal < self._count():
-            return f"/CPU:{device.ordinal + 1}" if self.virtual else f"/GPU:{device.ordinal}"
-        if self.virtual:
-            raise GpuError(too_late("TensorFlow", _logical_cpus(), self.virtual))
-        raise GpuError(
-            f"TensorFlow sees no {device} here; a build for GPUs is "
-            "pip install 'tensorflow[and-cuda]'"
-        )
+        number = device.ordinal
+        if device.kind == "cuda" and number is not None and number < self._count():
+            return f"/CPU:{number + 1}" if self.virtual else f"/GPU:{number}"
+        raise self.missing(device, _logical_cpus(), "'tensorflow[and-cuda]'")
 
     def name_of(self, own: str) -> str:
         """Return gpumagic's name, ``"cuda:1"``, for TensorFlow's full name of a device."""
@@ -228,8 +222,9 @@ class TensorFlow(ArrayFramework):
         TensorFlow tells no address: each tensor counts as memory of its own.
         """
         return [
-            Place(self.name_of(_memory_of(each)), id(each) << _APART, nbytes)
+            Place(self.name_of(memory or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
+            for memory in [getattr(each, "backing_device", None)]
             if (nbytes := size_of(each))
         ]
 
@@ -267,10 +262,6 @@ def _subclasses(kind: type) -> Iterator[type]:
     other: type
     for other in kind.__subclasses__():
         yield from _subclasses(other)
-
-
-def _memory_of(array: Any) -> str:
-    return str(getattr(array, "backing_device", None) or array.device)
 
 
 def _variables(value: object) -> list[tf.Variable]:

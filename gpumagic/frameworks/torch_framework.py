@@ -5,6 +5,7 @@ The only file of this room that imports torch: it is imported once torch is in u
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from gpumagic.moving import move
 from gpumagic.moving.moved import Moves, Origins
 from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
+
+_GONE = "virtual GPUs are off, so what was on one can no longer be used: create it again"
 
 
 class Torch(Framework):
@@ -76,15 +79,7 @@ class Torch(Framework):
         line: Any = None,
     ) -> Moves:
         """Move tensors, modules and optimizers in place, with the state of all optimizers."""
-        followers = move.optimizers_in(namespace)
-        return move.move_all(
-            variables,
-            self.own(device),
-            followers=followers,
-            namespace=namespace,
-            origins=origins,
-            line=line,
-        )
+        return move.move_all(variables, self.own(device), namespace, origins=origins, line=line)
 
     def remember(self, origins: Origins, cell: str) -> None:
         move.remember(origins, cell)
@@ -112,7 +107,11 @@ class Torch(Framework):
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
 
-        return explain(error, namespace=namespace)
+        found = explain(error, namespace=namespace)
+        if found is None or torch.cuda.device_count():
+            return found
+        gone = any("cuda" in device for operand in found.operands for device in operand.devices)
+        return replace(found, fix=None, first=None, reason=_GONE) if gone else found
 
 
 def _with_context() -> list[str]:

@@ -15,7 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic import faults
-from gpumagic.device import here
+from gpumagic.device import has_virtual
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import counted_here
@@ -74,41 +74,31 @@ class watch:
         self._counting: ExitStack | None = None
         self.checks: AbstractContextManager[Any] | None = None  # to run meanwhile
         self._tally = Tally()
-        self.complete = True
-        """Whether no framework's counter failed to start."""
 
     def start(self) -> "watch":
         """Begin to count. `stop` must be called, by any thread."""
         if self._counting is not None:
             raise RuntimeError("this watch runs already")
-        self._tally, self.complete = Tally(), True
-        counted = counted_here() if self._frameworks is None else self._frameworks
-        if any(framework.name != "torch" for framework in counted):
-            self._tally.virtual = any(gpu.virtual for gpu in here(memory=False))
+        self._tally = Tally(virtual=has_virtual())
         with ExitStack() as stack:
             if self.checks is not None:
                 stack.enter_context(self.checks)
-            for framework in counted:
+            for framework in counted_here() if self._frameworks is None else self._frameworks:
                 try:
                     counter = framework.count(self._tally, self._strict, warn=self._warn)
                     stack.enter_context(counter)
                 except Exception as error:  # noqa: BLE001  the others count
                     faults.keep(f"starting the ledger of {framework.name}", error)
-                    self.complete = False
             self._counting = stack.pop_all()
         return self
 
-    def stop(self) -> None:
+    def stop(self, *exc: object) -> None:
         """Stop counting; calling it twice does no harm."""
         counting, self._counting = self._counting, None
         if counting is not None:
             counting.close()
 
-    def __enter__(self) -> "watch":
-        return self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
+    __enter__, __exit__ = start, stop
 
     @property
     def ledger(self) -> Ledger:

@@ -233,7 +233,8 @@ class Alarm:
         """Warn before a call, or raise `ImplicitCopyError`, if it is time to."""
         __tracebackhide__ = True
         implicit = count.implicit and count.via not in (LOADER, ENGINE, DISPLAY)
-        if implicit and count.operator == "copy_" and _is_scalar_of_host(tensor):
+        from_host = implicit and count.operator == "copy_" and tensor.get_device() == HOST
+        if from_host and tensor.dim() == 0:
             return
         if implicit and self.strict:
             raise refusal(count, _instead(count))
@@ -253,11 +254,10 @@ class Alarm:
             return
         self._lines.add(place)
         # A registry of its own: Python's would keep a line 4 quiet in every cell after the first.
-        warnings.warn_explicit(_warning(count), CrossDeviceWarning, *place, registry={})
-
-
-def _is_scalar_of_host(tensor: Any) -> bool:
-    return bool(tensor.get_device() == HOST and tensor.dim() == 0)
+        advice = advise(count.entry(at_least=2))
+        said = words(count) + " again and again" * bool(count.count)
+        said += f"; {advice.text}" if advice else ""
+        warnings.warn_explicit(said, CrossDeviceWarning, *place, registry={})
 
 
 def _is_time(count: Count) -> bool:
@@ -290,9 +290,3 @@ def _instead(count: Count) -> str:
     if count.operator == "index":
         return f"bring the index there first: index.to('{count.destination}')"
     return "name the device: x.cpu() or x.to(...) first"
-
-
-def _warning(count: Count) -> str:
-    advice = advise(count.entry(at_least=2))
-    again = " again and again" if count.count else ""
-    return f"{words(count)}{again}" + (f"; {advice.text}" if advice else "")

@@ -254,7 +254,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
         if source == destination or not (nbytes := crossing(self, src, non_blocking)):
             return None
         if here.within and destination == HOST:
-            return _reading(src)
+            return reading(src)
         found = counts(("copy", "copy_", source, destination, non_blocking), src)
         if not found:
             return None
@@ -297,13 +297,8 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
             count.look_at(src, host)
 
 
-def reading(base: Kernel) -> Kernel:
-    """Return a wrapper of the kernel by which `item` and similar methods read an element."""
-
-    return counted(base, _reading, 1)
-
-
-def _reading(element: Any) -> After:
+def reading(element: Any) -> After:
+    """Prepare to count a read of one element, as by `item`."""
     __tracebackhide__ = True
     found = counts(("wait", here.within or "item", element.get_device(), HOST, False), element)
     nbytes = element.nbytes

@@ -28,11 +28,6 @@ from gpumagic.ledger.entry import Memory, Tally
 from gpumagic.usercode.files import is_ours, unseen
 
 
-def patch_printing(stack: ExitStack) -> None:
-    """Number each printing of a tensor, which makes many waits, until `stack` is closed."""
-    _swap(stack, torch._tensor_str, "_str", _numbered)
-
-
 def patch_synchronizing(stack: ExitStack) -> None:
     """Count the calls that do nothing but wait for a device, until `stack` is closed."""
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
@@ -115,12 +110,13 @@ class Hooks:
             for name, kernel in [*self._kernels()]:
                 self._library.impl(name, kernel, self.key, **options)
                 self._names.append(name)
-        patch_printing(self._patches)
+        # Each printing of a tensor, which makes many waits, gets a number.
+        _swap(self._patches, torch._tensor_str, "_str", _numbered)
         patch_synchronizing(self._patches)
 
     def _kernels(self) -> Iterator[tuple[str, Kernel]]:
         yield "copy_", copy_kernels.copying(self._copy(), bool(self.virtual))
-        yield "_local_scalar_dense", copy_kernels.reading(self._read())
+        yield "_local_scalar_dense", counted(self._read(), copy_kernels.reading, 1)
         registered = set(C._dispatch_get_registrations_for_dispatch_key(self.key))
         for name in (*WAITS, *(INDEXING if self.virtual else ())):
             for full in _overloads(name):

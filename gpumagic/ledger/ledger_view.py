@@ -267,9 +267,10 @@ def html(ledger: Ledger, *, with_line: bool = True) -> str:
 
 def _columns(ledger: Ledger) -> list[table.Column]:
     entries = ledger.entries
+    places = [e.where.place.removeprefix("line ") if e.where else "elsewhere" for e in entries]
     times = [duration(e.seconds) for e in entries]
     return [
-        table.Column("line", [_location(e) for e in entries], number=True),
+        table.Column("line", places, number=True),
         table.Column(
             "source",
             [table.short((e.where and e.where.source) or e.code, _CODE) for e in entries],
@@ -284,23 +285,16 @@ def _columns(ledger: Ledger) -> list[table.Column]:
     ]
 
 
-def _location(entry: Entry) -> str:
-    return "elsewhere" if entry.where is None else entry.where.place.removeprefix("line ")
-
-
 def _what(e: Entry) -> str:
     if e.kind == "placement":
         return f"asked for {e.source}, on {e.destination} ({e.operator})"
     way = f"{e.source} → {e.destination}" if e.kind == "copy" else f"waits for {e.source}"
-    how = e.via or (_inside(e.within) if e.within else "implicit" if e.implicit else "explicit")
+    how = e.via or ("implicit" if e.implicit else "explicit")
+    if e.within and not e.via:  # "torch.optim.lbfgs"
+        how = "in " + ".".join(e.within.split(".")[:2])
     batch = e.kind == "copy" and e.source == "cpu" and e.operator == "copy_" and not e.implicit
     pinned = "" if e.pinned is None or not batch else ", pinned" if e.pinned else ", not pinned"
     return f"{way} ({e.operator}, {how}{pinned})"
-
-
-def _inside(module: str) -> str:
-    """``"torch.optim.lbfgs"`` as ``"in torch.optim"``."""
-    return "in " + ".".join(module.split(".")[:2])
 
 
 def _advice(e: Entry, ledger: Ledger) -> str:

@@ -9,6 +9,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from string import Template
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -17,11 +18,13 @@ from IPython import get_ipython
 from IPython.core.completer import SimpleCompletion
 from IPython.core.error import UsageError
 
+from gpumagic.device import complete, here
 from gpumagic.errors import meant
 from gpumagic.magics.options import (
     MAGICS,
     ONE_DEVICE,
     SEVERAL,
+    Option,
     file,
     options,
     reductions,
@@ -76,7 +79,8 @@ def parser_of(typed: str) -> LineParser:
     if magic.verbs:
         parser.add_argument("verb", nargs="?", choices=magic.verbs, type=str.lower)
     if magic.number:
-        parser.add_argument(magic.name, nargs=magic.number)
+        nothing = "" if magic.number == "?" else None
+        parser.add_argument(magic.name, nargs=magic.number, default=nothing)
     for option in options(name):
         if option.examples:
             how = {"action": _StoreOnce, "type": option.type, "default": option.default}
@@ -131,33 +135,34 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     magic = MAGICS[typed.lstrip("%")]
     known = {option.flag: option for option in options(typed.lstrip("%"))}
     given = [flag for flag, option in known.items() if option.given(found)]
-    words = getattr(found, magic.name, None)
-    for flag in given:
-        needed = magic.needs.get(flag)
-        if needed and needed not in given:
+    for flag, needed in magic.needs.items():
+        if flag in given and needed not in given:
             yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
-        if words and flag in magic.alone:
-            word = words if isinstance(words, str) else words[0]
-            yield f"{flag} and {word} do not combine; leave out one of them"
-    for group in magic.excludes:
-        if len(both := [flag for flag in group if flag in given]) > 1:
+    word = _first_word(found, magic.name)
+    for group in (*((flag, *word) for flag in magic.alone), *magic.excludes):
+        if len(both := [each for each in group if each in (*given, *word)]) > 1:
             yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
     if typed.endswith("ongpu"):
-        yield from _device_mistakes(typed, found.where or "", given)
+        yield from _device_mistakes(typed, found.where, given)
+
+
+def _first_word(found: Namespace, name: str) -> list[str]:
+    words = getattr(found, name, "")
+    return words[:1] if isinstance(words, list) else [words] * bool(words)
 
 
 def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
     """Yield what does not combine with one device, or with several."""
-    several, standing = on_cluster(where) or on_several(where), typed == "%ongpu"
-    if standing and (several or "--dry-run" in given):
-        how = f"{where} --split NAME" if several else f"{where} --dry-run"
-        yield f"{where if several else '--dry-run'} is for one cell; type %%ongpu {how}"
-    for flag in given:
-        if several and flag in ONE_DEVICE:
-            yield f"{flag} is for one device; leave it out, or type one device"
-        if not several and flag in SEVERAL:
-            instead = f", in place of {where}" if where else ""
-            yield f"{flag} is for several GPUs; type %%ongpu 0,1 --split NAME, or @all{instead}"
+    several = on_cluster(where) or on_several(where)
+    if typed == "%ongpu" and (several or "--dry-run" in given):
+        what, how = (where, "--split NAME") if several else ("--dry-run", "--dry-run")
+        yield f"{what} is for one cell; type %%ongpu {where} {how}"
+    cure = "one device; leave it out, or type one device"
+    if not several:
+        instead = f", in place of {where}" if where else ""
+        cure = f"several GPUs; type %%ongpu 0,1 --split NAME, or @all{instead}"
+    others = ONE_DEVICE if several else SEVERAL
+    yield from (f"{flag} is for {cure}" for flag in given if flag in others)
     if on_several(where) and "--split" not in given:
         how = f"%%ongpu {where} --split NAME, a variable whose items they share"
         yield f"which items for each of {where}? type {how}, or one device"
@@ -180,7 +185,7 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
     `standing` says that it is for all cells, `elsewhere` that something else than IPython runs it.
     """
     asked = _checked(magic, line)
-    asked.where = where = asked.where or ""
+    where = asked.where
     asked.standing = magic == "%ongpu"
     asked.elsewhere = asked.dry_run or on_cluster(where) or on_several(where)
     if where.lower() in ("off", "home"):
@@ -193,8 +198,8 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
     return asked
 
 
-def timing_request(line: str, cell: str | None, name: str = "gputime") -> tuple[Namespace, str]:
-    """Parse a line of ``%gputime`` or ``%%gputime``; return it and the code to time."""
+def timing_request(line: str, cell: str | None, name: str) -> tuple[Namespace, str]:
+    """Parse a line of %gputime or %gpudiff, or of its cell magic; return it and its code."""
     if cell is not None:
         return checked(f"%%{name}", line), cell
     split = _BEFORE_CODE.match(line)
@@ -212,48 +217,57 @@ _TYPED = re.compile(rf"\s*(%{{1,2}}(?:{'|'.join(MAGICS)}))\s+(.*?)(\S*)$")
 def completions(context: Any) -> dict[str, Any]:
     """Complete the argument of one of our magics; leave every other line alone."""
     match = _TYPED.match(context.text_until_cursor)
-    if match is None:
-        return {"completions": []}
-    typed, words, last = match[1], match[2].split(), match[3]
-    known = options(typed.lstrip("%"))
-    option = next((o for o in known if o.examples and {*o.flags} & {*words[-1:]}), None)
-    if "--" in words or (option.type is file if option else words[-1:] == ["restore"]):
+    words = match[2].split() if match else []
+    if match is None or "--" in words or words[-1:] == ["restore"]:
         return {"completions": []}  # IPython completes paths and Python
+    typed, last = match[1], match[3]
+    option = next((o for o in options(typed.lstrip("%")) if o.takes_next(words)), None)
+    if option is not None and option.type is file:
+        return {"completions": []}
+    fit = _offers(typed, words, option, last)
+    # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
+    skip = len(last) - len(context.token)
+    found = [SimpleCompletion(text=text[skip:], type="device") for text in fit]
+    return {"completions": found, "suppress": True}
+
+
+def _offers(typed: str, words: list[str], option: Option | None, last: str) -> list[str]:
+    """Return the words that begin with `last`: values of an option, or options and arguments."""
     before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # several: "x,y", "0+1"
-    prefix = last.removeprefix(before)
+    prefix, used = last.removeprefix(before), before.split(",") if before else words
     if option is None:
-        flags = [] if before else [o.flag for o in known]
-        offers = [*flags, *_arguments(typed, words, prefix)]
+        flags = [] if before else [each.flag for each in options(typed.lstrip("%"))]
+        offers = [*flags, *_arguments(typed, words, before, prefix)]
     elif option.type in (variables, reductions):
         offers = _variables(prefix)
     else:
         offers = [example for example in option.examples if " " not in example]
-    used = {*words, *(f"{before}{name}" for name in before.split(","))}
-    fit = (f"{before}{offer}" for offer in offers if offer.startswith(prefix))
-    # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
-    skip = len(last) - len(context.token)
-    found = [SimpleCompletion(text=text[skip:], type="device") for text in fit if text not in used]
-    return {"completions": found, "suppress": True}
+    return [before + each for each in offers if each.startswith(prefix) and each not in used]
 
 
-def _arguments(typed: str, words: list[str], prefix: str) -> list[str]:
+def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[str]:
     """Return what may stand here besides an option."""
     magic = MAGICS[typed.lstrip("%")]
     one_word = magic.number == "?" and any(not word.startswith("-") for word in words)
     if magic.verbs or one_word:
         return [*magic.verbs] if not words else []
     found = ["home", "off"] * (typed == "%ongpu")
+    if typed == "%%ongpu" and not before:
+        found += _several()
     found += ["float32", "float64", "float16", "bfloat16"] * ("dtypes" in magic.completes)
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:
-        from gpumagic.device import complete, here
-
-        # A cell runs on one device, and a table is of all unless one is named.
-        devices = [name for name in complete(prefix, here(memory=False)) if "," not in name]
-        cpu = "cpu" if "gpus" in magic.completes else ""
-        found += [name for name in devices if name not in ("all", cpu)]
+        # A table is of all GPUs unless one is named.
+        left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
+        found += [name for name in complete(prefix) if name not in left_out]
     return found
+
+
+def _several() -> list[str]:
+    """Return how a `%%ongpu` line may name several GPUs: ``0,1``, ``all``, ``@all``."""
+    count = len(here(memory=False))
+    return ["0,1", "all"] * (count > 1) + ["@all"] * (find_spec("ipyparallel") is not None)
 
 
 def _variables(prefix: str) -> list[str]:

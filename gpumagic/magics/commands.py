@@ -101,7 +101,11 @@ class GpuMagics(Magics):
         if asked.live:
             from gpumagic.widget import monitor
 
-            return None if (made := monitor()) is None else self.once.show(made)
+            if (made := monitor()) is None:
+                return None
+            self.once.show(made)
+            print("live until the kernel ends; to stop it before: m = %gpus --live, then m.close()")
+            return made
         return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
 
     @magic(line_cell_magic, parsed=False)
@@ -210,13 +214,9 @@ class GpuMagics(Magics):
 
         Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """
-        from gpumagic.magics.arguments import timing_request
         from gpumagic.magics.run_elsewhere import time_cell
 
-        asked, code = timing_request(line, cell)
-        above = "" if cell is None else f"%%gputime {line}"
-        with in_one_line("%%gputime" if above else "%gputime"), self.cells.timing():
-            time_cell(self.shell, asked, above, code, local_ns)
+        self._on_copies(time_cell, "gputime", line, cell, local_ns)
 
     @needs_local_scope
     @magic(line_cell_magic, parsed=False)
@@ -224,9 +224,8 @@ class GpuMagics(Magics):
         """Find the first operation at which two devices, or two dtypes, give different numbers.
 
         The code runs once on each, on copies of its variables, with the same random numbers. An
-        operation parts them if its results differ by over ten times the tolerance of torch.testing
-        and its inputs do not. A backward pass is shown at the line of its forward pass. For dtypes,
-        floating tensors are converted.
+        operation parts them if its results differ by more than rounding errors and its inputs do
+        not. A backward pass is shown at the line of its forward pass.
 
         Usage::
 
@@ -243,13 +242,17 @@ class GpuMagics(Magics):
 
         In a program: `gpumagic.diff(code, "cpu", 0)`.
         """
-        from gpumagic.magics.arguments import timing_request
         from gpumagic.magics.run_elsewhere import diff_cell
 
-        asked, code = timing_request(line, cell, "gpudiff")
-        above = "" if cell is None else f"%%gpudiff {line}"
-        with in_one_line("%%gpudiff" if above else "%gpudiff"), self.cells.timing():
-            diff_cell(self.shell, asked, above, code, local_ns)
+        self._on_copies(diff_cell, "gpudiff", line, cell, local_ns)
+
+    def _on_copies(self, run: Any, name: str, line: str, cell: str | None, scope: Any) -> None:
+        from gpumagic.magics.arguments import timing_request
+
+        asked, code = timing_request(line, cell, name)
+        above = "" if cell is None else f"%%{name} {line}"
+        with in_one_line(f"%%{name}" if above else f"%{name}"), self.cells.timing():
+            run(self.shell, asked, above, code, scope)
 
     @magic(line_magic)
     def gpumem(self, asked: Namespace) -> Any:

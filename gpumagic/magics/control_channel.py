@@ -76,7 +76,9 @@ class ControlChannel:
             if not about:
                 self._answer_page(reply)
             elif about == "report":
-                reply(_last_report())
+                reports = sys.modules.get("gpumagic.cell.report")
+                last = reports.last_report() if reports else None
+                reply(_record(last, "no %%ongpu cell has run in this notebook"))
             elif about == "error":
                 reply(_explained(self._last_error()))
             else:
@@ -122,13 +124,6 @@ class ControlChannel:
 
 
 _RUNNING = "a cell is running: gpu_memory lists variables between cells, gpu_status has totals"
-
-
-def _last_report() -> dict[str, Any]:
-    """Return the report of the last `%%ongpu` cell."""
-    reports = sys.modules.get("gpumagic.cell.report")
-    report = reports.last_report() if reports else None
-    return _record(report, "no %%ongpu cell has run in this notebook")
 
 
 def _explained(found: Any) -> dict[str, Any]:

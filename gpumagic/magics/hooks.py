@@ -1,4 +1,4 @@
-"""Act around cells: explain errors, display values once, record memory; shorten our own errors.
+"""Act around cells: explain errors, display values once, name allocations; shorten our own errors.
 
 An exception stays as it is, except that our own frames are removed so that `%debug` starts in the
 user's code. Errors are explained wherever the shell shows a traceback: under `%%time` and `%run`,
@@ -6,7 +6,6 @@ and in callbacks of widgets. Nothing is imported before a framework is.
 """
 
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -110,10 +109,11 @@ class Explaining:
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
-        from gpumagic.memory.roots import kept_errors
+        found, earlier = self._between_devices(error), list[BaseException]()
+        if not found:
+            from gpumagic.memory.roots import kept_errors
 
-        earlier = kept_errors()  # IPython is about to release them
-        found = self._between_devices(error)
+            earlier = kept_errors()  # IPython is about to release them
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
@@ -240,41 +240,28 @@ def _publish(value: Any, **how: Any) -> None:
 _STAMPING = "recording which cell allocates"
 
 
-class MemoryHooks:
-    """Records which cell allocates memory."""
+def stamp_memory() -> tuple[str, str] | None:
+    """Have torch record the next cell's name with each allocation; return it and the previous name.
 
-    def __init__(self, shell: Any) -> None:
-        self.shell = shell
-        self._threads = threading.local()  # a subshell runs its cells on a thread of its own
+    None if torch cannot, or CUDA does not run.
+    """
+    state = cuda_state()
+    with faults.kept(_STAMPING):
+        memory: Any = getattr(state and state.working(), "memory", None)
+        # Another allocator than torch's own would warn, once, that it cannot.
+        able = getattr(memory, "_memory_metadata_supported", lambda: True)
+        if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
+            from gpumagic.usercode.files import next_cell
 
-    def pre_run_cell(self, info: Any) -> None:
-        self._threads.stamped = None
-        if info.store_history and (cuda := _working_cuda()):
-            with faults.kept(_STAMPING):
-                self._threads.stamped = _stamp(cuda.memory)
-
-    def post_run_cell(self, result: Any = None) -> None:
-        if not (cuda := _working_cuda()):
-            return
-        if stamped := getattr(self._threads, "stamped", None):
-            with faults.kept(_STAMPING):
-                cell, before = stamped
-                if cuda.memory._get_memory_metadata() == cell:  # the cell has set no other one
-                    cuda.memory._set_memory_metadata(before)
+            before, cell = memory._get_memory_metadata(), next_cell()
+            memory._set_memory_metadata(cell)
+            return cell, before
+    return None
 
 
-def _working_cuda() -> Any:
-    return (state := cuda_state()) and state.working()
-
-
-def _stamp(memory: Any) -> tuple[str, str] | None:
-    """Have torch record the cell's name with each allocation; return it and the previous name."""
-    # Another allocator than torch's own would warn, once, that it cannot.
-    able = getattr(memory, "_memory_metadata_supported", lambda: True)
-    if not hasattr(memory._C, "_cuda_setMemoryMetadata") or not able():
-        return None
-    from gpumagic.usercode.files import next_cell
-
-    before, cell = memory._get_memory_metadata(), next_cell()
-    memory._set_memory_metadata(cell)
-    return cell, before
+def unstamp_memory(cell: str, before: str) -> None:
+    """Restore the name from before a cell, unless the cell has set another one, or CUDA died."""
+    state = cuda_state()
+    with faults.kept(_STAMPING):
+        if (cuda := state and state.working()) and cuda.memory._get_memory_metadata() == cell:
+            cuda.memory._set_memory_metadata(before)

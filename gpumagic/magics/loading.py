@@ -23,7 +23,7 @@ from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
 from gpumagic.magics.commands import GpuMagics
-from gpumagic.magics.hooks import MemoryHooks, Once
+from gpumagic.magics.hooks import Once
 from gpumagic.magics.ongpu import BEGIN, CellHooks, transform
 from gpumagic.magics.options import MAGICS
 
@@ -37,8 +37,17 @@ class _Change(NamedTuple):
 
 def hooks(shell: Any) -> tuple[Any, ...]:
     """Return each change of a shell, to `install` in this order and `uninstall` in reverse."""
-    cells, memory = CellHooks(shell), MemoryHooks(shell)
+    cells = CellHooks(shell)
     once, kernel = Once(shell, cells.current), getattr(shell, "kernel", None)
+    of_kernel: list[Any] = []
+    if hasattr(kernel, "control_handlers"):
+        from gpumagic.magics.control_channel import ControlChannel
+
+        of_kernel.append(ControlChannel(kernel, lambda: cells.explaining.last))
+    if kernel is not None:
+        from gpumagic.telemetry.crash_file import CrashFile
+
+        of_kernel.append(CrashFile())
     return (
         _Change(lambda: None, forget),
         _registered(GpuMagics(shell, cells, once)),
@@ -49,9 +58,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         _Change(partial(setattr, shell, BEGIN, cells.begin), partial(delattr, shell, BEGIN)),
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
         once,  # shell.display_formatter
-        *_called(memory, "pre_run_cell", "post_run_cell"),
-        *([_control_channel(kernel, cells)] if hasattr(kernel, "control_handlers") else []),
-        *([_crash_file()] if kernel is not None else []),
+        *of_kernel,
         _appended(shell.Completer.custom_matchers, _matcher),
         _Change(lambda: None, lambda: cells.watch(None)),
         _Change(lambda: None, cells.end_all),
@@ -85,18 +92,6 @@ def _called(hook: Any, *events: str) -> list[_Change]:
         for event in events
         for call in [getattr(hook, event)]
     ]
-
-
-def _control_channel(kernel: Any, cells: CellHooks) -> Any:
-    from gpumagic.magics.control_channel import ControlChannel
-
-    return ControlChannel(kernel, lambda: cells.explaining.last)
-
-
-def _crash_file() -> Any:
-    from gpumagic.telemetry.crash_file import CrashFile
-
-    return CrashFile()
 
 
 def _complete(context: Any) -> dict[str, Any]:

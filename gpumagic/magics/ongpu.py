@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -22,7 +23,7 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.hooks import Explaining, cuda_state, in_one_line, one_line
+from gpumagic.magics.hooks import Explaining, in_one_line, one_line, stamp_memory, unstamp_memory
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -97,9 +98,11 @@ def _show_as_typed(file: str) -> None:
         linecache.cache[file] = size, changed, typed, name
 
 
+@dataclass(eq=False)
 class RunningCell:
     """A cell that IPython is running: its tree, and what began in it."""
 
+    silent: bool = False  # the user did not type it
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
@@ -108,9 +111,7 @@ class RunningCell:
     report: Any = None  # from what ran it instead of IPython
     reported = False  # one of its runs has ended
     watch: watch | None = None  # for `%gpuwatch`
-
-    def __init__(self, *, silent: bool = False) -> None:
-        self.silent = silent
+    stamp: tuple[str, str] | None = None  # its name in torch's record of allocations, and the last
 
 
 class CellHooks:
@@ -144,9 +145,11 @@ class CellHooks:
     def pre_execute(self) -> None:
         self.stack.append(RunningCell(silent=True))
 
-    def pre_run_cell(self, info: object) -> None:
-        self.stack[-1].silent = False
-        self._begin_watch(self.stack[-1])
+    def pre_run_cell(self, info: Any) -> None:
+        cell = self.stack[-1]
+        cell.silent = False
+        self._begin_watch(cell)
+        cell.stamp = stamp_memory() if info.store_history else None
 
     def post_execute(self) -> None:
         # For other cells post_run_cell follows, which knows the error.
@@ -158,31 +161,30 @@ class CellHooks:
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
-        own = ast.Module(body[1:] if line else body[:], [])  # without our call
+        own = ast.Module(body[1 if line else 0 :], [])  # without our call
         if line and cell and _is_elsewhere(line):
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []
-        elif not line and self._gets_standing(cell) and body and not _is_timed(body):
-            _begin_standing(body)
-        if cell and cell.tree is None:
+        elif cell and cell.tree is None:
+            placed = self.standing and body and not (line or cell.silent)
+            if placed and not _is_timed(body):
+                _begin_standing(body)
             cell.tree = own
         return tree
-
-    def _gets_standing(self, cell: RunningCell | None) -> bool:
-        return bool(self.standing) and cell is not None and cell.tree is None and not cell.silent
 
     def post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
-        if (state := cuda_state()) is not None:
-            state.look()  # a dead CUDA must not be asked below
         error = getattr(result, "error_in_exec", None)
         if error is not None:
             self.explaining.explain_unshown(error)
-        self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
+        cell = self.stack.pop()
+        self._end(cell, error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
         self.explaining.report_death(f"In [{number}]" if number else "a cell")
+        if cell.stamp:
+            unstamp_memory(*cell.stamp)
         while faults.unreported:
             print(f"{faults.unreported.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
@@ -249,7 +251,7 @@ class CellHooks:
                 from gpumagic.magics.run_elsewhere import only_torch
 
                 only_torch(f"--{option}", self.shell, cell.tree, placed=placed)
-        options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
+        options = {name: getattr(asked, name) for name in ("move", "strict", "back")}
         options |= {"said": self._said, "table": asked.report, **_recorders(asked, device)}
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
         # Set before it starts: after an interrupt the cell must know what to undo.
@@ -365,18 +367,16 @@ class CellHooks:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """End the placement of the running cell, and count nothing within: code is timed."""
-        cell = self.current()
-        if cell and cell.request and not cell.request.standing:
+        cell = self.current() or RunningCell()
+        if cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
-        if cell:
-            self.finish(cell, None)
-        counted = cell and cell.watch
-        if cell and counted:
-            self._end_watch(cell)
+        self.finish(cell, None)
+        counted = cell.watch is not None
+        self._end_watch(cell)
         try:
             yield
         finally:
-            if cell and counted:
+            if counted:
                 self._begin_watch(cell)
 
 
@@ -403,14 +403,16 @@ def _checks(wanted: str) -> Any:
 
 def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
     """Return what measures more of a cell, as arguments of a Run."""
-    found: dict[str, Any] = {}
-    if asked.memory:
+    found: dict[str, Any] = {"helpers": []}
+    if asked.fix or asked.memory:  # both are for torch alone
+        from gpumagic.cell.autofix import AutoFix
         from gpumagic.memory.allocator import PeakRecorder
         from gpumagic.placement.torch_devices import as_torch
 
-        found["recorder"] = PeakRecorder(as_torch(device), asked.save)
+        found["helpers"] += [AutoFix(as_torch(device))] if asked.fix else []
+        found["recorder"] = PeakRecorder(as_torch(device), asked.save) if asked.memory else None
     if asked.check is not None:
-        found["checks"] = _checks(asked.check)
+        found["helpers"].append(_checks(asked.check))
     if asked.profile is not None:
         from gpumagic.profiling.cell_profiler import CellProfiler
 

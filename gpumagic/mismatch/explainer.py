@@ -32,7 +32,7 @@ from gpumagic.mismatch.fixes import (
     Site,
     choose,
     climb,
-    with_device,
+    move_owners,
     write_fix,
 )
 from gpumagic.mismatch.operand import (
@@ -50,12 +50,17 @@ from gpumagic.mismatch.operation import (
     Operation,
     also_needed,
     conflict,
+    meets,
     named_in,
     read,
-    result_clashes,
     sent_home,
 )
-from gpumagic.mismatch.unregistered import register, unregistered
+from gpumagic.mismatch.sources import (
+    moving_tensors,
+    register,
+    unregistered,
+    with_device,
+)
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell, source_of
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
@@ -110,30 +115,26 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
-        if not on_host and (call := _module_call(found[at], found[at - 1], message, clash)):
+        if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
-    choice = choose(clash, message) if clash else None
+    choice = choose(clash, message, [frame, *outer]) if clash else None
     if clash is None or choice is None:
         return None
     explanation = _mismatch(clash, choice, outer, message.kind)
     return replace(explanation, first=_placed(found, choice))
 
 
-def _module_call(
-    frame: FailedFrame, within: FailedFrame, message: Message, clash: Operation | None
-) -> Operation | None:
+def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
     """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
 
-    Also if only the layer that `clash` calls is elsewhere. None if `within`, the called code, has
-    moved its data since.
+    None if `within`, the called code, has moved its data since.
     """
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
     data = {part.device for part in call.parts if part.kind != "module"}
-    besides = "cpu" if clash and _layer_at_home(clash) else ""
-    whole = all(_moves_whole(part, besides) for part in call.parts)
+    whole = all(map(_moves_whole, call.parts))
     return call if whole and data and data <= _given_devices(within) else None
 
 
@@ -142,18 +143,13 @@ def _given_devices(frame: FailedFrame) -> set[str]:
     return {full(value.device) for value in now if issubclass(type(value), Tensor)}
 
 
-def _layer_at_home(clash: Operation) -> bool:
-    return {part.kind for part in clash.parts if part.device == "cpu"} == {"module"}
-
-
-def _moves_whole(part: Part, besides: str) -> bool:
-    """Whether `.to()` moves all of an operand, which is on one device, `besides` apart."""
-    if len({*part.devices} - {besides}) > 1:
+def _moves_whole(part: Part) -> bool:
+    """Whether `.to()` moves all of an operand, which is on one device."""
+    if len(part.devices) > 1:
         return False
     if part.kind != "module" or part.value is None:
         return True
-    moving = [*nn.Module.parameters(part.value), *nn.Module.buffers(part.value)]
-    return {id(t) for _, t in tensors_of(part.value)} <= {id(t) for t in moving}
+    return {id(t) for _, t in tensors_of(part.value)} <= set(map(id, moving_tensors(part.value)))
 
 
 def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
@@ -193,13 +189,20 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
     fix = next(filter(None, fixes), None)
     # An index is moved where it is used: the function's other uses of it stay as they are.
-    fix = fix or write_fix(site, site if kind == "index" else above, choice)
-    # What moves in a function does not move in the code that called it.
-    same = [frame for frame in outer[:1] if fix and frame.filename == fix.filename]
-    if any(result_clashes(frame, odd, choice.target) for frame in same):
+    an_index = kind == "index" and clash.parts[0] not in odd
+    fix = fix or move_owners(choice, [frame, *outer])
+    fix = fix or write_fix(site, site if an_index else above, choice)
+    if fix and _fails_next(fix, outer[:1], odd, choice.target):
         fix = None
     why = _reason(clash.parts, places, kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
+
+
+def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:
+    """Whether the result then meets, in the code that called the function, what does not move."""
+    found = [each for each in caller if each.failed and each.filename == fix.filename]
+    calls = [(each, each.failed or ast.Pass()) for each in found]
+    return any(meets(each, at, odd, {ast.unparse(at): target}, target) for each, at in calls)
 
 
 # -- the rows
@@ -368,7 +371,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
         return None
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
-    fix = _made_above(part, frames, target) if part.value else _made_on(part.node, frame, target)
+    fix = _made_on(part, frames, target)
     why = f"numbers for {target} are drawn by a generator on {target}"
     why += "" if fix else f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, _row(part, True)), fix, why)
@@ -387,14 +390,8 @@ def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
     return "cpu" if part.device != "cpu" else None
 
 
-def _made_on(made: ast.expr, frame: FailedFrame, target: str) -> Fix | None:
-    """Return the edit of the call that makes a generator."""
-    stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
-    return Edit(frame, stmt, replaced=calls).fix(0) if stmt is not None and calls else None
-
-
-def _made_above(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the edit of the one statement that made it, if all its draws are on `target`.
+def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
+    """Return the edit of the one call that makes a generator, if all its draws are on `target`.
 
     Not a line where it is used: made again in each turn, it would draw the same numbers.
     """
@@ -402,9 +399,13 @@ def _made_above(part: Part, frames: list[FailedFrame], target: str) -> Fix | Non
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
         found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
-        if len(found) == 1 and (fix := _made_on(found[0].value, frame, target)):
-            text = ast.unparse(found[0].targets[0])
-            return None if _draws_elsewhere(text, frame, part, target) else fix
+        made, text = part.node, part.key
+        if part.value is not None and len(found) == 1:
+            made, text = found[0].value, ast.unparse(found[0].targets[0])
+        stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
+        if stmt is not None and calls:
+            elsewhere = _draws_elsewhere(text, frame, part, target)
+            return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)
     return None
 
 

@@ -10,7 +10,14 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame, first_name, loops_around, statement, stored
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    first_name,
+    loops_around,
+    statement,
+    stored,
+    uses,
+)
 
 
 @dataclass(frozen=True)
@@ -200,8 +207,22 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     """Return the outermost loop around a statement, if a line before it may use `texts`."""
     loops = loops_around(stmt)
     names = {first_name(text) for text in texts}
-    once = loops and can_precede(frame, loops[-1]) and not names & stored(loops[-1])
-    return loops[-1] if once else stmt
+    if not loops or not can_precede(frame, loops[-1]):
+        return stmt
+    return stmt if names & _bound_afresh(loops[-1], stmt, names) else loops[-1]
+
+
+def _bound_afresh(loop: ast.stmt, stmt: ast.stmt, names: set[str]) -> set[str]:
+    """Return the names that a loop binds, except from `stmt` on, to what it makes of `names`."""
+    later = [n for n in ast.walk(loop) if isinstance(n, (ast.Assign, ast.AugAssign))]
+    made, updates = set(names), set[ast.AST | None]()
+    for each in sorted(later, key=lambda each: each.lineno):
+        read = {name for name in made if uses(each.value, name)}
+        if each.lineno >= stmt.lineno and (isinstance(each, ast.AugAssign) or read):
+            made |= stored(each)
+            updates.add(each)
+    nodes = (n for n in ast.walk(loop) if isinstance(n, ast.Name) and statement(n) not in updates)
+    return {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gpumagic.mismatch.explanation import (
     NEAR,
@@ -24,24 +24,27 @@ from gpumagic.mismatch.explanation import (
     can_precede,
     total,
 )
-from gpumagic.mismatch.operand import (
-    FACTORIES,
-    Part,
-    Reader,
-    device_of,
-    full,
-)
+from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
     OPERATIONS,
     Message,
     Operation,
     also_needed,
-    meets,
     named_in,
-    nodes_around,
     operation,
     sent_home,
     wants_one_device,
+)
+from gpumagic.mismatch.sources import (
+    assigns,
+    before_transfer,
+    brought_here,
+    is_leaf,
+    maker_of,
+    moving,
+    moving_each,
+    owner_of,
+    with_device,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -51,9 +54,10 @@ from gpumagic.usercode.frames import (
     loops_around,
     parents,
     statement,
+    stored,
     uses,
 )
-from gpumagic.usercode.values import contents, own
+from gpumagic.usercode.values import own
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
@@ -68,22 +72,19 @@ class Choice:
     to_host: bool = False  # copied for code of the host, where they are used
 
 
-def choose(found: Operation, message: Message) -> Choice | None:
+def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Choice | None:
     """Return what moves, by these rules; None if it is not certain."""
     leaves, indexed = found.parts, message.kind == "index"
-    if message.kind in ("numpy", "host"):
-        read = _read_on_host(found.node, leaves)
+    tensors = tuple(part for part in leaves if part.kind != "array")
+    if message.kind in ("numpy", "host") or tensors != leaves:
+        read = _read_on_host(found.node, tensors)
         return Choice("cpu", read, to_host=True) if read else None
-    target = _target(found, indexed=indexed)
+    table = _table_on(found) if indexed else None
+    target = table or _written_on(found, frames) or _left_home(found) or _heaviest(leaves)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index may be on the CPU, wherever its table is
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
     return Choice(target, tuple(odd)) if odd else None
-
-
-def _target(found: Operation, *, indexed: bool) -> str:
-    table = _table_on(found) if indexed else None
-    return table or _written_on(found) or _left_home(found) or _heaviest(found.parts)
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -104,15 +105,23 @@ def _table_on(found: Operation) -> str | None:
     return None if needed else device
 
 
-def _written_on(found: Operation) -> str | None:
-    """Return the device of the tensor that is written to, which a copy cannot replace."""
-    fixed = found.fixed
+def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
+    """Return the device of the tensor that is written to, which a copy cannot replace.
+
+    None if it is better made on the GPU, or moved there once, than written to on the host.
+    """
+    fixed, frame = found.fixed, found.reader.frame
     if fixed is None:
         return None
     others = [part.device for part in found.parts if part.device not in (fixed.device, "cpu")]
-    gpu = next(iter(others), None)
-    if gpu and _maker(fixed, {fixed.key: gpu}, found, written=True):
-        return None  # better made on the GPU than added to on the host
+    gpu, stmt = next(iter(others), None), statement(found.node)
+    lasts = frame.at_top or isinstance(fixed.node, ast.Attribute)
+    if gpu and (
+        maker_of(fixed, {fixed.key: gpu}, found)
+        or owner_of(fixed, frames, gpu)
+        or (lasts and stmt is not None and _can_be_bound(fixed, frame, stmt))
+    ):
+        return None
     return fixed.device
 
 
@@ -120,8 +129,10 @@ def _left_home(found: Operation) -> str | None:
     """Return the CPU, if the code brought results there in so many words: the others follow."""
     if any(part.kind == "module" for part in found.parts):
         return None
-    named = [part.node for part in found.parts if part.device == "cpu"]
-    frame = found.reader.frame
+    here, frame = [part for part in found.parts if part.device == "cpu"], found.reader.frame
+    if any(brought_here(part, found) for part in here):
+        return None
+    named = [part.node for part in here]
     return "cpu" if sent_home(named, found.node, frame, made=False) else None
 
 
@@ -170,19 +181,31 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the operands of a call that are these parameters of its function; None if not all."""
-    parameters = frame.parameters if not frame.at_top else ()
-    if any(part.value is None or part.text not in parameters for part in moved):
-        return None
+    """Return the operands of a call that its function has as these parameters, or in an object.
+
+    None if one is neither.
+    """
     above = {id(part.value): part for part in reversed([*parts])}
-    found = [above[id(part.value)] for part in moved if id(part.value) in above]
-    return found if len(found) == len(moved) else None
+    found: list[Part] = []
+    for part in moved:
+        name, _, attribute = part.text.partition(".")
+        value = frame.scope.name(name) if attribute else part.value
+        owner = above.get(id(value)) if value is not None else None
+        if owner is None or frame.at_top or name not in frame.parameters:
+            return None
+        if attribute and (owner.kind != "object" or not attribute.isidentifier()):
+            return None
+        node: Any = ast.Attribute(owner.node, attribute, ast.Load())
+        node.parent = getattr(owner.node, "parent", None)
+        inner = replace(part, node=node, text=f"{owner.text}.{attribute}")
+        found.append(inner if attribute else owner)
+    return found
 
 
 def _written_device(site: Site, target: str, line: ast.stmt) -> str:
     """Return an expression for the device, as its user would write it at `line`."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site))]
-    unknown = _bound_later(line, site.frame)
+    unknown = _bound_later(line, site)
     # A variable of the notebook has no place in a class.
     if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
         unknown |= {*map(first_name, names)} - {*site.frame.scope.local}
@@ -198,95 +221,85 @@ def _at_hand(site: Site) -> list[str]:
     """Return the names of the operation, and the function's arguments."""
     nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
     nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and not in_own_scope(n)]
-    return [*map(ast.unparse, nodes), *site.frame.parameters]
+    names = [*map(ast.unparse, nodes), *site.frame.parameters]
+    return [name for name in names if not name.endswith((".grad", ".data"))]
 
 
-def _bound_later(line: ast.stmt, frame: FailedFrame) -> set[str]:
-    """Return the names of a function that are first bound at a line or further down."""
+def _bound_later(line: ast.stmt, site: Site) -> set[str]:
+    """Return the names of a function that are first bound from a line on, or bound again there."""
     bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
     bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
-    known = {n.id for n in bound if n.lineno < line.lineno} | {*frame.parameters}
+    again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
+    known = {n.id for n in bound if n.lineno < line.lineno} - again | {*site.frame.parameters}
     return {n.id for n in bound} - known
 
 
 # -- the edits
+def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
+    """Return the line that moves the one module that has all operands; None if there is none."""
+    owners = [owner_of(part, frames, choice.target) for part in choice.odd]
+    found = {each[1].text: each for each in owners if each}
+    if choice.target == "cpu" or None in owners or len(found) != 1:
+        return None
+    ((frame, part),) = found.values()
+    at = operation(frame.failed, Reader(frame)) if frame.failed else None
+    at = at or Operation(Reader(frame), frame.failed, (part,))
+    return _move(Site(at, [part], []), choice)
+
+
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     """Return the edit, in the outermost frame that has the operands; None if none is right."""
     if all(part.kind == "module" for part in choice.odd):
         return _move(above, choice)
     if choice.to_host:
         given = [part for part in above.at.parts if part.devices and part.device != "cpu"]
-        return _move(site if above is site else replace(above, odd=given), choice)
-    fix = _make_there(site, choice.target)
+        climbed = above is not site and all(part in given for part in above.odd)
+        return _move(replace(above, odd=given) if climbed else site, choice)
+    fix = _make_there(site, choice.target) or _whole(site, choice.target)
     if fix is None and above is not site:
         moved = [*above.odd, *above.extra]
         more = also_needed(above.frame, above.at.node, moved, choice.target)
-        fix = _move(replace(above, extra=[*above.extra, *more]), choice)
+        above = replace(above, extra=[*above.extra, *more])
+        fix = _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix in the calls that made the odd operands; None if another is better."""
-    frame, reader, fixed = site.frame, Reader(site.frame), site.at.fixed
-    named = [[p for p in named_in(odd, reader) if p.kind == "tensor"] for odd in site.odd]
+    """Return the fix in the calls that made what moves, or the odd; None if another is better."""
+    both = [*site.odd, *site.extra]
+    return _make_each(both, site, target) or _make_each(site.odd, site, target)
+
+
+def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
+    frame, reader = site.frame, Reader(site.frame)
+    named = [[p for p in named_in(each, reader) if p.kind == "tensor"] for each in odd]
     if any(len(parts) != 1 for parts in named):
         return None
     parts = {part.key: part for (part,) in named}
     moved = dict.fromkeys(parts, target)
-    made = [_maker(part, moved, site.at, written=part is fixed) for part in parts.values()]
+    made = [maker_of(part, moved, site.at) for part in parts.values()]
     stmts = sorted(filter(None, made), key=lambda stmt: stmt.lineno)
     if len(stmts) < len(made):
         return None
-    device = _written_device(site, target, stmts[0])
-    edit = around(frame, [edit for s in stmts for edit in with_device(s.value, frame, device)])
+    device, edits = _written_device(site, target, stmts[0]), list[tuple[ast.AST, str]]()
+    for stmt in stmts:
+        before = before_transfer(stmt.value, reader, target)
+        edits += [(stmt.value, before)] if before else with_device(stmt.value, frame, device)
+    edit = around(frame, edits)
     return edit.fix(0) if edit else None
 
 
-def _maker(part: Part, moved: dict[str, str], at: Operation, *, written: bool) -> ast.Assign | None:
-    """Return the statement whose call needs `device=`; None if it is better to move the tensor.
-
-    `moved` has what is made elsewhere with it, and where.
-    """
-    node, frame, target = at.node, at.reader.frame, moved[part.key]
-    made = _only_assignment(part.text, node)
-    call = Reader(frame).part(made.value) if made is not None else None
-    if made is None or call is None or not call.factory:
+def _whole(site: Site, target: str) -> Fix | None:
+    """Return the line before a loop that moves all of the dict or list that it updates."""
+    frame, stmt = site.frame, statement(site.at.node)
+    items = [item for odd in site.odd for item in named_in(odd, Reader(frame))]
+    node: Any = getattr(items[0].node, "value", None) if len(items) == 1 else None
+    owner = frame.scope.value(node) if node is not None else None
+    if stmt is None or type(owner) not in (dict, list) or not assigns(stmt, items[0].text):
         return None
-    deeper = len(loops_around(node)) > len(loops_around(made))
-    adds = written or (deeper and assigns(statement(node), part.text))
-    starts = ((call.node, replace(call, devices=part.devices)), (node, part))
-    clashes = any(
-        meets(frame, start, [odd], {**moved, odd.key: target}, target) for start, odd in starts
-    )
-    return None if clashes or (frame.at_top and not adds) else made
-
-
-def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
-    """Return the one statement in a node's function that makes a value, not of itself."""
-    stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
-    made = [stmt for stmt in stmts if not uses(stmt.value, text)]
-    return made[0] if len(made) == 1 else None
-
-
-def assigns(stmt: ast.AST | None, text: str) -> bool:
-    """Whether it is a statement that binds a name, attribute or item."""
-    return isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]) == text
-
-
-def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
-    """Return the outermost calls in an expression that make tensors, each with the device."""
-    name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-    given = {keyword.arg for keyword in getattr(node, "keywords", ())}
-    if isinstance(node, ast.Call) and name == "Generator":
-        return [(node, f"{frame.text(node.func)}({device})")]
-    if "device" in given or not (name in FACTORIES or name.endswith("_like")):
-        inner = ast.iter_child_nodes(node)
-        return [edit for child in inner for edit in with_device(child, frame, device)]
-    text = frame.text(node)
-    if given & {"generator", "out", None}:
-        return [(node, moving(text, device))]
-    inside = text[:-1].rstrip().rstrip(",")
-    return [(node, f"{inside}{'' if inside.endswith('(') else ', '}device={device})")]
+    start, text = before_loops(frame, stmt, [ast.unparse(node)]), ast.unparse(node)
+    moved = moving_each(node, owner, frame, _written_device(site, target, start), "")
+    return Edit(frame, start, [f"{text} = {moved}"]).fix(None) if start is not stmt else None
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
@@ -294,7 +307,8 @@ def _move(site: Site, choice: Choice) -> Fix | None:
 
     One line moves all operands that can be bound again; modules move once.
     """
-    frame, stmt, to_host = site.frame, _before(site), choice.to_host
+    frame, to_host = site.frame, choice.to_host
+    stmt = _before(site, once=not to_host)
     if stmt is None:
         return None
     ways = _ways(site, stmt, once=to_host or _used_once(site))
@@ -302,7 +316,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
         return None
     above, standing = ways
     device = '"cpu"' if to_host else _written_device(site, choice.target, stmt)
-    edits = [(part, _moved(part, site, device, to_host=to_host)) for part in standing]
+    edits = [(part, _moved(part, site, device, choice)) for part in standing]
     # Without edits it is used further down only, where its own turn comes.
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: 0 if part.factory else part.nbytes for part in moved}
@@ -310,22 +324,23 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     return edit.fix(total(nbytes.values())) if moved else None
 
 
-def _before(site: Site) -> ast.stmt | None:
+def _before(site: Site, *, once: bool) -> ast.stmt | None:
     """Return the statement that a move must come before; None if none would be right."""
-    stmt = statement(site.at.node)
+    stmt, moved = statement(site.at.node), [*site.odd, *site.extra]
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
-    if any(part.kind != "module" for part in site.odd):
-        return stmt
-    return before_loops(site.frame, stmt, [part.text for part in site.odd])
+    start = before_loops(site.frame, stmt, [part.text for part in moved])
+    once = once and all(_can_be_bound(part, site.frame, start) for part in moved)
+    return start if once else stmt
 
 
 def _ways(site: Site, stmt: ast.stmt, *, once: bool) -> tuple[list[Part], list[Part]] | None:
     """Return what a line above binds again, and what moves where it stands; None if one cannot."""
     above, standing = list[Part](), list[Part]()
+    once = once and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        stands = once and may_stand and part.kind != "module"
+        stands = once and may_stand and part.kind != "module" and not is_leaf(part)
         if not stands and _can_be_bound(part, site.frame, stmt):
             above.append(part)
         elif may_stand:
@@ -338,7 +353,9 @@ def _ways(site: Site, stmt: ast.stmt, *, once: bool) -> tuple[list[Part], list[P
 def _lines(above: list[Part], device: str) -> list[str]:
     """Return the lines that move operands and bind them again: a module by itself."""
     lines = [moving(part.text, device) for part in above if part.kind == "module"]
-    if names := [part.text for part in above if part.kind != "module"]:
+    leaves = [f"{part.text}.data" for part in above if is_leaf(part)]
+    lines += [f"{leaf} = {moving(leaf, device)}" for leaf in leaves]
+    if names := [p.text for p in above if p.kind != "module" and not is_leaf(p)]:
         moved = ", ".join(moving(name, device) for name in names)
         lines.append(f"{', '.join(names)} = {moved}")
     return lines
@@ -363,11 +380,6 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
-def moving(text: str, device: str) -> str:
-    """Return `text`, moved to a device."""
-    return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
-
-
 def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether a line above can bind the operand's name again, without running the user's code."""
     node, value = part.node, part.value
@@ -375,8 +387,10 @@ def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
         return False
     if part.kind == "module":
         return value is not None
-    leaf = part.kind == "tensor" and value is not None and value.requires_grad and value.is_leaf
-    if leaf or part.kind not in ("tensor", "object"):
+    if is_leaf(part):
+        turns = {name for loop in loops_around(stmt) for name in stored(loop)}
+        return frame.at_top and isinstance(node, ast.Name) and node.id not in turns
+    if part.kind not in ("tensor", "object"):
         return False
     if isinstance(node, ast.Attribute):
         return _can_be_set(frame.scope.value(node.value), node.attr)
@@ -391,37 +405,25 @@ def _can_be_set(owner: Any, name: str) -> bool:
     return plain and name in {**own(owner), **own(owner).get("_buffers", {})}
 
 
-def _moved(part: Part, site: Site, device: str, *, to_host: bool) -> list[tuple[ast.AST, str]]:
+def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
     """Return the operand moved where it stands, and where it is used in the next few lines."""
-    near = _uses_near(part, site, device) if part.kind == "tensor" and not to_host else []
+    near = _uses_near(part, site, device) if part.kind == "tensor" and not choice.to_host else []
     if part not in site.odd and part.node not in ast.walk(site.at.node):
         return near
     if part.factory:
         return near + with_device(part.node, site.frame, device)
     value, owner = part.value, site.frame.scope.value(part.node)
-    tracked = to_host and (value.requires_grad if value is not None else "detach(" not in part.text)
-    detached = ".detach()" if tracked else ""
+    gone = value is None and "detach(" not in part.text
+    tracked = value.requires_grad if part.kind == "tensor" else gone
+    detached = ".detach()" if choice.to_host and tracked else ""
     if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
-        text = _each(part.node, owner, site.frame, device, detached)
+        text = moving_each(part.node, owner, site.frame, device, detached)
     else:
-        text = moving(bracketed(part.node, part.text) + detached, device)
+        text = before_transfer(part.node, site.at.reader, choice.target)
+        text = text or moving(bracketed(part.node, part.text) + detached, device)
+    if any(each.kind == "array" for each in site.at.parts):
+        text += ".numpy()"
     return [*near, (part.node, text)]
-
-
-def _each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
-    """Return a container with each of its tensors moved."""
-    whole, mapping = frame.text(node), type(owner) not in (list, tuple)
-    if type(owner) is not dict and hasattr(type(owner), "to"):
-        return moving(whole, device)
-    name = "v" if mapping else "t"
-    text = moving(name + detached, device)
-    all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
-    if whole in frame.parameters or not all_tensors:
-        text = f'{text} if hasattr({name}, "to") else {name}'
-    if mapping:
-        return f"{{k: {text} for k, v in {whole}.items()}}"
-    inner = f"{text} for t in {whole}"
-    return f"tuple({inner})" if type(owner) is tuple else f"[{inner}]"
 
 
 def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:

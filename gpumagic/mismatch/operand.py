@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import MISSING, Step, contents, of_function, own, parts_of, walk
+from gpumagic.usercode.values import (
+    MISSING,
+    Step,
+    comes_from,
+    contents,
+    of_function,
+    own,
+    parts_of,
+    walk,
+)
 
 _DEEP, _MOST = 5, 500  # levels of an object that are searched, and objects in all
 _STATE = ("_parameters", "_buffers", "_modules")
@@ -104,6 +113,9 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
     if issubclass(kind, torch.Generator):
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
+    if comes_from(kind, "numpy.ndarray"):
+        about = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+        return [Part(node, text, "array", ("cpu",), value.nbytes, about)]
     a_module, tensors = issubclass(kind, nn.Module), [t for _, t in tensors_of(value)]
     items = _items(value, node, text)
     of_torch = str(vars(kind).get("__module__")).startswith("torch.")
@@ -221,8 +233,9 @@ class Reader:
             if node.attr in (name.rpartition(".")[2] for name, _ in held):
                 return [inner]
         part_of = isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _PART_OF
-        known = inner is not None and inner.kind in ("tensor", "made") and part_of
-        return [_made(node, text, inner.device if inner and known else None)]
+        if inner is not None and inner.kind in ("tensor", "made") and part_of:
+            return [_result_of(inner, node, text)]
+        return [_made(node, text, None)]
 
     def _together(self, node: ast.expr, text: str, parts: list[Part]) -> list[Part]:
         """Return the result of operands that agreed: it is where any one of them is known to be."""
@@ -245,6 +258,8 @@ class Reader:
                 return result
         if is_torch(function):
             return self._torch_call(node, str(of_function(function, "__name__")), text)
+        if function is map:  # it has called nothing yet: what lists its results fails
+            return self.given(node)
         if issubclass(type(function), type) and issubclass(function, nn.Module):
             return [Part(node, text, "module", about=function.__name__)]
         if function is torch.Generator:
@@ -271,11 +286,7 @@ class Reader:
             return [owner] if name in ("eval", "train", "half", "float") else None
         if owner.kind not in ("tensor", "made"):
             return None
-        if name in _NO_TENSOR:
-            return []
-        return [
-            replace(owner, node=node, text=text, kind="made", nbytes=None, about="", value=None)
-        ]
+        return [] if name in _NO_TENSOR else [_result_of(owner, node, text)]
 
     def _transferred(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
         without = {"cpu": "cpu", "cuda": full(torch.device("cuda"))}.get(name, "")
@@ -302,6 +313,11 @@ class Reader:
             return without
         device = value.device if issubclass(type(value), Tensor) else device_of(value)
         return full(device) if device is not None else None
+
+
+def _result_of(part: Part, node: ast.expr, text: str) -> Part:
+    """Return what an index or a method makes of a tensor, on its device."""
+    return replace(part, node=node, text=text, kind="made", nbytes=None, about="", value=None)
 
 
 def _made(node: ast.expr, text: str, device: str | None) -> Part:

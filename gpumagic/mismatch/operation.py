@@ -161,7 +161,9 @@ def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
     out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
-    if owner is not None and owner.kind == "module":
+    # A partial, or an object that is called, has operands too.
+    called = ("module", "object") if isinstance(node.func, ast.Name) else ("module",)
+    if owner is not None and owner.kind in called:
         receiver = [owner]
     else:
         name = getattr(node.func, "attr", "")
@@ -180,7 +182,7 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     more than one operand that cannot be known; if it must be `certain`, one.
     """
     reader = Reader(frame)
-    within = _storages(dict(frame.library))
+    within = storages(dict(frame.library))
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
@@ -191,7 +193,7 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     return found[0] if len(found) == 1 else None
 
 
-def _storages(value: Any) -> set[Any]:
+def storages(value: Any) -> set[Any]:
     """Return what tells the memory of its tensors apart, if they have any."""
     found = set()
     for _, tensor in tensors_of(value):
@@ -211,7 +213,7 @@ def _evidence(
     """
     leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, moves nowhere
     located = [part for part in leaves if part.kind != "generator" and part.devices]
-    seen = [part for part in located if _storages(part.value) & within]
+    seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
         certain = all(part.kind != "unknown" for part in leaves) or seen
         return _on_a_gpu(located, message.devices - {"cpu"}) if certain else ()
@@ -338,12 +340,6 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     return list(found.values())
 
 
-def result_clashes(frame: FailedFrame, odd: list[Part], target: str) -> bool:
-    """Whether what a call returns, made on `target`, then meets what is where `odd` was."""
-    node = frame.failed
-    return node is not None and meets(frame, node, odd, {ast.unparse(node): target}, target)
-
-
 def meets(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> bool:
@@ -364,7 +360,10 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                yield reader, [part for part in leaves if part.device in sources]
+                # What is made further down is not known to clash: its own turn comes.
+                made = "cpu" if step.lineno < frame.line else None
+                there = [p for p in leaves if (made if p.factory else p.device) in sources]
+                yield reader, there
 
 
 def _targets(stmt: ast.Assign) -> list[str]:

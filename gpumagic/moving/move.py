@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.cuda import synchronize  # a watch puts its own in torch.cuda's place
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -41,25 +42,25 @@ _Family = tuple[int, int, list[FoundTensor]]
 def move_all(
     variables: Iterable[tuple[str, Any]],
     device: torch.device,
-    *,
-    followers: Iterable[tuple[str, Optimizer]] = (),
     namespace: dict[str, Any] | None = None,
+    *,
     origins: Origins | None = None,
     check_room: bool = True,
     line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of `followers` follows the parameters that move. Names in `namespace` may be rebound.
+    States of optimizers in `namespace` follow the parameters that move. Its names may be rebound.
     `origins` receives each moved tensor and its former device. Without `check_room`, which is for
     tensors without data, more may move than the device can hold. A long move has a `line`.
     """
     start = time.perf_counter()
     origins = [] if origins is None else origins
+    namespace = {} if namespace is None else namespace
     finder = TensorFinder()
     finder.variables(variables)
     moving = finder.elsewhere(device)
-    for name, optimizer in followers if moving else ():
+    for name, optimizer in optimizers_in(namespace) if moving else ():
         finder.state(optimizer, (name,), only=moving)
     staying = (held for held in finder.staying if held.must_move(device))
     left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
@@ -67,9 +68,9 @@ def move_all(
     if moving:
         # `origins` is filled as things move: an interrupt after that loses no origin.
         plan = MovePlan(device, finder, origins)
-        plan.run({} if namespace is None else namespace, check_room, line)
+        plan.run(namespace, check_room, line)
         left += plan.left
-        moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
+        moved = tuple(plan.moved.values())
     origins += _name_devices(finder.naming, device)
     return Moves(moved, tuple(left), time.perf_counter() - start if moved else 0.0)
 
@@ -96,8 +97,7 @@ class MovePlan:
     """New bytes for the found tensors that are elsewhere, made before the first tensor changes."""
 
     def __init__(self, device: torch.device, finder: TensorFinder, origins: Origins) -> None:
-        self.nbytes: dict[str, int] = {}  # by variable
-        self.sources: dict[str, dict[str, None]] = {}
+        self.moved: dict[str, Moved] = {}  # by variable
         self.left: list[Left] = []
         self._device, self._finder, self._origins = device, finder, origins
         self._by_to = [held for held in finder.movable if held.must_move(device)]
@@ -214,8 +214,9 @@ class MovePlan:
         self._count(found.root, nbytes, [str(found.tensor.device)])
 
     def _count(self, name: str, nbytes: int, sources: list[str]) -> None:
-        self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
-        self.sources.setdefault(name, {}).update(dict.fromkeys(sources))
+        known = self.moved.get(name, Moved(name, 0, ()))
+        every = tuple(dict.fromkeys((*known.sources, *sources)))
+        self.moved[name] = Moved(name, known.nbytes + nbytes, every)
 
     def _carry_out(self) -> None:
         """Give each tensor its new bytes: all of them, or after an interrupt none."""
@@ -375,8 +376,10 @@ def _parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 def wait_for(device: torch.device) -> None:
     """Wait until `device` has finished what it was given."""
-    given = () if device.type == "mps" else (device,)
-    getattr(torch, device.type).synchronize(*given)
+    if device.type == "cuda":
+        synchronize(device)
+    else:
+        getattr(torch, device.type).synchronize(*(() if device.type == "mps" else (device,)))
 
 
 def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
@@ -435,8 +438,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
             by_device.setdefault(origin.device, []).append((origin.name, value))
     made: list[Moves] = []
     for device, values in by_device.items():
-        followers = optimizers_in(namespace)
-        made.append(move_all(values, device, followers=followers, namespace=namespace))
+        made.append(move_all(values, device, namespace))
         for _, value in values if origins is None else ():
             _origins.pop(value, None)
     return all_of(made)

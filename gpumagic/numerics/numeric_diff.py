@@ -1,8 +1,12 @@
 """Find the operation at which two devices, or two dtypes, part: `gpumagic.diff`.
 
-Both runs are recorded and aligned by operator and shapes. Results of different operations need not
-be the same: then only what the code assigns is compared. The user's variables, random state and
-settings do not change.
+Both runs are recorded, on copies, and aligned by operator and shapes. Results of different
+operations need not be the same: then only what the code assigns is compared.
+
+Each side may differ by torch.testing's tolerance of one operation. The rounding errors of n
+operations grow as the square root of n (N. J. Higham and T. Mary, "A New Approach to Probabilistic
+Rounding Error Analysis", 2019), here to a decimal digit at most. That of a sum is proportional to
+its terms.
 """
 
 import contextvars
@@ -27,14 +31,13 @@ from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.isolation.worker import Quiet
 from gpumagic.numerics.recorded_run import RecordedOperation, Recorder
 from gpumagic.placement.torch_devices import as_torch, find
-from gpumagic.timing.agreement import tolerance
-from gpumagic.usercode.files import expression, line_at
+from gpumagic.timing.agreement import array_differences, dtype_of, tolerance
 from gpumagic.usercode.program import Program, namespace_of, program
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
-# Tolerances of torch.testing that are rounding: a decimal digit, which an operation of condition
-# number 10 loses (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6).
+# An operation of condition number 10 loses a digit (Higham, "Accuracy and Stability of Numerical
+# Algorithms", 1.6).
 _DIGIT = 10.0
 # Operators that add terms, which may cancel.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
@@ -45,34 +48,26 @@ _MOST_LINES = 4
 
 @dataclass(frozen=True)
 class Gap:
-    """The largest difference between two results."""
+    """Record the largest difference between two results; of a divergence also where and why."""
 
-    excess: float = 0.0  # above 1 it is no rounding error
-    rtol: float = 0.0  # the relative tolerance, of the loosest dtype on the way here
-    largest: float = 0.0  # infinite if only one is a number
+    rtol: float = 0.0  # torch.testing's, of the loosest dtype so far
+    depth: int = 0  # operations so far, one after the other
+    inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
+    excess: float = 0.0  # the difference as a share of the allowed one
+    largest: float = 0.0  # the difference; infinite if only one is a number
     scale: float = 0.0  # the largest finite magnitude
     at: tuple[int, ...] = ()
     values: tuple[object, ...] = ()  # there, on each side
-    exact: bool = False  # integers or bools
-    tie: bool = False  # integers that choose among numbers that agree
-    noise: bool = False  # rounding errors of cancelled terms are all that is left
+    noise: bool = False  # allowed only as a rounding error of terms that cancelled
+    choice: bool = False  # among numbers that are equal within the tolerance
+    where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
+    line: int | None = None
+    why: str = ""  # in words; empty if the operation itself makes the difference
 
     @property
     def relative(self) -> float:
-        """The largest difference relative to the largest magnitude."""
+        """The difference relative to the largest magnitude."""
         return self.largest / self.scale if self.scale else self.largest
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Record one operation whose results differ though its inputs agree."""
-
-    where: str  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
-    line: int | None
-    why: str  # in words; empty if the operation itself makes the difference
-    gap: Gap
-    inputs: float  # how far the inputs differ, relative to their largest magnitude
-    choice: bool  # among numbers that are equal within the tolerance
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,13 +75,13 @@ class NumericDiff(Shown):
     """Record where two devices, or two dtypes, part."""
 
     sides: tuple[str, ...]  # the devices or dtypes
-    found: tuple[Divergence, ...]  # in the order in which they ran
+    found: tuple[Gap, ...]  # results that differ though their inputs agree, in their order
     operations: int  # that were compared: others are of one side alone
     largest: float  # relative difference of those that agree
     notes: tuple[str, ...]
 
     @property
-    def first(self) -> Divergence | None:
+    def first(self) -> Gap | None:
         """The first divergence; a choice only if there is nothing else."""
         return min(self.found, key=lambda each: each.choice, default=None)
 
@@ -112,10 +107,9 @@ def diff(
     *between : two objects
         Devices (``"cpu", 1``); or dtypes (``"float32", torch.bfloat16``), to which floating
         tensors are converted. By default the CPU and the current GPU.
-    namespace : dict, optional
-        The variables of the code; if None, a function's globals, or the caller's variables.
-    filename, text : str, optional
-        Where `code` is from, and how it is shown.
+    namespace, filename, text : optional
+        The variables of the code, by default those of the function or the caller; where `code` is
+        from; how it is shown.
 
     Raises
     ------
@@ -134,32 +128,29 @@ def diff(
         namespace = namespace_of(code, sys._getframe(1))
     pair = _sides(between or ("cpu", "cuda"))
     made = program(code, namespace, filename=filename, text=text)
-    randomness, notes = Randomness(), dict[str, None]()
-    runs = Recorder(0), Recorder(1)
-    for run, (name, side) in zip(runs, pair.items(), strict=True):
+    randomness, runs, notes = Randomness(), list[Recorder](), dict[str, None]()
+    for name, side in pair.items():
         try:
-            with kept(), Quiet() if run is runs[1] else nullcontext():
+            with kept(), Quiet() if runs else nullcontext():
+                runs.append(Recorder(len(runs)))
                 randomness.restore()
                 # The code's settings end with the context.
-                said = contextvars.copy_context().run(_run, made, namespace, side, run)
+                said = contextvars.copy_context().run(_run, made, namespace, side, runs[-1])
                 notes |= dict.fromkeys(said)
         except Exception as error:
             note(error, f"this was the run on {name}")
             raise
         finally:
             cuda_state.collect()
-    dtypes = [side for side in pair.values() if isinstance(side, torch.dtype)]
-    return _compared([run.operations for run in runs], tuple(pair), dtypes, tuple(notes))
+    base = max(tolerance(name)[0] for name in pair)  # 0 for devices
+    return _compared([run.operations for run in runs], tuple(pair), base, [*notes])
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
     """Return two devices or two dtypes, by name."""
     words = [str(each).removeprefix("torch.") for each in given]
-    found: dict[str, Device | torch.dtype] = {
-        word: getattr(torch, word) for word in words if word in _DTYPES
-    }
-    if not found:
-        found = {str(device): device for device in map(find, given)}
+    found: dict[str, Any] = {word: getattr(torch, word) for word in words if word in _DTYPES}
+    found = found or {str(device): device for device in map(find, given)}
     if len(given) != 2 or len(found) != 2:
         question = meant(" ".join({*words} - {*_DTYPES}), _DTYPES)
         raise GpuError(f"{' '.join(words)}: {question}{_TYPE}")
@@ -177,18 +168,17 @@ def _run(
         if isinstance(side, torch.dtype):
             torch.set_default_dtype(side)
             for tensor in trial.copies.tensors():
-                # To type promotion, one without dimensions is like a number: an optimizer's step.
-                if tensor.is_floating_point() and tensor.dim():
+                if tensor.is_floating_point():
                     tensor.data = tensor.data.to(side)
         with recorder:
             value = trial.first()
-        space = trial.copies.globals
-        names = [name for name in (*made.reads, *made.assigned) if name in space]
-        recorder.add_variables([*((name, space[name]) for name in names), ("Out", value)])
+        space = {**trial.copies.globals, "Out": value}
+        recorder.add_variables(
+            {name: space[name] for name in (*made.reads, *made.assigned, "Out") if name in space}
+        )
         virtual = isinstance(side, Device) and side.virtual
         said = [f"{side} is virtual: it rounds as the CPU does"] * virtual
-        if recorder.left_out:
-            said.append(f"{many(recorder.left_out, 'operation')} not compared: no room in 512 MiB")
+        said += ["results beyond 512 MiB are not compared"] * (recorder.room < 0)
         return [*trial.copies.notes, *said]
     finally:
         with deferred():
@@ -198,19 +188,14 @@ def _run(
 
 # -- the comparison
 def _compared(
-    runs: Sequence[list[RecordedOperation]],
-    sides: tuple[str, ...],
-    dtypes: Sequence[torch.dtype],
-    notes: tuple[str, ...],
+    runs: Sequence[list[RecordedOperation]], sides: tuple[str, ...], base: float, notes: list[str]
 ) -> NumericDiff:
-    """Compare two runs, of which `dtypes` are the sides, if these are no devices."""
-    base = max((_allowed(each)[0] for each in dtypes), default=0.0)
-    found, count, largest = dict[str, Divergence](), 0, Gap()
+    """Compare two runs; `base` is the relative tolerance of the dtypes that are the sides."""
+    found, count, largest = dict[str, Gap](), 0, Gap()
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
-        known = [each.gap for each in inputs if each.gap is not None]
-        before = max(known, key=lambda gap: gap.excess, default=Gap())
-        kept = bool(one.results and other.results)  # there was room
+        known = [each.gap for each in inputs if each.gap]
+        count += bool(one.results and other.results)  # there was room
         gap = _gap(one, other, known, base)
         instead = next((each.instead for each in inputs if each.instead), None)
         if gap.excess > 1 and instead and one.at:
@@ -218,12 +203,11 @@ def _compared(
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
-        count += kept
         if gap.excess <= 1:
             largest = max(largest, gap, key=lambda each: each.excess)
-        elif before.excess <= 1:
-            each = _divergence(other, gap, before, instead, sides)
-            found.setdefault(each.where, each)  # a loop may repeat it
+        elif all(each.excess <= 1 for each in known):
+            gap = _explained(other, gap, instead, sides)
+            found.setdefault(gap.where, gap)  # a loop may repeat it
     said = f"{count:,} of {many(max(map(len, runs)), 'operation')} compared, on copies"
     return NumericDiff(sides, tuple(found.values()), count, largest.relative, (*notes, said))
 
@@ -237,83 +221,83 @@ def _aligned(
     alike = next((n for n, (a, b) in pairs if a != b), min(map(len, keys)))
     yield from zip(*(run[:alike] for run in runs), strict=True)
     left, right = (each[alike : alike + _ALIGNED] for each in keys)
-    for tag, a, b, c, d in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+    for how, a, b, c, d in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         pair = runs[0][alike + a : alike + b], runs[1][alike + c : alike + d]
-        if tag == "equal":
+        if how == "equal":
             yield from zip(*pair, strict=True)
         else:
             for each in (*pair[0], *pair[1]):
                 each.instead = pair
 
 
-def _allowed(dtype: torch.dtype) -> tuple[float, float]:
-    """Return torch.testing's relative and absolute tolerance of a dtype; 0 for integers."""
-    return tolerance(str(dtype).removeprefix("torch.")) or (0.0, 0.0)
-
-
-def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], rtol: float) -> Gap:
+def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], base: float) -> Gap:
     """Return the worst gap of the results; `known` are those of the inputs."""
-    rtol = max([rtol, *(each.rtol for each in known)])
-    gaps = [_difference(*p, rtol) for p in zip(one.results, other.results, strict=False)]
+    before = Gap(
+        rtol=max([base, *(each.rtol for each in known)]),
+        depth=1 + max((each.depth for each in known), default=0),
+        inputs=max((each.relative for each in known), default=0.0),
+    )
+    sums = one.name.startswith(_SUMS, 5)
+    terms = max((each.scale for each in known if sums), default=0.0)
+    pairs = zip(one.results, other.results, strict=False)
+    gaps = [_difference(*pair, before, terms) for pair in pairs]
     one.results, other.results = [], []
-    worst = max(gaps, key=lambda each: each.excess, default=Gap(rtol=rtol))
-    terms = max((each.scale for each in known), default=0.0)
-    if one.name.startswith(_SUMS, 5) and worst.scale <= worst.rtol * terms:
-        # Rounding errors of the terms are all that is left: they count where they are used.
-        return replace(worst, excess=min(worst.excess, 1.0), noise=True)
-    floats = [each.excess <= 1 for each in gaps if not each.exact]
-    return replace(worst, tie=worst.exact and bool(floats) and all(floats))
+    worst = max(gaps, key=lambda each: each.excess, default=before)
+    # Of integers: places of numbers that are equal, or nearly.
+    exact = all(isinstance(value, int) for value in worst.values)
+    choice = exact and any(each.excess <= 1 for each in gaps)
+    choice |= before.inputs > 0 and (exact or "threshold" in one.name)
+    return replace(worst, choice=choice, noise=any(each.noise for each in gaps))
 
 
-def _difference(one: Tensor, other: Tensor, rtol: float) -> Gap:
-    """Return the largest difference; integers must be equal."""
-    exact = not (one.is_floating_point() or one.is_complex())
+def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
+    """Return the largest difference; integers must be equal, and sums agree within their terms."""
     # A dtype on one device alone excuses no difference.
-    own, atol = min(_allowed(one.dtype), _allowed(other.dtype))
-    rtol = max(rtol, own)
+    own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
+    gap = replace(before, rtol=max(before.rtol, own))
     if one.shape != other.shape:
         shapes = tuple(one.shape), tuple(other.shape)
-        return Gap(math.inf, rtol, math.inf, values=shapes, exact=exact)
+        return replace(gap, excess=math.inf, largest=math.inf, values=shapes)
     if not one.numel():
-        return Gap(rtol=rtol, exact=exact)
-    same = (one == other) | (one.isnan() & other.isnan())
-    dtype = torch.promote_types(torch.promote_types(one.dtype, other.dtype), torch.float32)
-    a, b = one.to(dtype), other.to(dtype)
-    apart = (a - b).abs().nan_to_num(math.inf, math.inf).masked_fill(same, 0)
-    scale = max(float(each.abs().nan_to_num(0, 0).max()) for each in (a, b))
-    largest, allowed = float(apart.max()), 0.0 if exact else _DIGIT * (atol + rtol * scale)
-    excess = largest / allowed if allowed else math.inf if largest else 0.0
-    at = tuple(map(int, torch.unravel_index(apart.argmax(), one.shape)))
-    return Gap(excess, rtol, largest, scale, at, (one[at].item(), other[at].item()), exact)
+        return gap
+    largest, scale, place = array_differences(one, other)
+    at = tuple(map(int, torch.unravel_index(torch.tensor(place), one.shape)))
+    growth = min(2 * math.sqrt(gap.depth), _DIGIT) if own else 0.0
+    allowed = growth * (atol + gap.rtol * max(scale, terms))
+    return replace(
+        gap,
+        excess=largest / allowed if allowed else math.inf if largest else 0.0,
+        largest=largest,
+        scale=scale,
+        at=at,
+        values=(one[at].item(), other[at].item()),
+        noise=growth * (atol + gap.rtol * scale) < largest <= allowed,
+    )
 
 
-def _divergence(
-    other: RecordedOperation, gap: Gap, before: Gap, instead: Any, sides: tuple[str, ...]
-) -> Divergence:
-    """Return why an operation parts the runs, and the line to blame."""
-    blamed, why, choice = other, "", False
+def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:
+    """Return the gap of an operation that parts the runs, with the reason and the line to blame."""
+    blamed, why = other, ""
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
     if instead:
-        blamed = (instead[1] or instead[0])[0]
-        ran = [", ".join(dict.fromkeys(each.name for each in run)) or "nothing" for run in instead]
+        blamed, ran = (instead[1] or instead[0])[0], [*map(_names, instead)]
         why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
     elif unwritten:
         blamed, why = unwritten, f"{other.name} reads memory that nothing has written"
-    elif gap.tie or (before.largest and (gap.exact or "threshold" in other.name)):
-        choice, why = True, "a choice among numbers that are equal within the tolerance"
+    elif gap.choice:
+        why = "a choice among numbers that are equal within the tolerance"
     elif noise:
         blamed, gap = noise, noise.gap
         why = "cancellation: rounding errors are all that is left"
-    elif gap.relative <= _DIGIT * before.relative:
+    elif gap.relative <= _DIGIT * gap.inputs:
         why = "small differences add up: no operation adds a digit"
-    number, where = None, f"({blamed.name})"
-    if blamed.at:
-        line = line_at(*blamed.at)
-        number, label = line.line, "" if line.label.startswith("<") else f"{line.label}, "
-        code = f"{'backward of ' * blamed.backward}`{expression(*blamed.at)}`"
-        where = f"{label}line {number}: {code} {where}"
-    return Divergence(where, number, why, gap, before.relative, choice)
+    where, line = blamed.place()
+    return replace(gap, where=where, line=line, why=why)
+
+
+def _names(operations: list[RecordedOperation]) -> str:
+    return ", ".join(dict.fromkeys(each.name for each in operations)) or "nothing"
 
 
 # -- the view
@@ -325,24 +309,26 @@ def text(diff: NumericDiff) -> str:
 
 def html(diff: NumericDiff) -> str:
     """For notebooks."""
-    first, *others = map(coded, _lines(diff))
-    notes = "".join(f'<div class="gm-note">{line}</div>' for line in others)
-    answer = f'<div class="gm-answer{"" if diff.agree else " gm-bad"}">{first}</div>'
-    return block(answer + notes, "table", "comparison")
+    css = "gm-answer" if diff.agree else "gm-answer gm-bad"
+    parts = []
+    for line in _lines(diff):
+        parts.append(f'<div class="{css}">{coded(line)}</div>')
+        css = "gm-note"
+    return block("".join(parts), "table", "comparison")
 
 
 def _lines(diff: NumericDiff) -> list[str]:
     """Return the headline, the numbers, other divergences, and the notes."""
-    said, found = " and ".join(diff.sides), diff.first
+    sides, found = " and ".join(diff.sides), diff.first
     if found is None:
         words = f"largest difference {diff.largest:.0e}" if diff.largest else "equal"
-        return [f"{said} agree: {words}", *diff.notes]
-    values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.gap.values)
+        return [f"{sides} agree: {words}", *diff.notes]
+    values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.values)
     pairs = ", ".join(f"{value} on {side}" for value, side in zip(values, diff.sides, strict=True))
-    place = f" at {list(found.gap.at)}" if found.gap.at else ""
-    numbers = f"max. difference {found.gap.largest:.2g} of {found.gap.scale:.2g}: {pairs}{place}"
+    numbers = f"max. difference {found.largest:.2g} of {found.scale:.2g}: {pairs}"
+    numbers += f" at {list(found.at)}" * bool(found.at)
     inputs = f"inputs agreed to {found.inputs:.0e}" if found.inputs else "inputs were equal"
     how = "agree but for a choice" if diff.agree else "part"
     answer = "; ".join(filter(None, [found.why, numbers, inputs]))
     also = [f"also at {each.where}" for each in diff.found if each is not found][:_MOST_LINES]
-    return [f"{said} {how} at {found.where}", answer, *also, *diff.notes]
+    return [f"{sides} {how} at {found.where}", answer, *also, *diff.notes]

@@ -6,7 +6,7 @@ values in the second run, so that reading it shows.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
-from gpumagic.usercode.files import user_frame
+from gpumagic.usercode.files import expression, line_at, user_frame
 
 # Bytes of host memory for the results of one run.
 _MOST = 2**29
@@ -38,9 +38,22 @@ class RecordedOperation:
     at: tuple[CodeType, int] | None = None  # the user's instruction; for a backward, the forward's
     backward: bool = False
     results: list[Tensor] = field(default_factory=list)  # copies on the host
-    empty: bool = False  # it allocates memory that it does not write
     gap: Any = None  # to the same operation of the other run
     instead: Any = None  # the different operations of both runs, if there is no same one
+
+    @property
+    def empty(self) -> bool:
+        """Whether it allocates memory that it does not write."""
+        return self.name.startswith(("aten.empty", "aten.new_empty"))
+
+    def place(self) -> tuple[str, int | None]:
+        """Return ``"In [3], line 7: `x.softmax(-1)` (aten._softmax)"``, and the line's number."""
+        if not self.at:
+            return f"({self.name})", None
+        line = line_at(*self.at)
+        label = "" if line.label.startswith("<") else f"{line.label}, "
+        code = f"{'backward of ' * self.backward}`{expression(*self.at)}`"
+        return f"{label}line {line.line}: {code} ({self.name})", line.line
 
 
 class Recorder(TorchDispatchMode):
@@ -49,8 +62,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[RecordedOperation] = []
-        self.left_out = 0  # operations for whose results there was no room
-        self._unwritten, self._room = unwritten, _MOST
+        self.room = _MOST  # bytes that are left; below 0, results are not kept any more
+        self._unwritten = unwritten
         # The writers of each storage; the reference keeps its address from being used again.
         self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
         self._forward: dict[int, Any] = {}  # the user's instruction, by autograd's sequence number
@@ -71,38 +84,35 @@ class Recorder(TorchDispatchMode):
             self._record(str(func).removesuffix(".default"), given, _tensors(written), result)
         return result
 
-    def add_variables(self, variables: Iterable[tuple[str, Any]]) -> None:
+    def add_variables(self, variables: Mapping[str, Any]) -> None:
         """Record what the code has assigned."""
-        for name, value in variables:
+        for name, value in variables.items():
             if tensors := _tensors(value):
                 self._keep(RecordedOperation(name, self._writers(tensors)), tensors)
 
     def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
-        at, backward = self._line()
         reads = _tensors(given)
         # A view of an input has no numbers of its own.
         old = {_storage(each) for each in reads if name != "aten.lift_fresh"}
         makes = [each for each in _tensors(result) if _storage(each) not in old]
+        at, backward = self._line()
         if not makes and not writes:
             return
         shapes = tuple(each.shape for each in reads)
         made = RecordedOperation(name, self._writers(reads), shapes, at, backward)
-        made.empty = name.startswith(("aten.empty", "aten.new_empty"))
         for each in (*makes, *writes):
             storage = each.untyped_storage()
             is_whole = each.numel() * each.element_size() == storage.nbytes()
             before = [] if is_whole else self._writers([each])
             self._storages[_storage(each)] = StorageWeakRef(storage), [*before, made]
-        if made.empty:
-            for each in makes:
+            if made.empty:
                 each.fill_(self._unwritten)
         self._keep(made, [] if made.empty else [*writes, *makes])
 
     def _keep(self, made: RecordedOperation, results: list[Tensor]) -> None:
         self.operations.append(made)
-        self._room -= sum(each.numel() * each.element_size() for each in results)
-        self.left_out += self._room < 0
-        if self._room >= 0:
+        self.room -= sum(each.numel() * each.element_size() for each in results)
+        if self.room >= 0:
             made.results = [each.detach().to("cpu", copy=True) for each in results]
 
     def _line(self) -> tuple[Any, bool]:
@@ -140,13 +150,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _draw(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation, and replace its random numbers by the CPU's."""
+    """Run an operation, and replace its random numbers by the CPU's, drawn in float32."""
     generator = kwargs.get("generator") or torch.default_generator
     if generator.device.type != "cpu":
         return func(*args, **kwargs)
     state = generator.get_state()
     # Before the operation writes to its arguments.
-    host_args, host_kwargs = tree_map(_on_host, (args, kwargs))
+    host_args, host_kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
     result = func(*args, **kwargs)
     generator.set_state(state)
     with _unseen():
@@ -160,8 +170,6 @@ def _draw(func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _on_host(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    kind = torch.float32 if value.is_floating_point() else value.dtype
-    return value.detach().to("cpu", kind, copy=True)
+def _on_host(tensor: Tensor) -> Tensor:
+    kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to("cpu", kind, copy=True)

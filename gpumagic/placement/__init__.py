@@ -106,12 +106,13 @@ class FunctionMode(TorchFunctionMode):
 
     running = 0  # how often it was started and not stopped
 
-    def start(self) -> None:
-        """Enter the mode on this thread."""
+    def start(self) -> Any:
+        """Enter the mode on this thread; return it."""
         _push_mode(self)
         self.running += 1
+        return self
 
-    def stop(self) -> None:
+    def stop(self, *exc: object) -> None:
         """Leave the mode, whatever other modes were entered since and not left."""
         if self not in _get_current_function_mode_stack():
             return
@@ -122,9 +123,4 @@ class FunctionMode(TorchFunctionMode):
             _push_mode(mode)
         self.running -= 1
 
-    def __enter__(self) -> Any:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
+    __enter__, __exit__ = start, stop

@@ -1,6 +1,5 @@
 """Find the devices that torch can use in this process."""
 
-import re
 from functools import lru_cache
 
 import torch
@@ -53,42 +52,21 @@ def _free(ordinal: int) -> int | None:
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 
-# What `cpu`, and a WHERE with a number in it, has named since CUDA started: that does not change.
-_found: dict[str, Device] = {}
-names.devices_changed.append(_found.clear)
-
-
 def find(where: object) -> Device:
     """Return the one device that `where` names and torch can use."""
-    target = _find(where)
-    if target.kind == "cuda":
-        cuda_state.check()
-    return target
-
-
-def _find(where: object) -> Device:
-    if isinstance(where, str) and where in _found:
-        return _found[where]
     here = devices(memory="free" in str(where))
-    if not here and (unusable := names.here(memory=False)):
-        return _without_gpus(names.resolve_one(where, unusable))
+    unusable = [] if here else names.here(memory=False)
     current = torch.cuda.current_device() if here and cuda_state.working() else 0
-    target = names.resolve_one(where, here, current=current)
-    if target.kind == "mps" and not torch.backends.mps.is_available():
-        raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
-    started = target.kind == "cuda" and torch.cuda.is_initialized()
-    if where == "cpu" or (started and re.search(r"\d", str(where))):
-        _found[str(where)] = target
-    return target
-
-
-def _without_gpus(target: Device) -> Device:
-    """Return a device that is no GPU; GpuError for a GPU, which this build of torch cannot use."""
-    if target.kind in ("cuda", "xpu"):
+    target = names.resolve_one(where, here or unusable, current=current)
+    if unusable and target.kind in ("cuda", "xpu"):
         raise GpuError(
             f"{target} is there, but torch {torch.__version__} cannot use it; type cpu, or "
             "install a build of torch for it: %gpus --doctor"
         )
+    if target.kind == "cuda":
+        cuda_state.check()
+    elif target.kind == "mps" and not torch.backends.mps.is_available():
+        raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
     return target
 
 

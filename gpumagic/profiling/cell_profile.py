@@ -1,8 +1,8 @@
 """Hold the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import groupby
 from typing import Literal, NamedTuple
@@ -48,11 +48,12 @@ class ProfiledLine(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Name a cause of idle time, and the line with most of it; seconds are None if unknown."""
+    """Name a cause of idle time, the line with most of it, and its seconds or how often it was."""
 
     kind: Kind
     where: UserLine | None
-    seconds: float | None
+    seconds: float | None = None
+    times: int = 0
 
 
 class Moment(NamedTuple):
@@ -88,10 +89,8 @@ _WORDS = {
     "python": "Python {takes} {time}, most at {at}",
     "copy": "copies {take} {time}, most at {at}",
     "wait": "the host waits at {at}, which {takes} {time}",
-    "launch": "starting {count} {takes} {time}, most at {at}",
+    "launch": "starting operators {takes} {time}, most at {at}",
 }
-_COUNTED = {"copy": "there are {count} at {at}", "wait": "the host waits {count} at {at}"}
-_VERBS = {True: ("delays it by", "delay it by"), False: ("takes", "take")}
 
 
 def text(profile: CellProfile) -> str:
@@ -124,16 +123,12 @@ def _sentence(profile: CellProfile) -> str:
 
 
 def _said(profile: CellProfile, cause: Cause) -> str:
-    words = _WORDS if cause.seconds is not None else _COUNTED
-    takes, take = _VERBS[profile.busy is not None]
-    here = next((line for line in profile.lines if line.where == cause.where), None)
-    launches = [line.launches for line in profile.lines if line.launches is not None]
-    calls = sum(o.calls for line in profile.lines for o in line.operators)
-    count = f"{sum(launches):,} kernels" if launches else f"{calls:,} operators"
-    if here and cause.kind in ("copy", "wait"):
-        count = f"{here.copies:,} copies" if cause.kind == "copy" else f"{here.waits:,} times"
-    time, at = duration(cause.seconds), _at(cause.where)
-    return words[cause.kind].format(time=time, at=at, count=count, takes=takes, take=take)
+    at = _at(cause.where)
+    if cause.seconds is None:
+        return f"{cause.times:,} {'copies' if cause.kind == 'copy' else 'waits'} at {at}"
+    takes, take = ("takes", "take") if profile.busy is None else ("delays it by", "delay it by")
+    time = duration(cause.seconds)
+    return _WORDS[cause.kind].format(time=time, at=at, takes=takes, take=take)
 
 
 def _at(where: UserLine | None) -> str:
@@ -148,35 +143,34 @@ def _percent(part: float, whole: float) -> str:
 
 
 # -- the table
+_COUNTS: tuple[tuple[str, Callable[[ProfiledLine], str]], ...] = (
+    ("host", lambda line: duration(line.host)),
+    ("device", lambda line: duration(line.device)),
+    ("launches", lambda line: NOT_KNOWN if line.launches is None else f"{line.launches:,}"),
+    ("copies", lambda line: f"{line.copies:,}"),
+    ("waits", lambda line: f"{line.waits:,}"),
+)
+
+
 def _columns(profile: CellProfile) -> list[Column]:
-    lines = profile.lines
+    number, lines = partial(Column, number=True), profile.lines
+    wheres = [line.where or UserLine(0) for line in lines]
+    dearest, html = [*map(_dearest, lines)], [escape(where.source) for where in wheres]
+    for n, where in enumerate(wheres):
+        if dearest[n]:
+            html[n] = folded(where.source, escape(dearest[n]))
+    code = [table.short(where.source, _CODE) for where in wheres]
     whole = sum(line.host for line in lines)
-    sources = [line.where.source if line.where else "" for line in lines]
-    places = [line.where.place.removeprefix("line ") if line.where else "–" for line in lines]
-    most = [[f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS]] for line in lines]
-    dearest = [*map(", ".join, most)]
-    cells = [
-        folded(s, escape(d)) if d else escape(s) for s, d in zip(sources, dearest, strict=True)
-    ]
-    code = [table.short(source, _CODE) for source in sources]
-
-    def numbers(title: str, values: list[str]) -> Column:
-        return Column(title, values, number=True)
-
     return [
-        numbers("line", places),
-        Column("source", code, fit="cut", notes=dearest, css="gm-code", html=cells),
-        numbers("host", [duration(line.host) for line in lines]),
-        numbers("device", [duration(line.device) for line in lines]),
-        numbers("launches", [_number(line.launches) for line in lines]),
-        numbers("copies", [_number(line.copies) for line in lines]),
-        numbers("waits", [_number(line.waits) for line in lines]),
-        numbers("share", [_percent(line.host, whole) for line in lines]),
+        number("line", [w.place.removeprefix("line ") if w.line else "–" for w in wheres]),
+        Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html),
+        *(number(head, [*map(count, lines)]) for head, count in _COUNTS),
+        number("share", [_percent(line.host, whole) for line in lines]),
     ]
 
 
-def _number(count: int | None) -> str:
-    return NOT_KNOWN if count is None else f"{count:,}"
+def _dearest(line: ProfiledLine) -> str:
+    return ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:
@@ -200,13 +194,12 @@ def _timeline(profile: CellProfile) -> str:
     """Return the lanes of the host, the device and its copies, as SVG."""
     colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
     size = max(len(profile.moments) // _COLUMNS, 1)
-    columns = [profile.moments[n : n + size] for n in range(0, len(profile.moments), size)]
+    shown, copies = profile.moments[::size], [m.copying for m in profile.moments]
+    copying = [any(copies[n : n + size]) for n in range(0, len(copies), size)]
     lanes: dict[str, list[_Block | None]] = {
-        "host": [_host(column, colors) for column in columns],
-        "device": [_device(column) for column in columns],
-        "copies": [
-            (_BUSY, "", "a copy runs") if any(m.copying for m in c) else None for c in columns
-        ],
+        "host": [(colors.get(m.line, _OTHERS), _number(m.line), _at(m.line)) for m in shown],
+        "device": [_device(m) for m in shown],
+        "copies": [(_BUSY, "", "a copy runs") if each else None for each in copying],
     }
     parts = []
     for row, (name, blocks) in enumerate(lanes.items()):
@@ -245,14 +238,12 @@ def _lane(blocks: list[_Block | None], y: float) -> Iterator[str]:
             yield plot.text(x + wide / 2, y + 12, words, "middle")
 
 
-def _host(column: Sequence[Moment], colors: Mapping[UserLine | None, str]) -> _Block:
-    line = Counter(moment.line for moment in column).most_common(1)[0][0]
-    return colors.get(line, _OTHERS), str(line.line) if line else "", _at(line)
-
-
-def _device(column: Sequence[Moment]) -> _Block:
-    cause = Counter(moment.cause for moment in column).most_common(1)[0][0]
+def _device(moment: Moment) -> _Block:
+    cause = moment.cause
     if cause is None:
         return _BUSY, "", "a kernel runs"
-    number = str(cause.where.line) if cause.where else ""
-    return _IDLE, number, f"idle: {cause.kind} at {_at(cause.where)}"
+    return _IDLE, _number(cause.where), f"idle: {cause.kind} at {_at(cause.where)}"
+
+
+def _number(line: UserLine | None) -> str:
+    return str(line.line) if line else ""

@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -34,7 +35,7 @@ from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, so
 SHORT = 1_000
 """Nanoseconds: while torch's profiler runs, an operator takes longer than that."""
 SAMPLE = 20_000
-_LOOP = 200
+_LOOP = 1_000
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -101,19 +102,18 @@ class CellProfiler:
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         # torch's clock tells the time of day, and Python's the time since some start.
         ahead = time_ns() - perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
-        row = {"ph": "X", "pid": os.getpid(), "tid": "lines"}
+        events = trace["traceEvents"]
 
-        def at(start: int, duration: int) -> dict[str, float]:
-            return {"ts": (start + ahead) / 1e3, "dur": duration / 1e3}
+        def add(cat: str, name: str, start: int, duration: int, args: dict[str, Any]) -> None:
+            times = {"ts": (start + ahead) / 1e3, "dur": duration / 1e3}
+            row = {"ph": "X", "pid": os.getpid(), "tid": "lines", "cat": cat, "name": name}
+            events.append({**row, **times, "args": args})
 
         device = {"device": str(self._device), "virtual": self._device.virtual}
-        cell = row | {"cat": CELL, "name": "cell", "args": device | {"thread": self._thread}}
-        events = [cell | at(self._began, self._lines.ended - self._began)]
+        duration = self._lines.ended - self._began
+        add(CELL, "cell", self._began, duration, device | {"thread": self._thread})
         for start, duration, line in self._lines.segments():
-            args = {"file": line.file, "line": line.line, "function": line.function}
-            named = {"cat": LINE, "name": str(line), "args": args | {"source": line.source}}
-            events.append(row | named | at(start, duration))
-        trace["traceEvents"] += events
+            add(LINE, str(line), start, duration, vars(line))
         return trace
 
 
@@ -146,7 +146,7 @@ class LineClock:
 
     def start(self) -> None:
         """Trace the user's innermost frame and those that it calls."""
-        self._bias = self._calibrate()
+        self._bias = _bias()
         if (frame := user_frame(sys._getframe(1))) is not None:
             self._know(frame)
             frame.f_trace = self._changed
@@ -198,38 +198,42 @@ class LineClock:
         outer = user_frame(frame.f_back)
         return outer if outer is not None and id(outer.f_code) in self._codes else None
 
-    def _calibrate(self) -> int:
-        """Return the nanoseconds that Python takes to call us, which a line seems to take."""
-
-        def loop() -> None:
-            for _ in range(_LOOP):
-                pass
-
-        rounds = []
-        for _ in range(9):
-            self._short = self._began = 0
-            sys.settrace(lambda *_: self._changed)
-            try:
-                loop()
-            finally:
-                sys.settrace(None)
-            rounds.append((sum(self._log[5::4]) + self._short) // (2 * _LOOP))
-            del self._log[:]
-        self._short = 0
-        return int(median(rounds))
-
     def _add(self, start: int, duration: int) -> None:
         self._log.extend((start, duration, self._code, self._line))
 
     def segments(self) -> Iterator[tuple[int, int, UserLine]]:
         """Yield when a line began, for how many nanoseconds it ran, and the line."""
-        known: dict[tuple[int, int], UserLine] = {}
+
+        @cache
+        def line_of(code: int, number: int) -> UserLine:
+            ran, typed = self._codes[code]
+            line, file = number - ran.co_firstlineno + typed.co_firstlineno, typed.co_filename
+            return UserLine(line, source_of(file, line), function_of(ran), file)
+
         for n in range(0, len(self._log), 4):
-            start, duration, *key = self._log[n : n + 4]
-            if key[0] not in self._codes:
-                continue
-            if (at := (key[0], key[1])) not in known:
-                code, typed = self._codes[at[0]]
-                line, file = at[1] - code.co_firstlineno + typed.co_firstlineno, typed.co_filename
-                known[at] = UserLine(line, source_of(file, line), function_of(code), file)
-            yield start, duration, known[at]
+            start, duration, code, number = self._log[n : n + 4]
+            if code in self._codes:
+                yield start, duration, line_of(code, number)
+
+
+def _bias() -> int:
+    """Return the nanoseconds that a call of a trace function adds to the time of each line."""
+    spent, began = array("q"), perf_counter_ns()
+
+    def trace(frame: FrameType, event: str, given: Any) -> Any:
+        nonlocal began
+        now = perf_counter_ns()
+        spent.append(now - began)
+        began = perf_counter_ns()
+        return trace
+
+    def loop() -> None:
+        for _ in range(_LOOP):
+            pass
+
+    sys.settrace(trace)
+    try:
+        loop()
+    finally:
+        sys.settrace(None)
+    return int(median(spent))

@@ -8,6 +8,7 @@ thread was at when it began, also an event of autograd's threads. Times of event
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import Any, Literal
 
 from gpumagic.ledger.entry import OFTEN, Ledger
@@ -21,8 +22,6 @@ _MOMENTS, _GOLDEN = 3000, 0.618
 _FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first that goes on is the cause
 _COMPUTES = 0.1
 """A line whose operators take less than this share of its host time is plain Python."""
-_MAIN = 0.3
-"""A share of the time that matters more than any number of copies and waits."""
 _EVENT = 2e-6
 """Seconds that torch's profiler takes for an event: benchmarks/profile_cost.py."""
 Event = dict[str, Any]
@@ -68,15 +67,15 @@ class _Lane:
             self.seconds += max(end - last, 0.0) / 1e6
             self._ends.append(max(end, last))
 
-    def last(self, time: float) -> tuple[float, Label] | None:
+    def last(self, time: float) -> tuple[float, Label]:
         """Return when all stretches that began before a time end, and the line of the last."""
         n = bisect_right(self._starts, time) - 1
-        return (self._ends[n], self.events[n]["line"]) if n >= 0 else None
+        return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
     def at(self, time: float) -> tuple[float, Label] | None:
         """Return the same, if that is after the time."""
         found = self.last(time)
-        return found if found and found[0] >= time else None
+        return found if found[0] >= time > -inf else None
 
 
 class _Trace:
@@ -95,10 +94,8 @@ class _Trace:
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
         self.host_seconds: dict[Label, float] = defaultdict(float)
         for e in cats[LINE]:
-            args = e["args"]
-            line = UserLine(args["line"], args["source"], args["function"], args["file"])
-            e["line"] = line
-            self.host_seconds[line] += e["dur"] / 1e6
+            e["line"] = UserLine(**e["args"])
+            self.host_seconds[e["line"]] += e["dur"] / 1e6
         self.lines = _Lane(cats[LINE])
         # Between two lines only the tracing runs.
         self.added = max(self.cell["dur"] / 1e6 - sum(self.host_seconds.values()), 0.0)
@@ -113,19 +110,15 @@ class _Trace:
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
-            e["line"], e["behind"] = self._line_at(e), 0.0
+            e["line"], e["behind"] = self.lines.last(e["ts"])[1], 0.0
             for key in ("External id", "correlation"):
                 started[key, e["args"].get(key)] = e
         for e in self.device:
             ids = [(key, e["args"].get(key, -1)) for key in ("External id", "correlation")]
             starter = next((started[each] for each in ids if each in started), None)
-            e["line"] = starter["line"] if starter else self._line_at(e)
+            e["line"] = starter["line"] if starter else self.lines.last(e["ts"])[1]
             if starter:
                 starter["behind"] += e["dur"] / 1e6
-
-    def _line_at(self, e: Event) -> Label:
-        found = self.lines.last(e["ts"])
-        return found[1] if found else None
 
     def lanes(self) -> dict[str, _Lane]:
         """Return what the cell's thread did, by cause, and the lanes of its device."""
@@ -243,13 +236,12 @@ def _cause(time: float, line: Label, lanes: dict[str, _Lane], computing: set[Lab
     """Return why no kernel ran at a time: what the host did, or the wait that emptied the queue."""
     for kind in _FIRST:
         if stretch := lanes[kind].at(time):
-            return Cause(kind, stretch[1], None)
+            return Cause(kind, stretch[1])
     # Between two operators of a line, Python prepares the next one.
     if line not in computing and not lanes["launch"].at(time):
-        return Cause("python", line, None)
-    ended = lanes["kernel"].last(time)
-    waited = lanes["wait"].at(ended[0]) if ended else None
-    return Cause("wait", waited[1], None) if waited else Cause("launch", line, None)
+        return Cause("python", line)
+    waited = lanes["wait"].at(lanes["kernel"].last(time)[0])
+    return Cause("wait", waited[1]) if waited else Cause("launch", line)
 
 
 def _causes(
@@ -260,24 +252,19 @@ def _causes(
     Copies and waits of `unseen` lines are counted: on a virtual GPU they take no time.
     """
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
-    for moment in moments:
-        if moment.cause:
-            counts[moment.cause.kind][moment.cause.where] += 1
+    for cause in filter(None, (moment.cause for moment in moments)):
+        counts[cause.kind][cause.where] += 1
     each = whole / max(len(moments), 1)
     seconds = {kind: each * by_line.total() for kind, by_line in counts.items()}
     # In the time of its waits, the host could have launched what came next.
-    late = min(seconds.get("launch", 0.0), max(waits.seconds - seconds.get("wait", 0.0), 0.0))
-    if late:
+    late = max(waits.seconds - seconds.get("wait", 0.0), 0.0)
+    if late := min(seconds.get("launch", 0.0), late):
         seconds["launch"] -= late
         seconds["wait"] = seconds.get("wait", 0.0) + late
         counts["wait"] = Counter(e["line"] for e in waits.events)
     order = sorted(seconds, key=lambda kind: -seconds[kind])
-    causes = [Cause(kind, counts[kind].most_common(1)[0][0], seconds[kind]) for kind in order]
-    often: list[tuple[int, Kind, Label]] = []
-    for line in unseen:
-        often += [(line.waits, "wait", line.where), (line.copies, "copy", line.where)]
-    often = sorted((c for c in often if c[0] >= OFTEN), key=lambda c: -c[0])
-    main = [c for c in causes if c.kind in ("loader", "python")]
-    main = [c for c in main if often and seconds[c.kind] > _MAIN * whole]
-    rest = [cause for cause in causes if cause not in main]
-    return (*main, *(Cause(kind, where, None) for _, kind, where in often), *rest)
+    timed = (Cause(kind, counts[kind].most_common(1)[0][0], seconds[kind]) for kind in order)
+    often = [Cause("wait", line.where, times=line.waits) for line in unseen]
+    often += [Cause("copy", line.where, times=line.copies) for line in unseen]
+    often = sorted((c for c in often if c.times >= OFTEN), key=lambda c: -c.times)
+    return (*often[:1], *timed, *often[1:])

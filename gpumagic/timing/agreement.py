@@ -131,16 +131,16 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     if (dtype_of(a), a.shape) != (dtype_of(b), b.shape):
         kinds = f"{dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
         return math.inf, f"is {kinds}"
-    exact = tolerance(dtype_of(a)) is None
+    exact = not any(tolerance(dtype_of(a)))
     if exact and bool((a == b).all()):  # large integers may be equal as floats
         return 0.0, ""
-    apart, most = array_differences(a, b)
-    if math.isnan(apart):
+    apart, most, _ = array_differences(a, b)
+    if math.isinf(apart):
         return math.inf, "is infinite or NaN in other places"
     if exact:
         return apart or 1.0, f"differs by {apart or 1.0:.2g}"
     dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a number of Python
-    rtol, atol = tolerance(dtype, loose) or (0.0, 0.0)
+    rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"
 
 
@@ -156,28 +156,35 @@ def dtype_of(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
-def tolerance(dtype: str, loose: bool = False) -> tuple[float, float] | None:
-    """Return the relative and absolute tolerance of a dtype; None if it is no float."""
-    found = next((found for start, found in _TOLERANCES.items() if dtype.startswith(start)), None)
-    return (_TF32, found[1]) if found and loose and dtype in ("float32", "complex64") else found
+def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
+    """Return the relative and absolute tolerance of a dtype; zeros if it is no float."""
+    known = (found for start, found in _TOLERANCES.items() if dtype.startswith(start))
+    rtol, atol = next(known, (0.0, 0.0))
+    return (_TF32 if loose and dtype in ("float32", "complex64") else rtol), atol
 
 
-def array_differences(one: Any, other: Any) -> tuple[float, float]:
-    """Return the largest difference of finite numbers (NaN if others differ) and largest number."""
+def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
+    """Return the largest difference, the largest finite number, and the flat place of the former.
+
+    The difference is infinite where only one is a number, and where infinities differ.
+    """
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
-    kind = library.complex128 if "complex" in dtype_of(one) else library.float64
+    kinds = dtype_of(one) + dtype_of(other)
+    kind = library.complex128 if "complex" in kinds else library.float64
     flat = one.reshape(-1), other.reshape(-1)
-    largest = most = 0.0
+    largest, most, place = 0.0, 0.0, 0
     for start in range(0, math.prod(one.shape), _PART):
         x, y = (library.asarray(each[start : start + _PART], dtype=kind) for each in flat)
         usual = library.isfinite(x) & library.isfinite(y)
-        if not library.allclose(x[~usual], y[~usual], equal_nan=True):
-            return math.nan, most
+        same = (x == y) | (library.isnan(x) & library.isnan(y))
         # Zeros affect neither.
         x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
-        largest = max(largest, float(abs(x - y).max()))
-        most = max(most, float(abs(x).max()))
-    return largest, most
+        apart = library.where(usual | same, abs(x - y), math.inf)
+        at = int(apart.argmax())
+        if apart[at] > largest:
+            largest, place = float(apart[at]), start + at
+        most = max(most, float(abs(x).max()), float(abs(y).max()))
+    return largest, most, place
 
 
 class Skipped:

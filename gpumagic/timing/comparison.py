@@ -39,14 +39,6 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
     return ordered[rank - 1], ordered[-rank]
 
 
-def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the first and third quartile, interpolated as by `torch.quantile` and Measurement."""
-    if len(seconds) < 2:
-        return seconds[0], seconds[0]
-    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return first, third
-
-
 @dataclass(frozen=True)
 class Timing:
     """One device, at one value of the sweep; its times are seconds of one run."""
@@ -79,8 +71,12 @@ class Timing:
 
     @cached_property
     def quartiles(self) -> tuple[float, float] | None:
-        """The first and third quartile of the repeats, in seconds."""
-        return quartiles(self.seconds) if self.seconds else None
+        """The first and third quartile in seconds, as `torch.quantile` interpolates them."""
+        if not self.seconds:
+            return None
+        known = self.seconds if len(self.seconds) > 1 else self.seconds * 2
+        first, _, third = statistics.quantiles(known, n=4, method="inclusive")
+        return first, third
 
     @cached_property
     def spread(self) -> tuple[float, float] | None:
@@ -144,37 +140,18 @@ class Crossover:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(table.Shown):
-    """The same code, timed on several devices.
-
-    Attributes
-    ----------
-    code : str
-    timings : tuple of Timing
-        In the order in which they were measured.
-    agreements : tuple of Agreement
-        Of every device but the first, against the first.
-    time : float
-        Unix time of the end.
-    sweep : dict
-        The values asked for, measured or not: ``{"n": (64, 256)}``.
-    setup : str
-    notes : tuple of str
-        Notes on how it was measured, a line each.
-    interrupted : bool
-        Whether Ctrl-C ended it; the finished timings are here.
-    earlier : Comparison or None
-        The run that this one is compared with.
-    """
+    """The same code, timed on several devices."""
 
     code: str
-    timings: tuple[Timing, ...]
-    agreements: tuple[Agreement, ...]
-    time: float
+    timings: tuple[Timing, ...]  # in the order in which they were measured
+    agreements: tuple[Agreement, ...]  # of every device but the first, against the first
+    time: float  # Unix time of the end
+    # The values asked for, measured or not: {"n": (64, 256)}.
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     setup: str = ""
-    notes: tuple[str, ...] = ()
-    interrupted: bool = False
-    earlier: Comparison | None = None
+    notes: tuple[str, ...] = ()  # on how it was measured, a line each
+    interrupted: bool = False  # by Ctrl-C; the finished timings are here
+    earlier: Comparison | None = None  # the run that this one is compared with
 
     @property
     def title(self) -> str:
@@ -283,11 +260,9 @@ class Comparison(table.Shown):
         `GpuError` if nothing was measured.
         """
         right = [where for where in self.alone if not self.disagreement(where)]
-        wins: Counter[str] = Counter()
-        for point in self.points:
-            timed = [t for where in right if (t := self.at(where, point)) and t.seconds]
-            if timed:
-                wins[min(timed, key=lambda t: t.median or 0.0).where] += 1
+        timed = ([self.at(where, point) for where in right] for point in self.points)
+        known = ([t for t in timings if t and t.median] for timings in timed)
+        wins = Counter(min(ts, key=lambda t: t.median or 0.0).where for ts in known if ts)
         if not wins:
             raise GpuError("nothing was measured, so that no device is the fastest")
         return wins.most_common(1)[0][0]

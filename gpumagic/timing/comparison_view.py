@@ -187,36 +187,31 @@ def remarks(comparison: Comparison) -> list[str]:
         for t in comparison.timings
         if t.name and t.where.startswith("cuda") and not t.virtual
     }
-    return [*_doubts(comparison), *_copies(comparison), *legend, *models]
+    # In a sweep, the largest.
+    most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
+    each = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
+    copies = [f"not timed: copying the inputs ({', '.join(each)})"] * bool(each)
+    return [*_doubts(comparison), *copies, *legend, *models]
 
 
 def _doubts(comparison: Comparison) -> list[str]:
     """Return what failed, what differs, and what makes the numbers uncertain."""
-    return [
-        *_failed(comparison),
-        *_differences(comparison),
-        *comparison.notes,
-        *_noisy(comparison),
-        *_inside(comparison),
-        *_uncompared(comparison),
-    ]
-
-
-def _failed(comparison: Comparison) -> Iterator[str]:
+    said, earlier = [], comparison.earlier
     for timing in comparison.timings:
         if timing.error not in (None, "interrupted"):
-            yield f"{timing.where}: {timing.error}{_at(timing.values)}"
+            said.append(f"{timing.where}: {timing.error}{_at(timing.values)}")
+    for name in ("code", "setup") if earlier is not None else ():
+        if getattr(comparison, name).strip() != getattr(earlier, name).strip():
+            said.append(f"differs from the earlier run: the {name}")
+    return [*said, *comparison.notes, *_disturbed(comparison), *_uncompared(comparison)]
 
 
-def _noisy(comparison: Comparison) -> Iterator[str]:
-    noisy = [t for t in comparison.timings if t.noisy]
-    if noisy:
+def _disturbed(comparison: Comparison) -> Iterator[str]:
+    """Yield which times are noisy, and what each run copied."""
+    if noisy := [t for t in comparison.timings if t.noisy]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
-
-
-def _inside(comparison: Comparison) -> Iterator[str]:
     last = {t.where: t.transfers for t in comparison.timings}  # a sweep's largest value
     yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
 
@@ -229,21 +224,6 @@ def _uncompared(comparison: Comparison) -> Iterator[str]:
     same = [f"{where} {words}" for where, words in known if words.startswith("same")]
     if same and comparison.sweep:
         yield f"numbers: {', '.join(same)}"
-
-
-def _differences(comparison: Comparison) -> Iterator[str]:
-    """Yield what else differs from the earlier run."""
-    for name in ("code", "setup") if comparison.earlier is not None else ():
-        if getattr(comparison, name).strip() != getattr(comparison.earlier, name).strip():
-            yield f"differs from the earlier run: the {name}"
-
-
-def _copies(comparison: Comparison) -> Iterator[str]:
-    """Yield the bytes of each device's inputs; in a sweep, the largest."""
-    most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
-    found = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
-    if found:
-        yield f"not timed: copying the inputs ({', '.join(found)})"
 
 
 def _numbers(comparison: Comparison, where: str) -> str:

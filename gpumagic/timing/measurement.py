@@ -122,18 +122,14 @@ class Measuring:
         peak = _peak_memory(self._target, task.needed)
         stack.callback(lambda: self._found(peak=peak()))
         after = []
+        every = [task.needed.of_torch(device) for target in task.targets for device in target]
         for n in range(len(trials)):
-            self._draw_the_same()
+            task.randomness.same_start(device for device in every if device is not None)
+            task.randomness.seed_tensorflow()
             runner.set_up(n)
             after.append(Randomness())  # the first run continues from there
         self._first(runner, after)
         self._repeat(runner)
-
-    def _draw_the_same(self) -> None:
-        task = self._task
-        every = [task.needed.of_torch(device) for target in task.targets for device in target]
-        task.randomness.same_start(device for device in every if device is not None)
-        task.randomness.seed_tensorflow()
 
     def _first(self, runner: Runner, randomness: list[Randomness]) -> None:
         task = self._task

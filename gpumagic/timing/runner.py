@@ -244,7 +244,8 @@ class Repeats:
                 self.number = number
                 window.clear()
             spent = self._clock() - began
-            if len(window) == _WINDOW and spent >= min(_LEAST_WARM_S, share) and _steady(window):
+            warm = len(window) == _WINDOW and spent >= min(_LEAST_WARM_S, share)
+            if warm and statistics.stdev(window) <= _STEADY * statistics.fmean(window):
                 return
             if spent + self.number * each >= share:
                 return
@@ -269,7 +270,3 @@ class Repeats:
             if high - low <= _NARROW * self.median():
                 return True
         return count >= _MOST or spent + self.laps[-1].total > self._max_time
-
-
-def _steady(window: deque[float]) -> bool:
-    return statistics.stdev(window) <= _STEADY * statistics.fmean(window)

@@ -47,11 +47,6 @@ def is_module(value: object) -> bool:
     return comes_from(type(value), "torch.nn.Module")
 
 
-def is_array(value: object) -> bool:
-    """Whether it is a tensor, or an array that other libraries can read."""
-    return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
-
-
 # Name, module, bases and members of a class, bypassing its metaclass.
 class_name = vars(type)["__name__"].__get__
 defined_in = vars(type)["__module__"].__get__

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import CodeType
 from typing import Any
 
-from gpumagic.usercode.values import functions_in, globals_of, is_array
+from gpumagic.usercode.values import bases_of, functions_in, globals_of, members_of
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
@@ -28,6 +28,11 @@ _METADATA_OF = {"id", "len", "type"}
 # With one of these, code reaches variables by names in its texts.
 _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 _NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is a tensor, or an array that other libraries can read."""
+    return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
 
 
 class NamesReader(ast.NodeVisitor):
@@ -167,7 +172,7 @@ class NamesReader(ast.NodeVisitor):
 
     # -- tensors of which only metadata is read
     def _is_tensor(self, node: ast.AST) -> bool:
-        return is_array(self._values.get(node.id) if isinstance(node, ast.Name) else None)
+        return _is_array(self._values.get(node.id) if isinstance(node, ast.Name) else None)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not (node.attr in _METADATA and self._is_tensor(node.value)):
@@ -245,7 +250,7 @@ def variables_read(
         seen.add(name)
         value = namespace[name]
         yield name, value
-        functions = deque([] if is_array(value) else functions_in(value, module))
+        functions = deque([] if _is_array(value) else functions_in(value, module))
         while functions:
             function = functions.popleft()
             if function.__code__ in followed:

@@ -153,7 +153,7 @@ def part_of_the_host(number: int) -> int:
 def disable() -> None:
     """Take the virtual GPUs away. Tensors that still live on them can no longer be used."""
     if enabled():
-        known.forget_virtual()
+        known.make_virtual(0)
         with _lock:
             _on.close()
 

@@ -1,6 +1,7 @@
 """One cell on one device: what its report says, also when things go wrong."""
 
 import itertools
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from gpumagic.cell.run import Run
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import torch_framework
-from gpumagic.ledger import dispatch
+from gpumagic.ledger import attribute, dispatch
 from gpumagic.ledger.dispatch import MemoryMeter
 from gpumagic.moving import move
 from gpumagic.placement import placement
@@ -178,7 +179,13 @@ def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
 
         return call
 
-    monkeypatch.setattr(running.watch, "stop", interrupting(running.watch.stop, "ledger"))
+    @contextmanager
+    def counting(*args, **options):
+        with dispatch.counting(*args, **options):
+            yield
+        interrupt("ledger")
+
+    monkeypatch.setattr(torch_framework, "counting", counting)
     monkeypatch.setattr(MemoryMeter, "stop", interrupting(MemoryMeter.stop, "memory"))
     monkeypatch.setattr(move, "bring_home", interrupting(move.bring_home, "home"))
     x = torch.ones(2)
@@ -187,7 +194,7 @@ def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
     with pytest.raises(KeyboardInterrupt):
         run.finish()
     monkeypatch.undo()
-    run._watch.stop()
+    assert not attribute.running
     for meter in [*dispatch._meters]:
         meter.stop()
     assert placement() is None

@@ -291,7 +291,7 @@ def test_a_rank_that_prints_without_end_is_bounded(shell):
 def test_an_error_between_devices_is_explained_in_the_rank(shell):
     text = failed(shell, "%%ongpu @0\nx = torch.ones(3)\nx + x.cpu()")
     assert "between devices · In [1], line 3: x + x.cpu()" in text
-    assert "\n      x = x.cpu()\n" in text
+    assert "\n      x + x\n" in text
 
 
 def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell, ranks):

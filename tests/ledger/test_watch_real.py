@@ -86,7 +86,7 @@ def test_a_copy_by_way_of_a_temporary_counts_once(counting, monkeypatch):
 
 
 def test_what_an_operator_s_own_code_reads_is_counted_under_its_name(counting):
-    read = copy_kernels.reading(lambda x: 3)
+    read = copy_kernels.counted(lambda x: 3, copy_kernels.reading, 1)
     twice = copy_kernels.naming(lambda x: [*map(read, (x, x))], "bincount")
     known = copy_kernels.naming(lambda x: True, "equal")
     by_item = copy_kernels.sizing(read, "_unique2")

@@ -13,4 +13,4 @@ def test_a_simple_cell_enters_few_files(ip, benchmark_file, read):
     entered, moves = measured.path_of(ip.ip, cell)
     assert ip.ns["Y"].device.index == 1
     assert 8 < len(entered) <= measured.LIMIT, sorted(entered)
-    assert moves < 95
+    assert moves < 80

@@ -2,6 +2,8 @@
 
 import pytest
 
+from gpumagic.magics import arguments
+
 
 def test_help_teaches_with_examples(ip):
     from IPython.core import oinspect
@@ -29,11 +31,16 @@ OPTIONS = {
 }
 OPTIONS |= {"--memory", "--save", "--profile", "--split", "--gather", "--reduce", "--chunk"}
 
+SEVERAL = {"0,1", "all", "@all"}
+
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("%%ongpu ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", *OPTIONS}),
+        ("%%ongpu ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", *OPTIONS, *SEVERAL}),
+        ("%%ongpu @", {"@all"}),
+        ("%%ongpu 0,", {"0,1", "0,cuda:0", "0,cuda:1", "0,cpu", "0,free"}),
+        ("%ongpu ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", *OPTIONS, "home", "off"}),
         ("%%ongpu cu", {"cuda:0", "cuda:1"}),
         ("%%ongpu cuda:", {"cuda:0", "cuda:1"}),
         ("%%ongpu gpu:", {"gpu:0", "gpu:1"}),
@@ -87,3 +94,14 @@ def test_after_the_dashes_it_is_python(ip):
     ip.ns["unusual_name_of_mine"] = 1
     found = completions(ip, "%gputime 0 -- unusual_na")
     assert any(text.endswith("unusual_name_of_mine") for text in found)
+
+
+def test_a_cluster_is_offered_where_there_can_be_one(ip, monkeypatch):
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None)
+    assert completions(ip, "%%ongpu a") == {"%%ongpu all"}
+    assert not any("@" in text for text in completions(ip, "%%ongpu "))
+
+
+def test_one_gpu_is_not_several(ip):
+    ip.run("%gpus --virtual off\n%gpus --virtual 1")
+    assert not completions(ip, "%%ongpu ") & {"%%ongpu all", "%%ongpu 0,1"}

@@ -22,7 +22,7 @@ SHORT = "--max-time 0.02"
     ],
 )
 def test_blanks_within_a_word_are_none(line, where, sweep):
-    found, code = timing_request(line, "1")
+    found, code = timing_request(line, "1", "gputime")
     assert (found.where, found.sweep, code) == (where, sweep, "1")
     assert found.setup in (None, "x, = y")
 

@@ -187,3 +187,10 @@ def test_live_is_shown_once_wherever_it_stands_and_is_the_value(kernel):
     found, reply = kernel.run("m = %gpus --live\nm")
     assert [kind for kind, _ in found].count("display_data") == 2
     kernel.run("m.close()")
+
+
+def test_live_says_how_to_stop_and_that_works(kernel):
+    found, _ = kernel.run("m = %gpus --live")
+    said = "live until the kernel ends; to stop it before: m = %gpus --live, then m.close()"
+    assert text(found).splitlines()[-1] == said
+    assert text(kernel.run("m.close()\nprint(m.comm)")[0]) == "None\n"

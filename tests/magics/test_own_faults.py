@@ -1,10 +1,14 @@
 """A fault of gpumagic itself: the cell has its result, a line says it, the doctor shows it."""
 
+from contextlib import contextmanager
+
 import pytest
 
 import gpumagic
 from gpumagic import faults
+from gpumagic.frameworks.torch_framework import Torch
 from gpumagic.frameworks.watching import watch
+from gpumagic.ledger.entry import Tally
 
 
 @pytest.fixture(autouse=True)
@@ -18,18 +22,24 @@ def broken(*args, **kwargs):
     raise ValueError("a broken ledger")
 
 
-def stopped_and_broken(watched, stop=watch.stop):
-    stop(watched)
+@contextmanager
+def stopped_and_broken(*args, real=Torch.count, **options):
+    with real(*args, **options):
+        yield
     broken()
 
 
-BROKEN = {"start": broken, "stop": stopped_and_broken, "ledger": property(broken)}
+BROKEN = {
+    "start": (Torch, "count", broken),
+    "stop": (Torch, "count", stopped_and_broken),
+    "ledger": (Tally, "ledger", broken),
+}
 
 
 @pytest.mark.parametrize("step", BROKEN)
 def test_a_broken_ledger_is_said_and_the_cell_runs(ip, monkeypatch, step):
     ip.run("X = torch.ones(3)")
-    monkeypatch.setattr(watch, step, BROKEN[step])
+    monkeypatch.setattr(*BROKEN[step])
     done = ip.run("%%ongpu 1\nX * 2")
     monkeypatch.undo()
     assert done.result.tolist() == [2, 2, 2]
@@ -42,7 +52,7 @@ def test_a_broken_ledger_is_said_and_the_cell_runs(ip, monkeypatch, step):
 
 
 def test_it_is_said_once_and_counted(ip, monkeypatch):
-    monkeypatch.setattr(watch, "start", broken)
+    monkeypatch.setattr(Torch, "count", broken)
     told = [ip.run("%%ongpu 1\nzeros(1)").text.count("gpumagic failed while") for _ in range(3)]
     monkeypatch.undo()
     assert told == [1, 0, 0]
@@ -52,7 +62,7 @@ def test_it_is_said_once_and_counted(ip, monkeypatch):
 
 def test_the_doctor_shows_it_with_its_traceback(ip, monkeypatch):
     assert "no internal errors in this kernel" in ip.run("%gpus --doctor").text
-    monkeypatch.setattr(watch, "start", broken)
+    monkeypatch.setattr(Torch, "count", broken)
     ip.run("%%ongpu 1 --quiet\nzeros(1)")
     monkeypatch.undo()
     shown = ip.run("%gpus --doctor").text

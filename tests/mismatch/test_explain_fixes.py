@@ -162,7 +162,7 @@ x = torch.ones(3, device="cuda", requires_grad=True)
 def test_within_a_functions_own_forward_nothing_is_moved():
     code = FUNCTION.replace("{call}", "Scale.apply(x, w)")
     fix = gpumagic.explain(run(code)).fix
-    assert "Scale.apply(x, w.to(x.device))" in fix.code
+    assert fix.code == 'w = torch.ones(3, requires_grad=True, device="cuda:0")'
     assert run(fix.apply(code)) is None
     explanation = gpumagic.explain(run(FUNCTION.replace("{call}", "Scale.apply(*[x, w * 1])")))
     assert names_told(explanation)["w"].odd
@@ -319,4 +319,103 @@ def test_two_states_that_forward_makes_are_both_made_there():
     assert [line.strip() for line in fix.code.splitlines()] == [
         f"{name} = torch.zeros(1, x.size(1), 3, device=x.device)" for name in "hc"
     ]
+    assert run(fix.apply(code)) is None
+
+
+ONCE = [
+    (  # an accumulator of another cell
+        "total, n = torch.zeros(3), 0\nfor x in torch.ones(2, 3).cuda():\n    total += x\n",
+        ("before", 2, 'total = total.to("cuda:0")'),
+    ),
+    (  # what a loop updates from its own value
+        "h, net = torch.zeros(1, 2) + 0, nn.GRUCell(2, 2).cuda()\n"
+        "for x in torch.ones(2, 1, 2).cuda():\n    h = net(x, h)\n",
+        ("before", 2, 'h = h.to("cuda:0")'),
+    ),
+    (  # what it binds afresh moves in each turn
+        "net, xs = nn.Linear(2, 1).cuda(), [torch.ones(1, 2)] * 2\nfor x in xs:\n"
+        "    y = net(x)\n    z = x.sum()\n",
+        ("before", 3, '    x = x.to("cuda:0")'),
+    ),
+    (  # trained tensors stay the same objects
+        "w, x = torch.ones(2, requires_grad=True), torch.ones(2).cuda()\n"
+        "opt = torch.optim.SGD([w], lr=0.1)\nfor _ in range(2):\n    (w * x).sum().backward()\n"
+        "    opt.step()\n",
+        ("before", 3, "w.data = w.data.to(x.device)"),
+    ),
+    (
+        "x = torch.ones(2).cuda()\nw = nn.Parameter(torch.ones(2) * 0.1)\n"
+        "(w * x).sum().backward()\n",
+        ("replace", 2, "w = nn.Parameter(torch.ones(2, device=x.device) * 0.1)"),
+    ),
+    (  # a module that stayed behind, by its name at the top
+        "import copy\nnet = nn.Linear(2, 1)\nema = copy.deepcopy(net)\nnet.cuda()\n"
+        "def update(ema, net):\n    for e, p in zip(ema.parameters(), net.parameters()):\n"
+        "        e.data.mul_(0.9).add_(p.data, alpha=0.1)\n"
+        "for _ in range(2):\n    update(ema, net)\n",
+        ("before", 8, 'ema.to("cuda:0")'),
+    ),
+    (  # a tensor in an object, by the object's name at the top
+        "class Meter:\n    def __init__(self):\n        self.sum = torch.zeros(2)\n"
+        "    def add(self, x):\n        self.sum += x\n"
+        "meter = Meter()\nfor x in torch.ones(3, 2).cuda():\n    meter.add(x)\n",
+        ("before", 7, 'meter.sum = meter.sum.to("cuda:0")'),
+    ),
+    (  # a dict that a loop updates
+        "net = nn.Linear(2, 1)\nema = {k: v.clone() for k, v in net.state_dict().items()}\n"
+        "net.cuda()\nfor k, v in net.state_dict().items():\n"
+        "    ema[k] = 0.9 * ema[k] + 0.1 * v\n",
+        ("before", 4, 'ema = {k: v.to("cuda:0") for k, v in ema.items()}'),
+    ),
+    (
+        "x = torch.ones(2).cuda()\nx.add_(torch.ones(2).cuda().cpu())\n",
+        ("replace", 2, "x.add_(torch.ones(2).cuda())"),
+    ),
+    (
+        "x = torch.ones(2).cuda()\ny = (x + 1).cpu()\nz = x * y\n",
+        ("replace", 2, "y = x + 1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "fixed"), ONCE)
+def test_what_is_used_in_each_turn_is_moved_once_where_it_was_made_or_before_the_loop(code, fixed):
+    fix = gpumagic.explain(run(code)).fix
+    assert (fix.where, fix.line, fix.code) == fixed
+    assert run(fix.apply(code)) is None
+
+
+def test_a_parameter_that_was_computed_with_is_registered_as_one():
+    code = (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w = nn.Parameter(torch.ones(2)) * 0.1\n"
+        "    def forward(self, x):\n        return x * self.w\n"
+        "Net().cuda()(torch.ones(2).cuda())\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "        self.w = nn.Parameter(torch.ones(2) * 0.1)"
+    assert run(fix.apply(code)) is None
+
+
+NO_NAME_AT_THE_CALL = [
+    (
+        "from functools import partial\nx, y = torch.ones(2, 2).cuda(), torch.ones(2)\n"
+        "f = partial(torch.mv, x)\nf(y)\n",
+        'f(y.to("cuda:0"))',
+    ),
+    (
+        "net, xs = nn.Linear(2, 1).cuda(), [torch.ones(1, 2)]\nout = list(map(net, xs))\n",
+        'out = list(map(net, [t.to("cuda:0") for t in xs]))',
+    ),
+    (
+        "x, y = torch.ones(2).cuda(), np.ones(2)\nsame = (y == x).mean()\n",
+        "same = (y == x.cpu().numpy()).mean()",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "fixed"), NO_NAME_AT_THE_CALL)
+def test_operands_behind_a_partial_in_a_map_and_of_numpy(code, fixed):
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == fixed
     assert run(fix.apply(code)) is None

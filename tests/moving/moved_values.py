@@ -8,5 +8,5 @@ GPU0, GPU1, CPU = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("
 
 
 def moved(device=GPU1, followers=(), **variables):
-    """Move the keywords as a cell's variables are moved."""
-    return move_all(variables.items(), device, followers=followers)
+    """Move the keywords as a cell's variables are moved; followers are others of the notebook."""
+    return move_all(variables.items(), device, dict(followers))

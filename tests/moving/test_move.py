@@ -274,16 +274,25 @@ def test_move():
     moves = gpumagic.move((net, batch), "gpu:1")
     assert net(batch[0]).device == GPU1
     assert moves.nbytes == 4 * (4 + 2 + 2)
-    assert repr(moves).startswith("moved value: 32 B from cpu in ")
+    assert repr(moves).startswith("moved the tuple: 32 B from cpu in ")
     assert gpumagic.move(net, 1).nbytes == 0
     with pytest.raises(GpuError, match="no GPU 7"):
         gpumagic.move(net, 7)
 
 
+def test_a_move_says_the_variables_name():
+    x, held = torch.ones(2), {"x": torch.ones(2)}
+    assert repr(gpumagic.move(x, 1)).startswith("moved x: 8 B from cpu in ")
+    assert repr(gpumagic.move(held["x"] + 1, 1)).startswith("moved a tensor: 8 B from cpu in ")
+    assert repr(gpumagic.move(where=1, value=held)).startswith("moved held: 8 B from cpu in ")
+    graph = [(torch.ones(2, requires_grad=True) * 2)]
+    assert repr(gpumagic.move(graph, 1)).startswith("moved nothing; left graph[0]: its graph is on")
+
+
 # ---------------------------------------------------------------- home again
 def brought(namespace, device=GPU1, cell="In [1]"):
     origins = []
-    move_all(namespace.items(), device, namespace=namespace, origins=origins)
+    move_all(namespace.items(), device, namespace, origins=origins)
     remember(origins, cell)
     return origins
 

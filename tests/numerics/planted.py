@@ -229,6 +229,88 @@ h = h + bad  # here
 y = net(h)""",
         "nan on cuda:1",
     ),
+    # Written before the tolerance was chosen.
+    "a scale in bfloat16 on one device": (
+        DEVICES,
+        """
+h = x.bfloat16()
+h = h * (1.1 if h.is_cuda else 1.0)  # here
+y = h.sum(0)""",
+        "1.1",
+    ),
+    "dropout on one device": (
+        DEVICES,
+        """
+h = x.tanh()
+h = F.dropout(h, 0.5, training=h.is_cuda)  # here
+y = h @ h.t()""",
+        "different operations",
+    ),
+    "labels moved by one on one device": (
+        DEVICES,
+        """
+places = labels % 3
+places = places + (1 if places.is_cuda else 0)  # here
+y = x.gather(1, places[:, None])""",
+        "aten.add",
+    ),
+    "a log of a sum of exponentials": (
+        HALF,
+        """
+scores = x * 30
+z = scores.exp().sum(-1).log()  # here
+y = scores - z[:, None]""",
+        "inf on float16",
+    ),
+    "a mean of squares": (
+        HALF,
+        """
+h = x * 300
+power = h.square().mean()  # here
+y = h / power.sqrt()""",
+        "inf on float16",
+    ),
+    "a large offset that is taken off again": (
+        DOUBLE,
+        """
+far = x + 1e8
+y = far - 1e8  # here
+z = y * 2""",
+        "cancellation",
+    ),
+    "the other dimension on one device": (
+        DEVICES,
+        """
+square = x[:16]
+h = square.sum(1 if square.is_cuda else 0)  # here
+y = h.softmax(0)""",
+        "aten.sum",
+    ),
+    "the eps of a norm on one device": (
+        DEVICES,
+        """
+h = x * 1e-3
+y = F.layer_norm(h, (16,), eps=1e-5 if h.is_cuda else 1e-12)  # here
+z = y @ y.t()""",
+        "aten.native_layer_norm",
+    ),
+    "the log of almost one": (
+        BRAIN,
+        """
+small = x.abs() * 0.01
+y = (1 + small).log()  # here
+z = y * 100""",
+        "",
+    ),
+    "a hook on one device": (
+        DEVICES,
+        """
+w = x.clone().requires_grad_()
+w.register_hook(lambda g: g * (2 if g.is_cuda else 1))  # here
+w.square().sum().backward()
+g = w.grad * 1""",
+        "aten.mul",
+    ),
 }
 
 CLEAN = {
@@ -291,4 +373,45 @@ room = torch.empty(4, 16)
 for n in range(4):
     room[n] = x[n]
 y = room.sum(0)""",
+    # Written before the tolerance was chosen.
+    "rms norm": "y = x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()",
+    "rotary embedding": """
+angles = torch.arange(32)[:, None] / 32 * torch.linspace(0, 1, 8)
+c, s = angles.cos(), angles.sin()
+a, b = x[:, :8], x[:, 8:]
+y = torch.cat([a * c - b * s, a * s + b * c], -1)""",
+    "residual of gelu": """
+torch.manual_seed(1)
+up, down = nn.Linear(16, 64), nn.Linear(64, 16)
+y = x + down(F.gelu(up(F.layer_norm(x, (16,)))))
+y.square().mean().backward()""",
+    "divergence of softmaxes": """
+p, q = F.log_softmax(x, -1), F.softmax(x / 2, -1)
+loss = F.kl_div(p, q, reduction="batchmean")""",
+    "clipped gradients": """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(5):
+    optimizer.zero_grad()
+    F.cross_entropy(net(x), labels).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    optimizer.step()""",
+    "group norm after a transposed convolution": """
+torch.manual_seed(1)
+grow = nn.ConvTranspose2d(2, 4, 2, stride=2)
+y = nn.GroupNorm(2, 4)(grow(x.reshape(4, 2, 8, 8)))
+y.abs().mean().backward()""",
+    "similarities": "h = F.normalize(x, dim=-1)\ny = (h @ h.t()).softmax(-1)",
+    "scattered sums": """
+sums = torch.zeros(4, 16).index_add_(0, labels, x)
+counts = torch.zeros(4).scatter_add_(0, labels, torch.ones(32))
+y = sums / counts[:, None]""",
+    "a loop of twenty steps": """
+torch.manual_seed(1)
+w, h = torch.randn(16, 16) * 0.2, torch.zeros(32, 16)
+for _ in range(20):
+    h = (h @ w + x).tanh()""",
+    "binary cross-entropy": """
+w = x.clone().requires_grad_()
+loss = F.binary_cross_entropy_with_logits(w, (x > 0).to(x.dtype))
+loss.backward()""",
 }

@@ -51,31 +51,42 @@ def test_the_display_is_text_html_and_json():
 def test_without_room_it_says_how_much_was_not_compared(monkeypatch):
     monkeypatch.setattr(recorded_run, "_MOST", 100)
     found = gpumagic.diff(right, "cpu", 1)
-    assert "1 operation not compared: no room in 512 MiB" in found.notes
+    assert "results beyond 512 MiB are not compared" in found.notes
     assert "3 of 4 operations compared, on copies" in found.notes
     assert not faults.unreported
 
 
 @pytest.fixture
-def broken():
-    """torch.tanh is wrong on GPUs."""
+def replaced():
+    """A function that replaces a kernel of GPUs."""
     library = torch.library.Library("aten", "IMPL")
 
-    def tanh(tensor):
-        return (tensor.cpu().tanh() * 1.5).to(tensor.device)
+    def replace(name, kernel):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl(name, kernel, "CUDA", allow_override=True)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library.impl("tanh", tanh, "CUDA", allow_override=True)
-    yield
+    yield replace
     library._destroy()
 
 
-@pytest.mark.usefixtures("broken")
-def test_an_operator_that_is_wrong_on_one_device():
+def test_an_operator_that_is_wrong_on_one_device(replaced):
+    replaced("tanh", lambda tensor: (tensor.cpu().tanh() * 1.5).to(tensor.device))
     found = gpumagic.diff(right, "cpu", 1)
     assert "`net(x).tanh()` (aten.tanh)" in found.first.where
     assert not found.first.why
+
+
+def test_the_order_of_equal_numbers_is_a_choice(replaced):
+    def backward_sort(tensor, *options):
+        values, places = tensor.cpu().flip(0).sort(stable=True)
+        return values.to(tensor.device), (len(places) - 1 - places).to(tensor.device)
+
+    replaced("sort", backward_sort)
+    found = gpumagic.diff("torch.ones(4).sort()", "cpu", 1, namespace={"torch": torch})
+    assert found.agree
+    assert found.first.choice
+    assert found.first.values == (0, 3)
 
 
 def test_torch_and_memory_are_as_before():

@@ -39,9 +39,9 @@ for n in range(2000):
 PLANTED = [
     (LOADER, "loader", 2, "the loader takes "),
     (LOOP, "python", 4, "Python takes "),
-    (ITEM, "wait", 4, "the host waits 60 times at "),
-    (COPIES, "copy", 3, "there are 60 copies at "),
-    (TINY, "launch", 4, "operators takes "),
+    (ITEM, "wait", 4, ": 60 waits at line 4"),
+    (COPIES, "copy", 3, ": 60 copies at line 3"),
+    (TINY, "launch", 4, "starting operators takes "),
 ]
 
 

@@ -73,7 +73,7 @@ PLANTED = [
         "the host waits at line 4 (`total += loss.item()`), which delays it by 3.2 ms",
     ),
     (loader, "loader", 2, "the loader delays it by 12 ms at line 2 (`for x in loader:`)"),
-    (tiny_kernels, "launch", 3, "starting 400 kernels delays it by "),
+    (tiny_kernels, "launch", 3, "starting operators delays it by "),
     (copies, "copy", 3, "copies delay it by 16 ms, most at line 3"),
     (python_loop, "python", 2, "Python delays it by 30 ms, most at line 2"),
 ]

@@ -7,6 +7,7 @@ import torch
 from late import GPU0, GPU1, Late
 
 from gpumagic.frameworks.known import torch_itself
+from gpumagic.moving import move
 from gpumagic.timing.runner import Stopwatch
 
 
@@ -87,7 +88,7 @@ def test_an_interrupt_anywhere_leaves_the_collector_on_and_gives_no_lap():
 
 def test_torchs_own_devices(gpus, monkeypatch):
     waits = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(move, "synchronize", waits.append)
     Stopwatch([torch_itself()]).wait()
     assert waits == [GPU0, GPU1]
 
@@ -95,7 +96,7 @@ def test_torchs_own_devices(gpus, monkeypatch):
 def test_a_gpu_without_a_context_is_left_alone(gpus, monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda n: n == 1, raising=False)
     waits = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(move, "synchronize", waits.append)
     Stopwatch([torch_itself()]).wait()
     assert waits == [GPU1]
 

@@ -177,7 +177,7 @@ def test_what_xla_does_not_reach_is_explained(framework, names):
     )
     with pytest.raises(names["tf"].errors.InvalidArgumentError) as raised:
         exec(compiled(code), names)
-    text = " ".join(str(gpumagic.explain(raised.value)).split())
+    text = " ".join(str(gpumagic.explain(raised.value)).split())  # lines are wrapped
     assert "line 6: add(held['v'])" in text
     assert "run it in a cell of %%ongpu cuda:1" in text
     assert "ran it on cuda:0" in text

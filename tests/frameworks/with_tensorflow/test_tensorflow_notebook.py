@@ -27,10 +27,12 @@ def test_the_textbooks_chapter_in_tensorflow(tmp_path):
     assert "line 3: asked for GPU:10, is on the CPU: soft placement" in shown
     assert "left net: TensorFlow's variables stay where they were made" in shown
     assert "6 transfers: 48 B to cuda:1 at line 3: `net(Y)`" in shown
-    assert "192 of them at line 7: `net(X)`" in shown
+    waited = "1 wait at line 11: `loss.numpy()`"
+    assert f"194 transfers: 35.2 KiB to cuda:1, 12 B to cpu; {waited}" in shown
     assert re.search(r"loss 0\.00\d", shown)
     assert len(re.findall(r"cuda:0 \(virtual\) .* same\n", shown)) == 2
     assert "1,000 waits at line 4" in shown
-    assert "log.append(tf.norm(matrix @ right))" in shown
+    in_place = "with tf.norm(matrix @ right) in place of float(tf.norm(matrix @ right))"
+    assert f"→ line 4: keep log on the device, {in_place}, and read it once" in shown
     assert "1 transfer: 3.9 KiB to cpu" in shown
     assert re.search(r"at the same time: [\d.]+ times as fast as one after the other", shown)

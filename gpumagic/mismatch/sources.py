@@ -1,0 +1,224 @@
+"""Find where an operand was made, and write the edit there.
+
+It was made by one statement, is part of a module that stayed behind, or is an attribute of a module
+that `.to()` does not move.
+"""
+
+import ast
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from gpumagic.mismatch.explanation import Fix, around
+from gpumagic.mismatch.operand import FACTORIES, NAMED, TRANSFERS, Part, Reader, describe, full
+from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
+from gpumagic.usercode.frames import FailedFrame, function_of, loops_around, statement, uses
+from gpumagic.usercode.values import MISSING, contents, own
+
+# What `.to()` moves, and the statement that makes it of a module, a name and a value. Not
+# persistent: checkpoints stay as they are.
+_BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
+_REGISTERED = "{}.{} = nn.%s({})"
+_PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
+
+
+# -- an attribute that is not registered
+@dataclass(frozen=True)
+class Unregistered:
+    """An attribute of a module, and the statement that registers it."""
+
+    cls: str
+    name: str
+    registered: str
+    reason: str  # why it stays behind, and what to write
+
+    def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
+        """Return the one statement of `__init__` that makes it, and that as it should be."""
+        nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
+        classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
+        inner: list[Any] = [node for each in classes for node in ast.walk(each)]
+        made = [node for node in inner if assigns(node, text) and not uses(node.value, text)]
+        where = [getattr(function_of(stmt), "name", "") for stmt in made]
+        # `None`, until other code makes it
+        if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
+            return None
+        value = ast.get_source_segment(frame.source, made[0].value) or ""
+        if self.registered == _REGISTERED % "Parameter":  # `nn.Parameter(x) * 0.1` is none
+            value = ast.unparse(ast.parse(_PARAMETER.sub("", value), mode="eval"))
+        return made[0], self.registered.format("self", self.name, value)
+
+
+def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
+    """Return the attribute that is an operand, or a list or dict that holds it; None if none is."""
+    nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
+    odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
+    owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
+    owners["self"] = frame.scope.local.get("self", MISSING)
+    for owner, module in owners.items():
+        attributes = own(module) if issubclass(type(module), nn.Module) else {}
+        for name, held in attributes.items():
+            better = None if name.startswith("_") else _registered(held, odd)
+            if better:
+                a_tensor, code = issubclass(type(held), Tensor), better.format(owner, name, "…")
+                kind = "attribute" if a_tensor else type(held).__name__
+                does = "moves parameters and buffers only" if a_tensor else "does not see into it"
+                why = f"{owner}.{name} is a plain {kind}, and .to() {does}; for good: {code} in "
+                why += "__init__, then make the module again"
+                return Unregistered(type(module).__name__, name, better, why)
+    return None
+
+
+def _registered(held: Any, odd: set[int]) -> str | None:
+    """Return the statement to write for an attribute that is odd or holds what is."""
+    if issubclass(type(held), Tensor):
+        better = _REGISTERED % "Parameter" if held.requires_grad else _BUFFER
+        return better if id(held) in odd else None
+    items = contents(held)
+    if not any(id(item) in odd for _, item in items):
+        return None
+    # A dot may not be in a module's name.
+    named = type(held) is not dict or all(str(key).isidentifier() for key, _ in items)
+    for kind in (nn.Module, nn.Parameter):
+        if named and all(issubclass(type(item), kind) for _, item in items):
+            return _REGISTERED % f"{kind.__name__}{'Dict' if type(held) is dict else 'List'}"
+    return None
+
+
+def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
+    """Return the edit that registers all of these operands; None if no one edit does."""
+    found = [unregistered(part, frame) for part in parts]
+    edits = [each.edit(frame) if each else None for each in found]
+    done = [edit for edit in edits if edit is not None]
+    edit = around(frame, done) if done and len(done) == len(edits) else None
+    return edit.fix(0) if edit else None
+
+
+# -- the module that has it
+def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[FailedFrame, Part] | None:
+    """Return the module that has a tensor or a layer, as the outermost frame's statement names it.
+
+    None if `.to()` would also move what is on a third device.
+    """
+    named = [part] if part.kind == "module" else named_in(part, Reader(frames[0]))
+    mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
+    wanted = {memory for each in named for memory in storages(each.value) if mine}
+    for frame in reversed(frames if wanted else []):
+        for node in _names_around(frame):
+            module = frame.scope.value(node)
+            tensors = moving_tensors(module) if issubclass(type(module), nn.Module) else []
+            devices = {full(tensor.device) for tensor in tensors}
+            if wanted <= storages(tensors) and devices <= {*part.devices, target}:
+                return frame, describe(module, node, frame.text(node))[0]
+    return None
+
+
+def _names_around(frame: FailedFrame) -> list[ast.expr]:
+    """Return the names in the statement that failed, and in the headers of the loops around it."""
+    failed = frame.failed or ast.Pass()
+    loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
+    trees: list[ast.AST] = [statement(failed) or failed, *loops]
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, NAMED)]
+
+
+def moving_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the tensors of a module that `.to()` moves."""
+    return [*nn.Module.parameters(module), *nn.Module.buffers(module)]
+
+
+# -- the statement that made it
+def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
+    """Return the statement whose call needs `device=`; None if it is better to move the tensor.
+
+    `moved` has what is made elsewhere with it, and where.
+    """
+    node, frame, target = at.node, at.reader.frame, moved[part.key]
+    made = _only_assignment(part.text, node)
+    call = Reader(frame).part(made.value) if made is not None else None
+    if made is None or call is None:
+        return None
+    if brought_here(part, at):
+        return made
+    if not (call.factory or (is_leaf(part) and with_device(made.value, frame, ""))):
+        return None
+    starts = ((call.node, replace(call, devices=part.devices)), (node, part))
+    clashes = any(
+        meets(frame, start, [odd], {**moved, odd.key: target}, target) for start, odd in starts
+    )
+    return None if clashes else made
+
+
+def brought_here(part: Part, at: Operation) -> bool:
+    """Whether the code brought a value to the CPU for no other use than this one."""
+    node: ast.AST = part.node
+    if isinstance(node, ast.Name):
+        made, scope = _only_assignment(part.text, at.node), function_of(at.node)
+        if made is None or scope is None or len(uses(scope, part.key)) > 1:
+            return False
+        node = made.value
+    gpus = {each.device for each in at.parts} - {part.device}
+    return part.device == "cpu" and any(before_transfer(node, at.reader, gpu) for gpu in gpus)
+
+
+def before_transfer(node: ast.AST, reader: Reader, target: str | None) -> str:
+    """Return the expression of which `.cpu()` or `.to()` is called, if it is on `target`."""
+    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in TRANSFERS:
+        return ""
+    owner: Any = node.func.value  # type: ignore[attr-defined]
+    part = reader.part(owner)
+    return reader.text(owner) if part is not None and part.device == target else ""
+
+
+def is_leaf(part: Part) -> bool:
+    """Whether it is a tensor that is trained: moved, it would be another one."""
+    return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
+
+
+def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
+    """Return the one statement in a node's function that makes a value, not of itself."""
+    stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
+    made = [stmt for stmt in stmts if not uses(stmt.value, text)]
+    return made[0] if len(made) == 1 else None
+
+
+def assigns(stmt: ast.AST | None, text: str) -> bool:
+    """Whether it is a statement that binds a name, attribute or item."""
+    return isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]) == text
+
+
+def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
+    """Return the outermost calls in an expression that make tensors, each with the device."""
+    name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    given = {keyword.arg for keyword in getattr(node, "keywords", ())}
+    if isinstance(node, ast.Call) and name == "Generator":
+        return [(node, f"{frame.text(node.func)}({device})")]
+    if "device" in given or not (name in FACTORIES or name.endswith("_like")):
+        inner = ast.iter_child_nodes(node)
+        return [edit for child in inner for edit in with_device(child, frame, device)]
+    text = frame.text(node)
+    if given & {"generator", "out", None}:
+        return [(node, moving(text, device))]
+    inside = text[:-1].rstrip().rstrip(",")
+    return [(node, f"{inside}{'' if inside.endswith('(') else ', '}device={device})")]
+
+
+def moving(text: str, device: str) -> str:
+    """Return `text`, moved to a device."""
+    return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
+
+
+def moving_each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
+    """Return a container with each of its tensors moved."""
+    whole, mapping = frame.text(node), type(owner) not in (list, tuple)
+    if type(owner) is not dict and hasattr(type(owner), "to"):
+        return moving(whole, device)
+    name = "v" if mapping else "t"
+    text = moving(name + detached, device)
+    all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
+    if whole in frame.parameters or not all_tensors:
+        text = f'{text} if hasattr({name}, "to") else {name}'
+    if mapping:
+        return f"{{k: {text} for k, v in {whole}.items()}}"
+    inner = f"{text} for t in {whole}"
+    return f"tuple({inner})" if type(owner) is tuple else f"[{inner}]"
