@@ -132,9 +132,10 @@ def _virtual(asked: str) -> int:
     """Return the number of virtual GPUs in `2`, `0,1` or `all`, which is two."""
     if asked.isdecimal():
         return int(asked)
-    if asked != "all" and not asked.replace(",", "").isdecimal():
+    names = [part.strip() for part in asked.split(",")]
+    if asked != "all" and not all(map(str.isdecimal, names)):
         raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
-    return 2 if asked == "all" else len(asked.split(","))
+    return 2 if asked == "all" else len(names)
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:

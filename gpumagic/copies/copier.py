@@ -35,7 +35,6 @@ from gpumagic.usercode.values import (
 )
 
 _CACHED = type(functools.lru_cache(str))
-_LOCK, _RLOCK = type(threading.Lock()), type(threading.RLock())
 # Py_TPFLAGS_HEAPTYPE, among a class's flags.
 _MADE_IN_PYTHON = 1 << 9
 
@@ -111,7 +110,9 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def read(self) -> Any:
         """Make the copies; call `StorageCopier.copy` first."""
         self._stream.seek(0)
-        made = _Reader(self._stream, self._originals).load()
+        reader: Any = pickle.Unpickler(self._stream)
+        reader.persistent_load = self._originals.__getitem__
+        made = reader.load()
         for finish in self.finishing:
             finish()
         return made
@@ -146,7 +147,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         if _is_jitted(kind):
             return _reduce_jitted(self, value)
         if self._storages.has(value, kind):
-            return self._storages.reduce(value)
+            return self._storages.reduce(value, kind, own(value) if self.is_ours(kind) else {})
         return _reduce_instance(self, value, kind)
 
     def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
@@ -183,9 +184,10 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # An enumeration is shared: its members are compared by identity.
-            stays = issubclass(kind, enum.Enum) or self._storages.know(kind)
-            self._ours[kind] = not stays and any(map(self._is_from_here, kind.__mro__))
+            # Members of an enumeration are compared by identity; C made ctypes' classes.
+            stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
+            ours = not (stays or self._storages.know(kind))
+            self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
         return self._ours[kind]
 
     def _is_from_here(self, kind: type) -> bool:
@@ -238,15 +240,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
         return found is function and function.__module__ not in self._modules
-
-
-class _Reader(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, originals: list[Any]) -> None:
-        super().__init__(stream)
-        self._originals = originals
-
-    def persistent_load(self, number: int) -> Any:
-        return self._originals[number]
 
 
 def _is_jitted(kind: type) -> bool:
@@ -304,20 +297,15 @@ def _reduce_cell(copier: Copier, cell: types.CellType) -> Any:
     except ValueError:  # not bound yet
         return made
     copier.met[f"(closure {len(copier.met)})"] = contents
-    return *made, (contents,), None, None, _set_cell
-
-
-def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
-    (cell.cell_contents,) = state
+    return *made, (contents,), None, None, lambda new, held: setattr(new, "cell_contents", held[0])
 
 
 def _reduce_cached(copier: Copier, cached: Any) -> Any:
+    def new(old: Any, function: Any) -> Any:
+        return functools.lru_cache(**old.cache_parameters())(function)
+
     held = dict(vars(cached))
-    return *copier.recreate(cached, _new_cached, held.pop("__wrapped__")), held
-
-
-def _new_cached(old: Any, function: Any) -> Any:
-    return functools.lru_cache(**old.cache_parameters())(function)
+    return *copier.recreate(cached, new, held.pop("__wrapped__")), held
 
 
 def _reduce_jitted(copier: Copier, function: Any) -> Any:
@@ -384,7 +372,8 @@ def _is_plain(kind: type) -> bool:
 
 def _has_no_way(copier: Copier, kind: Any) -> bool:
     """Whether a class of the notebook does not say how it is pickled."""
-    default = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    ways = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+    default = all(getattr(kind, way, None) is getattr(object, way, None) for way in ways)
     return default and copier.is_ours(kind)
 
 
@@ -412,28 +401,27 @@ def _new_generator(old: Any) -> Any:
 
 
 def _reduce_reference(copier: Copier, reference: Any) -> Any:
-    target, callback = reference(), reference.__callback__
-    return copier.recreate(reference, _new_reference, copier, target, callback)
+    key = [reference.key] if isinstance(reference, weakref.KeyedRef) else []
+    args = reference(), reference.__callback__, *key
+    return copier.recreate(reference, _new_reference, copier, *args)
 
 
-def _new_reference(old: Any, copier: Copier, target: Any, callback: Any) -> Any:
+def _new_reference(old: Any, copier: Copier, target: Any, *args: Any) -> Any:
     copier.alive.append(target)
-    return old if target is None else weakref.ref(target, callback)
+    return old if target is None else type(old)(target, *args)
 
 
-def _reduce_lock(copier: Copier, lock: Any) -> Any:
-    return (threading.Lock if type(lock) is _LOCK else threading.RLock), ()
-
-
-def _refuse_file(copier: Copier, file: Any) -> Any:
-    raise TypeError("cannot copy an open file")  # cloudpickle would copy its contents
+def _refuse(copier: Copier, value: Any) -> Any:
+    kind = "a memoryview" if type(value) is memoryview else "an open file"
+    raise TypeError(f"cannot copy {kind}")  # cloudpickle would copy its contents
 
 
 _REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {
     types.FunctionType: _reduce_function,
     types.CellType: _reduce_cell,
     _CACHED: _reduce_cached,
-    weakref.ref: _reduce_reference,
-    **dict.fromkeys((_LOCK, _RLOCK), _reduce_lock),
-    io.TextIOWrapper: _refuse_file,
+    **dict.fromkeys((weakref.ref, weakref.KeyedRef), _reduce_reference),
+    type(threading.Lock()): lambda copier, lock: (threading.Lock, ()),
+    type(threading.RLock()): lambda copier, lock: (threading.RLock, ()),
+    **dict.fromkeys((io.TextIOWrapper, memoryview), _refuse),
 }

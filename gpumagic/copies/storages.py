@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.frameworks.framework import FrameworksOn
-from gpumagic.usercode.values import is_tensor, own, torch_here
+from gpumagic.usercode.values import comes_from, is_tensor, own, torch_here
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,6 @@ _ALIGNMENT = 64
 # A whole storage is copied, so that `as_strided` and `storage_offset` stay valid, unless its
 # tensors use only a small part.
 _SMALL = 2**20
-# NumPy's classes that are no more than a layout of their memory.
-_ARRAYS = ("ndarray", "recarray", "matrix", "memmap")
 
 
 @dataclass
@@ -59,18 +57,19 @@ class StorageCopier:
 
     def has(self, value: Any, kind: type) -> bool:
         """Whether a value is an array that is copied here."""
-        of_numpy = kind.__name__ in _ARRAYS and kind.__module__.partition(".")[0] == "numpy"
-        if of_numpy and not value.dtype.hasobject:
-            return True
+        if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
+            # Others, such as masked arrays, say how they are pickled.
+            return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
         return self._others is not None and self._others.of(value) is not None
 
     def know(self, kind: type) -> bool:
         """Whether a framework knows a class by its identity, so that it must not be copied."""
         return self._others is not None and self._others.know(kind)
 
-    def reduce(self, source: Any) -> Any:
-        """Return how pickle recreates an array."""
-        return self.copied, (self._add(source),)
+    def reduce(self, source: Any, kind: type, held: dict[str, Any]) -> Any:
+        """Return how pickle recreates an array, as one of class `kind` with attributes `held`."""
+        args = self._add(source), kind
+        return self.copied, args, held, None, None, lambda array, held: own(array).update(held)
 
     def reduce_tensor(self, source: torch.Tensor) -> Any:
         """Return how pickle recreates a tensor, with its gradient and hooks."""
@@ -107,7 +106,7 @@ class StorageCopier:
                     self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """Return the copy with this number; a tensor as one of class `kind`."""
+        """Return the copy with this number; a tensor or NumPy array as one of class `kind`."""
         if number not in self._finished:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
@@ -148,6 +147,11 @@ class StorageCopier:
 
     def _copy_family(self, family: list[Stretch]) -> None:
         """Copy overlapping tensors and arrays, once for each device on which a copy is made."""
+        source = family[0].source
+        if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
+            self._made[family[0].index] = _own_copy(source)
+            self._count(source.nbytes, sent=False)
+            return
         start, stop = min(p.start for p in family), max(p.stop for p in family)
         lead = start % _ALIGNMENT
         buffers: dict[Any, Any] = {}
@@ -162,6 +166,8 @@ class StorageCopier:
     def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
         """Return the data as a tensor of this class, tracked by autograd as the source is."""
         torch = torch_here()
+        if comes_from(type(data), "numpy.ndarray"):
+            return data if kind is type(data) else data.view(kind)
         if torch is None or type(data) is not torch.Tensor:
             return data
         with torch._C.DisableTorchFunctionSubclass():
@@ -206,8 +212,7 @@ def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any
     if torch is None:
         import numpy
 
-        room = numpy.empty(lead + stop - start + _ALIGNMENT, numpy.uint8)
-        buffer = room[-room.ctypes.data % _ALIGNMENT :][: lead + stop - start]
+        buffer = numpy.empty(lead + stop - start, numpy.uint8)  # NumPy's alignment is enough
         buffer[lead:] = numpy.frombuffer(_memory(start, stop), numpy.uint8)
         return buffer
     pinned = (
@@ -237,10 +242,18 @@ def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
 
     source = piece.source
     if buffer is None:
-        return source.copy(order="K")
+        return _own_copy(source)
     layout = {"offset": offset, "strides": source.strides}
     made: Any = numpy.ndarray(source.shape, source.dtype, numpy.asarray(buffer), **layout)
-    made = made.view(type(source))
+    made.flags.writeable = source.flags.writeable
+    return made
+
+
+def _own_copy(source: Any) -> Any:
+    """Return an array that owns its memory, as `ndarray.resize` needs."""
+    import numpy
+
+    made = numpy.array(source, order="K", subok=False)
     made.flags.writeable = source.flags.writeable
     return made
 

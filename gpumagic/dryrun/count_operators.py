@@ -303,13 +303,9 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
 
 
 def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    """Return the result, and the CPU's buffer."""
-    return torch.empty_like(self), torch.empty_like(self) if _on_host(self) else self.new_empty(0)
-
-
-def _on_host(tensor: Tensor) -> bool:
-    """Whether the CPU's kernels run, as they do on virtual GPUs."""
-    return bool(torch._meta_registrations.device_hint(tensor) == "cpu")
+    """Return the result, and the buffer of the CPU's kernel, which virtual GPUs run."""
+    on_host = torch._meta_registrations.device_hint(self) == "cpu"
+    return torch.empty_like(self), torch.empty_like(self) if on_host else self.new_empty(0)
 
 
 _RESULTS: dict[str, _Function] = {

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import torch
 
 from gpumagic.device import Device, cuda_state, is_where
@@ -26,6 +25,7 @@ from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.files import UserLine, innermost
 from gpumagic.virtual import gate
+from gpumagic.virtual.memory_account import host_has
 
 
 @dataclass
@@ -161,8 +161,7 @@ class Before:
 def measure(target: torch.device | None, card: Card | None = None) -> Before:
     """Measure each device that this process uses, or will use for `target`; or an empty card."""
     real: list[tuple[Any, int]] = []
-    memory: dict[str, tuple[int, int | None]]
-    memory = {"cpu": (0, int(psutil.virtual_memory().available))}
+    memory: dict[str, tuple[int, int | None]] = {"cpu": (0, host_has())}
     if card is not None:
         if problem := gate.static_problem():
             raise GpuError(f"no dry run for a card that is not here: {problem}")

@@ -301,16 +301,12 @@ def largest(
     value over the limit is larger than the answer by at most the part `near`. Four calls are enough
     if the need is affine. `from_below` at most doubles a value that was within the limit.
     """
-    asked, low, high = 2, 0, len(values) - 1
-    if need(values[low]) > limit:
+    if need(values[0]) > limit:
         return None
-    if from_below:
-        last, high = high, low
-        while high < last and need(values[high]) <= limit:
-            low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
+    low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)
     if need(values[high]) <= limit:
         return values[high]
-    fits = True
+    asked, fits = 2, True
     while high - low > 1 and (asked < _FEW or values[high] > values[low] * (1 + near)):
         if asked >= _MANY:
             value = math.sqrt(values[high] * values[low])
@@ -323,6 +319,14 @@ def largest(
         fits = need(values[middle]) <= limit
         low, high = (middle, high) if fits else (low, middle)
     return values[low]
+
+
+def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
+    """Return the last two of doubled values' places, until one is over the limit or the last."""
+    low = high = 0
+    while high < len(values) - 1 and need(values[high]) <= limit:
+        low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
+    return low, high
 
 
 def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:

@@ -199,6 +199,8 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     from gpumagic.cluster import gpu_cluster
 
     verb, what = asked.verb or "status", asked.what
+    if verb == "start":
+        what = " ".join(what).replace(" ,", ",").replace(", ", ",").split()  # "0, 1"
     _check_arguments(verb, what)
     if verb == "start":
         ways = ("slurm", "partition", "ssh", "mpi", "ip", "python")

@@ -8,6 +8,7 @@ dispatch key CUDA; autograd, autocast, vmap and views come before that key and w
 import functools
 import re
 from collections.abc import Callable
+from itertools import chain, zip_longest
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS, reads
 from gpumagic.usercode.files import leave_out_ours
@@ -31,14 +33,14 @@ from gpumagic.virtual.flip import (
     replace_sparse,
     writes,
 )
-from gpumagic.virtual.memory_account import refuse_as_cuda
+from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.scratch import rule_of, temporary_bytes
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
-META = C.DispatchKeySet(C.DispatchKey.Meta)
-_LARGEST_NUMBER = 16  # bytes
+_LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
+_LARGE = 4096  # sides and lengths that are looked at
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -53,9 +55,11 @@ SHARING = frozenset(
 )
 """Operators that may give what was there, as torchgen's gen_variable_type.py has them, and what
 these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
+_GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
+"""Arguments whose integers multiply the elements of a result, at most."""
 # Those whose results may be in parts.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
@@ -88,16 +92,12 @@ class KernelPlan:
         self.flip = _flip_for(full)
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_new(self.op)
-        self.product = self.name in PRODUCTS
-        self.grows = self.product or (self.fresh and _combines(self.op))
+        self.pointwise = torch.Tag.pointwise in self.op.tags
+        self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
+        asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
+        self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # by which elements count
         self.scratch = rule_of(self.name)
         return self
-
-
-def _combines(op: Any) -> bool:
-    """Whether an operator computes element by element from several tensors."""
-    tensors = [a for a in op._schema.arguments if _kind(a) is ONE and not a.kwarg_only]
-    return torch.Tag.pointwise in op.tags and len(tensors) > 1
 
 
 def _flip_for(full: str) -> Callable[..., Tensor]:
@@ -166,7 +166,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     # for the usual arguments as little as can be, here and in `adopt`.
     found: Found = []
     above: list[str] = []  # arguments for which another key than CPU decides
-    at, low = _lower_all(plan, args, found, above)
+    at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
     if gpu is None:  # each operator within the composite one checks the devices itself
@@ -174,16 +174,16 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if plan.grows:
-        _require_room(plan, args, gpu)
+    if count > SMALL:
+        _require_room(plan, found, low, low_kwargs, gpu)
     if plan.waits:
         _report_waits(plan, args, kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
-        result = adopt(result, gpu, 4)
+        result = adopt(result, gpu, 4)  # as `_lift` would
     else:
         result = _lift(plan, result, found, gpu)
-    if plan.scratch is not None:
+    if plan.scratch:
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
     return result
 
@@ -202,10 +202,11 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
-) -> tuple[int, list[Any]]:
-    """Return the GPU of all tensors, or -1 if they differ or are in lists; and the lowered ones."""
+) -> tuple[int, int, list[Any]]:
+    """Return the GPU of all tensors, or -1 if they differ or are in lists; whether to ask for room
+    (a number above SMALL); and the lowered arguments."""
     low: list[Any] = []
-    flip_, plain, at = plan.flip, plan.plain, -2
+    flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
         if kind is None or x is None:
             low.append(x)
@@ -214,10 +215,11 @@ def _lower_all(
             found.append((name, x, y))
             low.append(y)
             at = where if at in (-2, where) else -1
+            count *= x.numel()
         else:
             low.append(_lower(plan, name, x, found, above))
-            at = -1
-    return at, low
+            at, count = -1, count * (SMALL + 1)
+    return at, count, low
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
@@ -227,40 +229,65 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
         gpu = one_gpu(found)
         return gpu if gpu is not None or plan.composite else mixed(plan, found, args)
     gpu = gpu_of(kwargs.get("device"))
-    size = next((x for x in args if isinstance(x, (list, tuple))), ())
-    gpu.account.require(size, kwargs.get("dtype"))
+    size = next((x for x in args if isinstance(x, (list, tuple))), None)
+    if size is not None:
+        gpu.account.require(size, kwargs.get("dtype"))
+    elif any(isinstance(x, (int, float)) and x > _LARGE for x in args):  # arange, eye, linspace
+        _require_results(plan, args, kwargs, gpu)
     return gpu
 
 
 def _report_waits(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
     __tracebackhide__ = True
-    if checks.listeners:
-        name = plan.name if plan.name in WAITS else "nonzero"
-        for nbytes in reads(plan.name, *args, **kwargs):
-            checks.emit("sync", name, gpu.device, HOST, nbytes)
+    name = plan.name if plan.name in WAITS else "nonzero"
+    for nbytes in reads(plan.name, *args, **kwargs) if checks.listeners else ():
+        checks.emit("sync", name, gpu.device, HOST, nbytes)
 
 
-def _require_room(plan: KernelPlan, args: Any, gpu: VirtualGpu) -> None:
-    """Raise ``torch.OutOfMemoryError`` before a result is computed that has no room."""
+def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
+    """Raise ``torch.OutOfMemoryError`` before a result without room is computed."""
     __tracebackhide__ = True
-    tensors = [x for x in args if isinstance(x, Tensor)]
-    # A product's inner dimension is in both: to ask the meta kernel each time would take long.
-    inner = max(tensors[-2].shape[-1], 1) if plan.product else 1
-    sizes = (x.numel() // inner for x in (tensors[-2:] if plan.product else tensors))
-    most = _LARGEST_NUMBER * prod(sizes)
-    if most <= gpu.account.room or not (plan.product or len({x.shape for x in tensors}) > 1):
-        return
-    metas = [
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        if isinstance(x, Tensor)
-        else x
-        for x in args
-    ]
+    tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
+    large = plan.grows or prod(map(Tensor.numel, tensors)) > room
+    if tensors and large and _at_most(plan, tensors, args) > room:
+        _require_results(plan, args, kwargs, gpu)
+
+
+def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
+    """Return a number of elements that results seldom exceed, in a few microseconds."""
+    first, *others = tensors
+    if plan.name in PRODUCTS:
+        x, other = tensors[-2:]
+        most = x.numel() * other.numel() // max((1, *x.shape[-1:]))
+    elif plan.name == "convolution":
+        most = first.numel() * max((1, *tensors[1].shape[:2]))
+    elif plan.pointwise:
+        most = prod(map(max, zip_longest(*(x.shape[::-1] for x in tensors), fillvalue=1)))
+    else:
+        most = sum(map(Tensor.numel, tensors))
+        if any(x.shape != first.shape for x in others):  # as many rows as there are indices
+            rows = max(map(Tensor.numel, others))
+            most = max(most, first.numel() * rows // max((1, *first.shape[:1])))
+    numbers = chain.from_iterable(args[at] or () for at in plan.grows if at < len(args))
+    return int(most * prod(1 + abs(n) for n in numbers))
+
+
+def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
+    """Raise if the results have no room, by torch's meta kernel, which may take a millisecond."""
+    __tracebackhide__ = True
+    given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
-        result = plan.op._handle.redispatch_boxed(META, *metas)
+        args, given = tree_map_only(Tensor, _without_data, (args, given))
+        results = tree_leaves(plan.op(*args, **given))
     except Exception:  # noqa: BLE001  the CPU's kernel says it in its own words
         return
-    gpu.account.require(result.shape, result.dtype)
+    for result in results:
+        if isinstance(result, Tensor):
+            gpu.account.require(result.shape, result.dtype)
+
+
+def _without_data(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:

@@ -31,7 +31,7 @@ from gpumagic.telemetry import state_files as published
 from gpumagic.telemetry.host import MemoryGroup
 from gpumagic.usercode.files import in_cell, is_users
 
-_SMALL = 2**17
+SMALL = 2**17
 """Elements up to which a tensor is made without a check for room."""
 _TOUCHED = 64 * 2**20
 """Bytes from which the host's free memory is read too, which takes some ten microseconds."""
@@ -196,11 +196,12 @@ class MemoryAccount:
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
         """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""
         count = prod(size)
-        if count <= _SMALL or self.refusal:
+        if count <= SMALL or self.refusal:
             return
         nbytes = count * (dtype or torch.get_default_dtype()).itemsize
         self._make_room(nbytes)
-        if nbytes >= _TOUCHED and nbytes > _host_has():
+        self._room = -1  # its block may be larger: count again when it exists
+        if nbytes >= _TOUCHED and nbytes > host_has():
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record_events(self, most: int | None) -> None:
@@ -278,11 +279,6 @@ class MemoryAccount:
                 stat.allocated = stat.freed = 0
             self.ooms = self.retries = 0
 
-    def allow(self, limit: int) -> None:
-        """Set the bytes that may be allocated."""
-        self.limit = limit
-        self.refresh()
-
     def refuse(self, why: str) -> None:
         """Let nothing be allocated from now on; if `why` is empty, allow it again."""
         self.refusal = why
@@ -296,13 +292,8 @@ class MemoryAccount:
     @property
     def free(self) -> int:
         """Bytes that the "driver" has left."""
-        return max(self.capacity - self.reserved, 0)
-
-    @property
-    def reserved(self) -> int:
-        """Bytes that the "driver" has given."""
         self.refresh()
-        return self.given().current
+        return self.capacity - self.given().current
 
     def given(self) -> MemoryStat:
         """Return the bytes reserved, at most `capacity`, which fragmentation can exceed."""
@@ -339,12 +330,11 @@ class MemoryAccount:
             line = _outer_line(_getframe(1))
             self.events.append(("oom", self.free, size, time_ns(), metadata, line))
         used, reserved = self.allocator.bytes.current, self.given().current
-        left = max(self.capacity - reserved, 0)
         allowed = f"{_readable(self.limit)} allowed; " if self.limit < self.capacity else ""
-        sizes = (size, self.capacity, left, reserved, used, reserved - used)
+        sizes = (size, self.capacity, self.capacity - reserved, reserved, used, reserved - used)
         text = _OUT_OF_MEMORY.format(*map(_readable, sizes), ordinal=self.ordinal, allowed=allowed)
         if host:
-            there = _readable(_host_has())
+            there = _readable(host_has())
             text += f" A virtual GPU's memory is the host's, which has {there} left."
         return torch.OutOfMemoryError(text)
 
@@ -368,7 +358,7 @@ def _readable(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def _host_has() -> int:
+def host_has() -> int:
     """Return the bytes that the host, or this container, has left."""
     used, total = MemoryGroup().ram()
     available = psutil.virtual_memory().available

@@ -174,7 +174,8 @@ def _of_account(function: Callable[[MemoryAccount], Any]) -> Callable[[int], Any
 
 def _set_fraction(fraction: float, index: int) -> None:
     account = gpu_of(index).account
-    account.allow(int(account.capacity * fraction))
+    account.limit = int(account.capacity * fraction)
+    account.refresh()
 
 
 def _empty_cache() -> None:

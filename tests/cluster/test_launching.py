@@ -53,7 +53,7 @@ def test_each_rank_is_shown_its_gpu_by_the_variable_that_its_torch_reads(monkeyp
 def test_too_many_virtual_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(launching.device, "here", lambda memory: [])
     assert launching.local("1").description == "1 virtual GPU of this machine"
-    assert launching.local("0,1").count == 2
+    assert launching.local("0,1").count == launching.local("0, 1").count == 2
     with pytest.raises(gpumagic.GpuError, match="GPU-4f: this machine has no GPU; type"):
         launching.local("GPU-4f")
     for where in ("0", "65", "99"):

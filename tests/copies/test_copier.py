@@ -118,6 +118,34 @@ PROGRAMS = {
         "out = g.device.type, torch.rand(1, device='cuda:1', generator=g).device.type",
         ("cuda", "cuda"),
     ),
+    "an array that is resized, alone and with others": (
+        "a = np.arange(4.); a.resize(6, refcheck=False); b = np.arange(3.); v = b[1:]",
+        "a.resize(8, refcheck=False); a[7] = 1; b += 1; out = a.sum(), a.flags.owndata, v.sum()",
+        (7.0, True, 5.0),
+    ),
+    "an array's class with attributes": (
+        "class Signal(np.ndarray):\n    def __array_finalize__(self, source):\n"
+        "        self.marks = getattr(source, 'marks', None)\n"
+        "base = np.arange(3.); s = base.view(Signal); s.marks = [1]",
+        "s.marks.append(2); base[0] = 5; out = s.marks, float(s[0]), isinstance(s, Signal)",
+        ([1, 2], 5.0, True),
+    ),
+    "an object that leaves a handle out of its state": (
+        "class D:\n    def __init__(self): self.x, self.file = [1], (i for i in '1')\n"
+        "    def __getstate__(self): return {'x': self.x}\nd = D()",
+        "d.x.append(2); out = d.x",
+        [1, 2],
+    ),
+    "a structure of ctypes": (
+        "import ctypes\nclass P(ctypes.Structure): _fields_ = [('x', ctypes.c_int)]\np = P(3)",
+        "p.x += 1; out = p.x, type(p) is P",
+        (4, True),
+    ),
+    "a dictionary of weak references": (
+        "class N: pass\na = N(); a.v = [0]; d = weakref.WeakValueDictionary(a=a)",
+        "d['a'].v.append(1); out = a.v",
+        [0, 1],
+    ),
     "an autograd function": (
         "log = []\nclass D(torch.autograd.Function):\n    @staticmethod\n"
         "    def forward(ctx, x): return x * 2\n    @staticmethod\n"
@@ -173,6 +201,11 @@ def test_a_decorated_function_is_copied_where_main_has_it_by_its_name(monkeypatc
             "import os\nf = open(os.devnull)",
             "f.read()",
             "f cannot be copied (cannot copy an open file)",
+        ),
+        (
+            "f = memoryview(bytearray(3))[1:]",
+            "f[0] = 1",
+            "f cannot be copied (cannot copy a memoryview)",
         ),
         (
             "it = iter(torch.utils.data.DataLoader([1, 2]))",

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +115,45 @@ def test_a_result_without_room_is_refused_before_it_is_computed(gpus, outer):
         outer(x)
     assert "virtual GPU's memory is the host's" not in str(raised.value)
     assert outer(x[:9]).shape[-1] == 9
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.cat([x.expand(-1, 10**7)] * 2),
+        lambda x: torch.stack([x.expand(-1, 10**7)] * 2),
+        lambda x: x.repeat(1, 10**7),
+        lambda x: x.expand(-1, 10**7).contiguous(),
+        lambda x: x.expand(-1, 10**7) + 1,
+        lambda x: x.expand(-1, 10**7).softmax(0),
+        lambda x: x[:, 0].unfold(0, 10**7, 1).contiguous(),
+        lambda x: F.embedding(x[:, 0].long(), x[:1].expand(1, 10**7)),
+        lambda x: x[x[:, 0].long() - 1].expand(-1, 10**7)[x[:, 0].long()],
+        lambda x: x.expand(-1, 10**7).sort(),
+        lambda x: F.conv1d(x.T[None], x[: 10**7, :, None]),
+        lambda x: F.unfold(x.T[None, None], (1, 1000), padding=1000),
+        lambda x: F.pad(x, (0, 10**7)),
+        lambda x: F.interpolate(x.T[None], scale_factor=1e7),
+        lambda x: torch.arange(10**14, device=x.device),
+        lambda x: torch.eye(10**7, device=x.device),
+    ],
+)
+def test_any_operator_is_refused_before_it_computes_what_has_no_room(gpus, make):
+    x = torch.ones(20_000_000, 1, device="cuda:0")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        make(x)
+    assert "virtual GPU's memory is the host's" not in str(raised.value)
+
+
+def test_bounds_of_results_break_no_operator(gpus):
+    """Tensors without elements or dims; operators that refuse their arguments in torch's words."""
+    x = torch.ones(0, 3, 4, 4, device="cuda:1", requires_grad=True)
+    F.avg_pool2d(x, 2).sum().backward()
+    assert torch.embedding(torch.ones(2, 3, device="cuda:1"), torch.tensor(1).cuda(1)).shape == (3,)
+    one = torch.ones((), device="cuda:1")
+    for refused in (lambda: one @ one, lambda: torch.conv1d(one, one), lambda: one.repeat(-1)):
+        with pytest.raises(RuntimeError, match=r"1D|2D|dim|negative"):
+            refused()
 
 
 def test_a_fraction_of_the_memory(gpus):
