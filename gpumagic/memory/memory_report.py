@@ -6,7 +6,7 @@ Plain data, no tensor and no frame. Small holders are folded into one row, which
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from html import escape
 
@@ -110,6 +110,11 @@ class MemoryReport(Shown):
     def allocated(self) -> int:
         """Bytes that tensors hold, on all GPUs together."""
         return sum(device.allocated or 0 for device in self.devices)
+
+    def of(self, gpus: Collection[str]) -> MemoryReport:
+        """Return the report of these GPUs (``{"cuda:1"}``); of all, if none is named."""
+        here = tuple(each for each in self.devices if each.device in gpus or not gpus)
+        return replace(self, devices=here)
 
     def to_json(self) -> str:
         """Return everything as one line of JSON; null is an unknown number."""

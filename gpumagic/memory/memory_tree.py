@@ -4,33 +4,26 @@ A layer's row includes what optimizers keep for its parameters and what autograd
 outputs, although other objects hold those.
 """
 
-import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.device import cuda_state
 from gpumagic.display import table
 from gpumagic.display.table import Column, Fold, Shown, block, folded, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, as_typed
-from gpumagic.memory.holders_by_name import FoundStorage, allocations, find
+from gpumagic.memory.holders_by_name import FoundStorage, allocations, find, value_of
 from gpumagic.memory.memory_report import SAVED, STATE, Made
 from gpumagic.memory.object_graph import Root, module_step
 from gpumagic.usercode.frames import first_name
 from gpumagic.usercode.values import is_module, own
 
-if TYPE_CHECKING:
-    pass
-
 _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds shown as columns of their module; all others get a row."""
 _WITH_PARAMETER = ("gradient", STATE)
-_STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
-_NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         There is no such variable, or nothing on a GPU in it; CUDA is dead.
     """
     cuda_state.check()
-    value, first, allocator = _value(name, namespace), first_name(name), allocations()
+    value, first, allocator = value_of(name, namespace), first_name(name), allocations()
     # Walked before everything else, so that what is reached from it has a path from it.
     start = [Root(name, value, holder=first)]
     every = find(namespace, before=start, allocator=allocator, paths=True)
@@ -137,17 +130,6 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
 
 def _is_inside(storage: FoundStorage, name: str) -> bool:
     return name in (storage.path[0], first_name(storage.path[0]))
-
-
-def _value(name: str, namespace: Mapping[str, Any]) -> Any:
-    if not _NAMED.fullmatch(name):
-        raise GpuError(f"{name} is neither a variable nor a part of one, such as net or data[0]")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return eval(name, {}, namespace)
-    except Exception as error:  # noqa: BLE001  it is the user's code that runs
-        raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
 
 def _add_layers(node: _Node, module: Any) -> None:
