@@ -61,8 +61,9 @@ class Allocator:
                     blocks[each["address"]] = each
         # By GPU and address; a hundred thousand tensors look theirs up here.
         self._places = {
-            number: {at: Place(f"cuda:{number}", at, b["size"]) for at, b in blocks.items()}
+            number: {at: Place(device, at, each["size"]) for at, each in blocks.items()}
             for number, blocks in self._blocks.items()
+            for device in (f"cuda:{number}",)
         }
         # By device the addresses in order, of those devices for which they were needed.
         self._starts: dict[int, list[int]] = {}

@@ -148,12 +148,14 @@ class Walk:
                 held = [each for each in held if id(each) in within]
             if (edges := rules[id(type(obj))].edges) is not None and (found := edges(obj)):
                 held = [edge.child for edge in found] + held
-            yield number, held
+            if held:
+                yield number, held
 
     def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Note what objects, by number, refer to."""
         # A million objects pass through here: nothing is called that need not be.
         turns, numbers, here = self._turns, self._numbers, len(self.objects)
+        add, add_parent, queues = self.objects.append, self.parents.append, self._queues
         for parent, children in found:
             for obj in children:
                 try:
@@ -168,9 +170,9 @@ class Walk:
                     numbers[id(obj)] = _CLOSED
                     self._kept.append(obj)
                 else:
-                    self.objects.append(obj)
-                    self.parents.append(parent)
-                    self._queues[turn].append(here)
+                    add(obj)
+                    add_parent(parent)
+                    queues[turn].append(here)
                     here += 1
 
 
@@ -181,12 +183,13 @@ class Paths:
         self._walk = walk
         objects, count = walk.objects, len(walk.roots)
         # A parent has a lower number, and the roots are at the end, at -1, -2, ….
-        self._first = [0] * len(objects) + [*reversed(range(count))]
-        self._below = [""] * (len(objects) + count)
+        self._first = first = [0] * len(objects) + [*reversed(range(count))]
+        self._below = below = [""] * (len(objects) + count)
+        kinds = {kind: rule.below for kind, rule in walk.rules.items()}
         for number, parent in enumerate(walk.parents):
-            self._first[number] = self._first[parent]
-            below = walk.rules[id(type(objects[number]))].below
-            self._below[number] = self._below[parent] if below is None else below
+            first[number] = first[parent]
+            kind = kinds[id(type(objects[number]))]
+            below[number] = below[parent] if kind is None else kind
         self._reached = _reached(walk)
         self._parameters = {id(k) for k in walk.kinds if comes_from(k, "torch.nn.Parameter")}
         self._ways: dict[tuple[int, int, str], tuple[Way, ...]] = {}
@@ -274,7 +277,7 @@ class Paths:
 
 def _reached(walk: Walk) -> list[int]:
     """Return the roots that reach each object, as bits."""
-    order = range(len(walk.objects))
+    parents, others, order = walk.parents, walk.others, range(len(walk.objects))
     found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
     # Most references go to later objects, so two passes are mostly enough. They go back and forth,
     # so that both ends of a list that is linked both ways are reached at once.
@@ -282,9 +285,10 @@ def _reached(walk: Walk) -> list[int]:
     while changed:
         changed = False
         for number in order:
-            reached = found[walk.parents[number]]
-            for other in walk.others.get(number, ()):
-                reached |= found[other]
+            reached = found[parents[number]]
+            if number in others:
+                for other in others[number]:
+                    reached |= found[other]
             if reached != found[number]:
                 found[number], changed = reached, True
         order = order[::-1]

@@ -391,7 +391,7 @@ class OutOfMemoryState:
         """Yield the containers that a loop, or what it calls, reads."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         for name in read | (self.read if rest.frame.at_top else set()):
-            if type(rest.frame.scope.name(name)) in (list, dict, set):
+            if issubclass(type(rest.frame.scope.name(name)), (list, dict, set)):
                 yield name
 
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:

@@ -229,19 +229,24 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else."""
+        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else; the first `x` may be `y`:
+        `x = y if x is None else torch.cat([x, y])`."""
         made = self._block[self._at]
-        name, args, _ = self.call(getattr(made, "value", None), self._at)
-        parts = getattr(args[0], "elts", []) if name == "cat" else []
-        is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
-        if is_own and not self._is_read(made, [made], loop):
-            new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
-            name, call = parts[0].id, made.value
-            every = _expression(f"[{name}.cpu(), *parts]")
-            joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
-            do = f"`parts.append({new})` for line {made.lineno}"
-            do = f"{do}, and `{name} = {joined}` after the loop (before it `parts = []`)"
-            yield Form(do, new, [made], self._block)
+        value = getattr(made, "value", None)
+        begins = isinstance(value, ast.IfExp)
+        called = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+        for call in called:
+            name, args, _ = self.call(call, self._at)
+            parts = getattr(args[0], "elts", []) if name == "cat" else []
+            is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
+            if is_own and not self._is_read(made, [made], loop):
+                new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
+                name = parts[0].id
+                every = _expression("parts" if begins else f"[{name}.cpu(), *parts]")
+                joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
+                do = f"`parts.append({new})` for line {made.lineno}"
+                do = f"{do}, and `{name} = {joined}` after the loop (before it `parts = []`)"
+                yield Form(do, new, [made], self._block)
 
 
 # -- functions with the replacement
