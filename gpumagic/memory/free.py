@@ -140,9 +140,13 @@ def _skipped(
 ) -> dict[str, str]:
     """Return why each of the names that cannot be deleted cannot be; GpuError if none can."""
     holding = {name for each in found for name in each.roots}
-    skipped = {name: f"{name} holds nothing on a GPU" for name in names if name not in holding}
-    skipped |= {n: f"there is no variable {n!r}" for n in skipped if n not in namespace}
-    skipped = {name: why for name, why in skipped.items() if not outputs.has(name)}
+    skipped = {
+        name: f"{name} holds nothing on a GPU"
+        if name in namespace
+        else f"there is no variable {name!r}"
+        for name in names
+        if name not in holding and not outputs.has(name)
+    }
     if skipped and len(skipped) == len(names):
         name, why = next(iter(skipped.items()))
         question = "" if name in namespace else meant(name, namespace)

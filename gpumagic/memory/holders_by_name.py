@@ -181,7 +181,7 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
             found += [(array, place) for place in _places(array)]
     # What is the whole says by its name who holds it.
     found.sort(key=lambda each: -each[1].nbytes)
-    whole = wholes(place for _, place in found)
+    whole = wholes(place for _, place in found) if found else {}
     return [(array, whole[place]) for array, place in found]
 
 

@@ -99,37 +99,43 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     root, devices, held_for_it = _Node(name, name), Counter[str](), Counter[str]()
     if is_module(value):
         _add_layers(root, value)
-    held = [each for each in every if _is_inside(each, name)]
-    kept = [e for e in every if e.parameter[:1] == (name,) and not _is_inside(e, name)]
-    for each in held:
-        kind = each.ways[0].kind
-        is_for_it = each.parameter[:1] == (name,) and kind in _WITH_PARAMETER
-        root.add(each.parameter if is_for_it else each.path, kind, each.nbytes)
-    for each in kept:
-        # What an output or an error keeps is shown as saved, whatever its own kind is.
-        kind = each.ways[0].kind if each.ways[0].kind in _OF_LAYER else SAVED
-        held_for_it[kind] += each.nbytes
-        root.add(each.parameter, kind, each.nbytes)
-    for each in (*held, *kept):
-        devices[each.device] += each.nbytes
+    aliases, addresses = dict[str, None](), dict[str, list[int]]()
+    for each in every:
+        is_inside, path, kind = _shown_at(each, name)
+        if is_inside:
+            aliases |= dict.fromkeys(way.root for way in each.ways)
+            addresses.setdefault(each.device, []).append(each.address)
+        elif path:
+            held_for_it[kind] += each.nbytes
+        if path:
+            devices[each.device] += each.nbytes
+            root.add(path, kind, each.nbytes)
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
-    aliases = dict.fromkeys(way.root for each in held for way in each.ways)
     most = devices.most_common(1)[0][0]
-    addresses = (each.address for each in held if each.device == most)
     return MemoryTree(
         name=name,
         devices=tuple(sorted(devices)),
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
-        made=allocator.made_in(most, addresses) if allocator is not None else None,
+        made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
         # Outputs are roots by their numbers.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 
 
-def _is_inside(storage: FoundStorage, name: str) -> bool:
-    return name in (storage.path[0], first_name(storage.path[0]))
+def _shown_at(storage: FoundStorage, name: str) -> tuple[bool, tuple[str, ...], str]:
+    """Return whether a name itself holds a storage, the path of its row, and its kind there.
+
+    The path is empty if the storage has nothing to do with the name.
+    """
+    kind, start = storage.ways[0].kind, storage.path[0]
+    is_inside, is_for_it = name in (start, first_name(start)), storage.parameter[:1] == (name,)
+    if is_inside:
+        is_layers = is_for_it and kind in _WITH_PARAMETER
+        return True, storage.parameter if is_layers else storage.path, kind
+    # What an output or an error keeps is shown as saved, whatever its own kind is.
+    return False, storage.parameter if is_for_it else (), kind if kind in _OF_LAYER else SAVED
 
 
 def _add_layers(node: _Node, module: Any) -> None:

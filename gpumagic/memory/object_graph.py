@@ -155,7 +155,6 @@ class Walk:
         """Note what objects, by number, refer to."""
         # A million objects pass through here: nothing is called that need not be.
         turns, numbers, here = self._turns, self._numbers, len(self.objects)
-        add, add_parent, queues = self.objects.append, self.parents.append, self._queues
         for parent, children in found:
             for obj in children:
                 try:
@@ -170,9 +169,9 @@ class Walk:
                     numbers[id(obj)] = _CLOSED
                     self._kept.append(obj)
                 else:
-                    add(obj)
-                    add_parent(parent)
-                    queues[turn].append(here)
+                    self.objects.append(obj)
+                    self.parents.append(parent)
+                    self._queues[turn].append(here)
                     here += 1
 
 
@@ -324,7 +323,7 @@ def _rules() -> list[_Rule]:
     tensors = None if torch is None else _of_tensor(torch, readable)
     return [
         _Rule(lambda kind: issubclass(kind, type), _AT_ONCE, _of_class),
-        _Rule(lambda kind: issubclass(kind, types.ModuleType) or _is_of_ipython(kind), _NEVER),
+        _Rule(_is_closed, _NEVER),
         _Rule(is_node, _INDIRECT, _of_node if readable else None, SAVED),
         _Rule(lambda k: comes_from(k, "torch.optim.Optimizer"), _INDIRECT, _of_optimizer, STATE),
         _Rule(lambda kind: comes_from(kind, "torch.nn.Module"), _AT_ONCE, _of_module, ""),
@@ -334,12 +333,13 @@ def _rules() -> list[_Rule]:
     ]
 
 
-def _is_of_ipython(kind: type) -> bool:
-    return str(defined_in(kind)).partition(".")[0] in ("IPython", "ipykernel")
-
-
 def _of_class(kind: type) -> list[Edge]:
     return [Edge(value, f".{name}") for name, value in members_of(kind).items()]
+
+
+def _is_closed(kind: type) -> bool:
+    home = str(defined_in(kind)).partition(".")[0]
+    return issubclass(kind, types.ModuleType) or home in ("IPython", "ipykernel")
 
 
 def _of_module(module: Any) -> list[Edge]:
