@@ -148,8 +148,7 @@ class Walk:
                 held = [each for each in held if id(each) in within]
             if (edges := rules[id(type(obj))].edges) is not None and (found := edges(obj)):
                 held = [edge.child for edge in found] + held
-            if held:
-                yield number, held
+            yield number, held
 
     def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Note what objects, by number, refer to."""
@@ -285,9 +284,8 @@ def _reached(walk: Walk) -> list[int]:
         changed = False
         for number in order:
             reached = found[parents[number]]
-            if number in others:
-                for other in others[number]:
-                    reached |= found[other]
+            for other in others.get(number, ()):
+                reached |= found[other]
             if reached != found[number]:
                 found[number], changed = reached, True
         order = order[::-1]
