@@ -69,9 +69,8 @@ class _Show:
 def _text(output: Any) -> str:
     if output.output_type == "stream":
         return str(output.text)
-    if output.output_type == "error":
-        return f"{output.ename}: {output.evalue}\n"
-    text = str(output.data.get("text/plain", "")).rstrip()
+    # An error has no data; it is printed when the run ends.
+    text = str(output.get("data", {}).get("text/plain", "")).rstrip()
     return f"{text}\n" if text else ""
 
 

@@ -1,9 +1,10 @@
-"""Define the error for bad input, the warning, and the errors for missing libraries."""
+"""Define the error for bad input, a problem of the machine, warnings, and missing libraries."""
 
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -16,6 +17,16 @@ class GpuError(Exception):
     def _render_traceback_(self) -> list[str]:
         # IPython calls this instead of showing the traceback.
         return [f"{type(self).__name__}: {self}"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A failure of the machine: a stable code for programs, its cause and its cure as sentences."""
+
+    code: str
+    cause: str
+    cure: str
+    uuid: str | None = None  # of the GPU, if it concerns one
 
 
 def note(error: BaseException, text: str) -> None:

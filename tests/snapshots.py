@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from gpumagic.errors import Problem
 from gpumagic.telemetry.snapshot import (
     GpuSample,
     Host,
     KernelDeath,
     KernelSample,
-    Problem,
     ProcessSample,
     Snapshot,
 )

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from gpumagic import faults
@@ -143,7 +144,7 @@ class Run:
         self._recorder, self._profiler, self._watch.checks = recorder, profiler, checks
         self._placed = ExitStack()
         self._undo: ExitStack | None = None  # of all that `start` began
-        self._stops: list[Callable[[], Iterable[Memory]]] = []
+        self._stops: list[Callable[[], Iterable[Memory]] | None] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
         self._joules: float | None = None  # of its device, before the cell
@@ -174,8 +175,10 @@ class Run:
         self._joules = self._read_joules()
         with ExitStack() as undo:
             undo.callback(self._wait)
-            self._stops = [share.framework.peak(self.device) for share in self._shares]
-            # A ledger that cannot be kept is no reason to stop the cell.
+            # Memory that cannot be measured, or a ledger not kept, is no reason to stop the cell.
+            for share in self._shares:
+                begin = partial(share.framework.peak, self.device)
+                self._stops.append(self._guarded("measuring a cell's memory", begin))
             if self._fix is not None:
                 self._during(undo, "bringing operands together", self._fix.start, self._fix.stop)
             self._during(undo, "keeping the ledger of a cell", self._watch.start, self._watch.stop)
@@ -309,7 +312,7 @@ class Run:
         """Read the memory that the cell used, and wait for the devices that it used."""
         try:
             for share, stop in zip(self._shares, self._stops, strict=True):
-                share.memory = [*stop()]
+                share.memory = [*stop()] if stop else []
                 # After an interrupt the user wants the prompt back, not the end of the queue.
                 if not self._interrupted:
                     touched = (memory.device for memory in share.memory)

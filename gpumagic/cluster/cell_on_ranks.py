@@ -193,7 +193,12 @@ class CellOnRanks:
             if rank.lost:  # errors that follow in other ranks are not the cause
                 del self._running[rank.number]
                 self._fail(rank.number, "it has died", rank.lost, "", rank.died)
-        self._end_the_stuck()
+        if self._signaled is None:
+            self._end_a_deadlock()
+        # The second Ctrl-C does not wait for the ranks.
+        elif self._pressed > 1 or time.monotonic() - self._signaled > GRACE_S:
+            self.replaced += self._running
+            self._running.clear()
 
     def _take(self, rank: RankEngine, part: int, asked: Any) -> None:
         try:
@@ -226,14 +231,6 @@ class CellOnRanks:
         if self._signaled is None:
             self._signaled = time.monotonic()
             self._engines.interrupt(self._order.cell)
-
-    def _end_the_stuck(self) -> None:
-        if self._signaled is None:
-            self._end_a_deadlock()
-        # The second Ctrl-C does not wait for the ranks.
-        elif self._pressed > 1 or time.monotonic() - self._signaled > GRACE_S:
-            self.replaced += self._running
-            self._running.clear()
 
     def _end_a_deadlock(self) -> None:
         """Fail if all ranks wait, not in the same place; say where each rank waits."""

@@ -1,10 +1,8 @@
 """Save variables of the ranks by `torch.distributed.checkpoint`, and load them again.
 
 A checkpoint is a directory. torch writes its `.metadata` last, so a directory without one is
-incomplete, and the previous checkpoint stays valid.
-
-The ranks call `save` and `restore`. A checkpoint fits any number of ranks, with or without DDP or
-`fully_shard`. All ranks make the same calls; if one fails, none proceeds.
+incomplete, and the previous checkpoint stays valid. It fits any number of ranks, with or without
+DDP or `fully_shard`. All ranks call `save` or `restore`; if one fails, none proceeds.
 """
 
 import warnings

@@ -1,10 +1,8 @@
 """Join a rank to its process group, run cells in it for the notebook, and report their line.
 
-The notebook's process calls these functions by name; they run in the engine's process. A collective
-waits in C++, where Python sees no interrupt. Aborting its connection ends it and keeps all
-variables. A thread does this, since the main thread waits; it is the one that reports the position.
-
-A late interrupt ends no other cell: the store names the cell that is to end.
+The notebook's process calls these functions by name. A collective waits in C++, where Python sees
+no interrupt: a thread, which also reports the position, aborts its connection, and all variables
+stay. The store names the cell that is to end, so a late interrupt ends no other.
 """
 
 import ast

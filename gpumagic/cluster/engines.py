@@ -34,7 +34,6 @@ _dist: Any = torch.distributed  # without the types that leave its stores out
 # The controller registers an engine at its next heartbeat.
 _BEAT_MS = 500
 _START_S = 120.0
-_JOIN_S = 60.0
 _LOOK_S = 0.02
 _ANSWER_S = 2.0
 # The cause of an end may arrive this many seconds later.
@@ -179,7 +178,7 @@ class Engines:
 
     def _at_start(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
         """Return the answers of starting ranks; raise if one dies."""
-        until = time.monotonic() + _JOIN_S
+        until = time.monotonic() + _START_S
         asked: dict[int, Any] = {}
         try:
             for rank in ranks:

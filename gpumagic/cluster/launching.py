@@ -35,11 +35,15 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
-# The launchers' variables for the rank, and for the rank on a machine, by which an engine sees one
-# of its GPUs.
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LOCAL = "GPUMAGIC_LOCAL_RANK"  # for launchers that have none
-_LOCALS = (_LOCAL, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+# By launcher, its variables for the rank and for the rank on a machine, by which an engine sees
+# one of its GPUs. The kernel's environment may have the others', as under torchrun.
+_LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
+_RANKS = {
+    "local": {"RANK": ""},
+    "ssh": {"RANK": _LOCAL},
+    "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
+    "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
+}
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """ipyparallel's number of the engine of rank 0 of this start."""
 MARK = "GPUMAGIC_CLUSTER"
@@ -82,6 +86,7 @@ class Plan:
     def environment(self) -> dict[str, str]:
         """The variables of all engines."""
         found = {"WORLD_SIZE": str(self.count), "MASTER_ADDR": self.address}
+        found[_LAUNCHER] = self.launcher
         if self.local:  # gloo and NCCL listen only there
             name = "lo0" if sys.platform == "darwin" else "lo"
             found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
@@ -196,12 +201,14 @@ async def stop_elsewhere(cluster: Any) -> None:
 # -- being an engine
 def take_place(environment: MutableMapping[str, str]) -> None:
     """Set the rank for `torch.distributed`, and leave one GPU visible."""
-    environment["RANK"] = next((environment[n] for n in _RANKS if n in environment), "0")
-    environment["LOCAL_RANK"] = "0"  # it sees one GPU, the first
-    if local := [int(environment[name]) for name in _LOCALS if name in environment]:
+    names = _RANKS[environment[_LAUNCHER]]
+    rank, local = next(pair for pair in names.items() if pair[0] in environment)
+    environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # it sees one GPU
+    environment.pop("LOCAL_WORLD_SIZE", None)
+    if local in environment:
         known = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-        one = known[local[0] % len(known)] if known else str(local[0])
-        environment["CUDA_VISIBLE_DEVICES"] = one
+        number = int(environment[local])
+        environment["CUDA_VISIBLE_DEVICES"] = known[number % len(known)] if known else str(number)
 
 
 def main() -> None:
@@ -236,10 +243,7 @@ _AGAIN_S = 3.0
 def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
     """Watch this process from another one, outside the cluster."""
     command = [sys.executable, "-m", __name__, "--watch", str(os.getpid()), mark, directory]
-    environment = {name: value for name, value in os.environ.items() if name != MARK}
-    return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -165,7 +165,7 @@ class RanksTable(Shown):
     """The ranks of a cluster: a row for each, with the cause of its end."""
 
     title: str
-    rows: tuple[dict[str, Any], ...] = field(default=())
+    rows: tuple[dict[str, Any], ...]
 
 
 def text(record: RanksReport | RanksTable) -> str:

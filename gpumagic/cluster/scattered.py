@@ -2,10 +2,8 @@
 
 Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` undoes it. A part has
 memory of its own, since a view would be sent with its whole storage. Gathered tensors are on the
-CPU, without their autograd graph, which is not sent.
-
-The options of a cell are checked before anything runs. Results that do not fit together are given
-as a list of the parts, so no work is lost.
+CPU, without their autograd graph, which is not sent. Results that do not fit together are given as
+a list of the parts, so no work is lost.
 """
 
 import ast
@@ -71,16 +69,8 @@ def _take_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
     return part.requires_grad_(tensor.requires_grad)
 
 
-def _join_rows(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.detach().cpu() for part in parts])
-
-
 def _take_items(value: Any, start: int, stop: int) -> Any:
     return value[start:stop]
-
-
-def _join_items(parts: Sequence[Any]) -> Any:
-    return (tuple if type(parts[0]) is tuple else list)(chain.from_iterable(parts))
 
 
 def _join_arrays(parts: Sequence[Any]) -> Any:
@@ -122,8 +112,13 @@ def _refuse(parts: Sequence[Any]) -> Any:
 
 _COLUMNS = Kind(_take_columns, _join_columns)
 _KINDS = {
-    ("torch.Tensor",): Kind(_take_rows, _join_rows),
-    ("builtins.list", "builtins.tuple", "builtins.range"): Kind(_take_items, _join_items),
+    ("torch.Tensor",): Kind(
+        _take_rows, lambda parts: torch.cat([part.detach().cpu() for part in parts])
+    ),
+    ("builtins.list", "builtins.tuple", "builtins.range"): Kind(
+        _take_items,
+        lambda parts: (tuple if type(parts[0]) is tuple else list)(chain.from_iterable(parts)),
+    ),
     ("builtins.dict", "collections.UserDict"): _COLUMNS,
     ("numpy.ndarray",): Kind(_take_items, _join_arrays),
     ("pandas.DataFrame", "pandas.Series"): Kind(

@@ -3,10 +3,7 @@
 A variable is sent if the rank does not have it, or if the notebook has assigned or changed it
 since. A value that the rank changed stays as it is until then. If the rank has a tensor, only its
 number is sent, so an optimizer that is sent later finds its parameters. A function reads the
-variables of its rank.
-
-The notebook calls `fingerprint`, `prints_of` and `pack`; the ranks call `wanted` and `receive`, and
-remember which of the notebook's values they have, so a rank that was replaced lacks all.
+variables of its rank. A rank remembers which values it has, so one that was replaced lacks all.
 """
 
 import hashlib

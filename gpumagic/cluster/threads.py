@@ -2,11 +2,8 @@
 
 A thread has its own variables above the notebook's: copies on its device of the values that hold
 tensors, its parts of split variables, and what the cell assigns. Everything else is shared with the
-notebook.
-
-Each thread runs the cell on its part, or with `--chunk` on one part after the other. Guarantees:
-the notebook's variables stay where they are; if one thread fails or the user interrupts, all end;
-gathered variables are assigned at the end, all or none.
+notebook, whose variables stay where they are. With `--chunk` a thread runs part after part. If one
+fails or the user interrupts, all end. Gathered variables are assigned at the end, all or none.
 """
 
 import ast
@@ -46,55 +43,50 @@ _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
 """The device whose thread prints; None on other threads."""
 
 
-class SharedVariables:
-    """Decides which variables of a cell are shared, and which names hold tensors.
+def _shared(
+    names: Iterable[str], namespace: Mapping[str, Any], own: Iterable[str]
+) -> tuple[dict[int, Any], list[str]]:
+    """Return the values of a cell that threads share, by id, and the names that hold tensors.
 
     A function is copied if it reaches a tensor, or a name of the thread's own.
     """
-
-    def __init__(
-        self, names: Iterable[str], namespace: Mapping[str, Any], own: Iterable[str]
-    ) -> None:
-        module = namespace.get("__name__", "__main__")
-        mine = dict.fromkeys(own)
-        space = {**mine, **namespace}
-        self.kept: dict[int, Any] = {}  # shared values by id
-        self.with_tensors: list[str] = []
-        for name, value in variables_read(names, space, module):
-            if name not in namespace:  # values of a closure belong to its function
-                continue
-            reached = list(variables_read([name], space, module))
-            finder = TensorFinder(module)
-            finder.variables(reached)
-            if any(found.root == name for found in finder.tensors):
-                self.with_tensors.append(name)
-            if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
-                self.kept[id(value)] = value
-
-    def __call__(self, value: Any) -> bool:
-        return id(value) in self.kept or issubclass(type(value), Dataset)
-
-
-def _is_class(value: Any) -> bool:
-    # Classes of the notebook are shared by all parts, not copied; so are datasets.
-    return issubclass(type(value), (type, Dataset))
+    module, mine = namespace.get("__name__", "__main__"), dict.fromkeys(own)
+    space = {**mine, **namespace}
+    kept: dict[int, Any] = {}
+    with_tensors: list[str] = []
+    for name, value in variables_read(names, space, module):
+        if name not in namespace:  # values of a closure belong to its function
+            continue
+        reached = list(variables_read([name], space, module))
+        finder = TensorFinder(module)
+        finder.variables(reached)
+        if any(found.root == name for found in finder.tensors):
+            with_tensors.append(name)
+        if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
+            kept[id(value)] = value
+    return kept, with_tensors
 
 
 class DeviceThread:
     """A device, its thread, and the thread's variables."""
 
     def __init__(
-        self, device: Device, namespace: dict[str, Any], names: list[str], stays: SharedVariables
+        self, device: Device, namespace: dict[str, Any], names: list[str], kept: dict[int, Any]
     ) -> None:
         self.device, self._target = device, as_torch(device)
         self._namespace = namespace
         self.worker = Worker(str(device))
         self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
         self.number = 0  # the number of its current or last part
-        self._copies = CopiedVariables(namespace, names, self._target, stays=stays)
+        self._copies = CopiedVariables(
+            namespace,
+            names,
+            self._target,
+            stays=lambda value: id(value) in kept or issubclass(type(value), Dataset),
+        )
         self.copied_bytes, self.copy_seconds = self._copies.sent, self._copies.seconds
         self.notes = self._copies.notes
-        self.sent = dict.fromkeys(stays.with_tensors)  # names
+        self.sent: dict[str, None] = {}  # names of its parts
 
     def place(self, stack: ExitStack) -> None:
         """On the thread: place new tensors on the device until the stack is closed."""
@@ -119,8 +111,11 @@ class DeviceThread:
         if not finder.tensors:
             return part
         space = {**self._namespace, **part}
+        shared = (type, Dataset)  # by all parts
         with _copying:
-            copies = CopiedVariables(space, part, self._target, stays=_is_class)
+            copies = CopiedVariables(
+                space, part, self._target, stays=lambda value: issubclass(type(value), shared)
+            )
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.sent
         self.copy_seconds += copies.seconds
@@ -166,7 +161,11 @@ class CellOnDevices:
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
-            self._copy(progress)
+            kept, self._sent = _shared(self._names, self._namespace, self._own)
+            kept |= {id(value): value for value in map(self._namespace.get, self._asked.split)}
+            for device in self._devices:
+                progress(f"copying to {device}")
+                self._threads.append(DeviceThread(device, self._namespace, self._names, kept))
             stack.callback(meter.stop)
             meter.start()
             stack.enter_context(whole_lines(_label.get, bars=True))
@@ -181,14 +180,6 @@ class CellOnDevices:
         self.report = self._reported(seconds, peaks, made, wrong)
         values = [value for value, _ in came]
         return None if all(value is None for value in values) else values
-
-    def _copy(self, progress: Callable[[str], object]) -> None:
-        stays = SharedVariables(self._names, self._namespace, self._own)
-        split = [self._namespace[name] for name in self._asked.split]
-        stays.kept |= {id(value): value for value in split}
-        for device in self._devices:
-            progress(f"copying to {device}")
-            self._threads.append(DeviceThread(device, self._namespace, self._names, stays))
 
     def _run_all(self, work: Callable[[DeviceThread, "deque[int]"], None]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
@@ -254,7 +245,7 @@ class CellOnDevices:
         self, seconds: float, peaks: dict[str, int], made: dict[str, Any], wrong: list[str]
     ) -> RanksReport:
         threads = self._threads
-        sent = {name: None for each in threads for name in each.sent}
+        sent = dict.fromkeys([*self._sent, *(name for each in threads for name in each.sent)])
         nbytes = sum(each.copied_bytes for each in threads)
         notes = [f"{device}: {device.note}" for device in self._devices if device.note]
         notes += dict.fromkeys(line for each in threads for line in each.notes)

@@ -1,7 +1,7 @@
 """Model CUDA's caching allocator: which requests take which blocks, and what stays reserved.
 
 Facts of c10/cuda/CUDACachingAllocator.cpp with its default settings, on one stream; the real one is
-the referee (``tests/cuda/test_allocator_model.py``). Each method reads first and then writes
+the referee (``tests/cuda/test_memory_model.py``). Each method reads first and then writes
 without a call, so an interrupt never leaves half a change.
 """
 
@@ -151,7 +151,8 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give segments without an allocated block back to the driver."""
-        for address, size in self._unused():
+        # Segments that are one free block.
+        for address, size in [*(self._segments.items() & self._sizes.items())]:
             row = self._free[size != _SMALL_SEGMENT or (size, address) not in self._free[0]]
             place, stat, count = row.index((size, address)), self.reserved, self.segments
             del row[place], self._segments[address], self._sizes[address]
@@ -160,10 +161,6 @@ class CachingAllocator:
             stat.freed += size
             count.current -= 1
             count.freed += 1
-
-    def _unused(self) -> list[tuple[int, int]]:
-        """The address and size of each segment that is one free block."""
-        return [(at, size) for at, size in self._segments.items() if self._sizes.get(at) == size]
 
     def _hole(self, size: int) -> int:
         """Return the lowest address at which a segment has room."""

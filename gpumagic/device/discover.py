@@ -1,9 +1,8 @@
 """List the devices of this process: virtual ones, or the ones that CUDA, HIP or Level Zero show.
 
-The UUID is the key, ordinal and index are labels. The rules for what CUDA shows are CUDA's as torch
-reads them (``torch.cuda._parse_visible_devices``), so that ``cuda:1`` here is torch's ``cuda:1``:
-numbers and UUIDs are not mixed, the list ends at its first invalid entry, and a device named twice
-leaves none.
+The rules for what CUDA shows are CUDA's as torch reads them (``_parse_visible_devices``), so that
+``cuda:1`` here is torch's: numbers and UUIDs are not mixed, the list ends at its first invalid
+entry, and a device named twice leaves none.
 
 For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or else
 ``CUDA_VISIBLE_DEVICES``, selects among those
@@ -183,24 +182,21 @@ def here(*, memory: bool = True) -> list[Device]:
         return intel_gpus(os.environ)
     if build.hip is not None:
         return amd_gpus(os.environ)
+    found = physical_gpus()
     if _cuda_order is not None:
-        found = _in_cuda_order(physical_gpus(), _cuda_order)
+        by_uuid = {_bare(device.uuid): device for device in found}
+        found = [
+            replace(known, ordinal=ordinal)
+            if (known := by_uuid.get(_bare(told.uuid)))
+            else replace(told, ordinal=ordinal, memory_free=_cuda_free and _cuda_free(ordinal))
+            for ordinal, told in enumerate(_cuda_order)
+        ]
     else:
-        found = visible(physical_gpus(), os.environ)
+        found = visible(found, os.environ)
     if not memory:
         return found
     free = nvml.door().memory_free()
     return [replace(d, memory_free=free.get(d.uuid or "", d.memory_free)) for d in found]
-
-
-def _in_cuda_order(physical: Iterable[Device], order: Sequence[Device]) -> list[Device]:
-    by_uuid = {_bare(device.uuid): device for device in physical}
-    return [
-        replace(known, ordinal=ordinal)
-        if (known := by_uuid.get(_bare(told.uuid)))
-        else replace(told, ordinal=ordinal, memory_free=_cuda_free and _cuda_free(ordinal))
-        for ordinal, told in enumerate(order)
-    ]
 
 
 def _bare(uuid: str | None) -> str:
@@ -276,8 +272,6 @@ attention, SC24, arXiv:2312.02741), so of ten readings a tenth is uncertain."""
 def joules(device: Device) -> float | None:
     """Return the joules of the whole board since the driver was loaded; None without a counter."""
     door, question = nvml.door(), {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
-    for gpu in door.gpus():
-        if gpu.uuid == device.uuid:
-            counter = door.ask(gpu, question, alive=True)["energy"]
-            return None if counter is None else counter * 1e-3  # from millijoules
-    return None
+    gpus = (gpu for gpu in door.gpus() if gpu.uuid == device.uuid)
+    counter = next((door.ask(gpu, question, alive=True)["energy"] for gpu in gpus), None)
+    return None if counter is None else counter * 1e-3  # from millijoules

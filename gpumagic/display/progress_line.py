@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any
@@ -32,13 +31,7 @@ def _bar(now: object) -> dict[str, str]:
 class ProgressLine:
     """A context with a progress line, whose first update is shown when a timer ends."""
 
-    def __init__(
-        self,
-        shell: Any,
-        *,
-        silent: bool = False,
-        timer: Callable[..., threading.Timer] = threading.Timer,
-    ) -> None:
+    def __init__(self, shell: Any, *, silent: bool = False) -> None:
         self._notebook = hasattr(shell, "kernel")
         self._output: Any = None  # IPython's display handle
         self._line: Any = None  # tqdm's
@@ -47,7 +40,7 @@ class ProgressLine:
         self._lock = threading.Lock()
         # The notebook finds the cell by the context.
         context = copy_context()
-        self._timer = timer(PATIENCE_S, lambda: context.run(self._begin))
+        self._timer = threading.Timer(PATIENCE_S, lambda: context.run(self._begin))
         self._timer.daemon = True
         if not silent:
             self._timer.start()

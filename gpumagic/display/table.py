@@ -2,11 +2,8 @@
 
 A package's `__init__.py` registers the view of each of its records. A view is imported when it is
 first needed, so that importing a record is cheap. The JSON has units in its keys and names no other
-user, process or notebook. Colors are those of palette.css, for light and dark pages; text is always
-escaped.
-
-Lines have at most 100 columns, or as many as the caller says. Numbers are right-aligned, and
-double-width characters count as two.
+user, process or notebook. Text in HTML is always escaped. Lines have at most 100 columns, or as
+many as the caller says; double-width characters count as two.
 """
 
 import re
@@ -173,19 +170,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Fold:
-    """The number of rows at the beginning and at the end, and the note on the others."""
+    """The number of rows that are shown, and the note on the others."""
 
     first: int
-    last: int = 0
     words: str = "and {} more"
 
-    def rows(self, count: int) -> tuple[list[int], list[int], str]:
-        """Return the rows before and after the note, and the note; ``""`` if all are shown."""
-        left = count - self.first - self.last
-        if left <= 0:
-            return [*range(count)], [], ""
-        after = [*range(count - self.last, count)]
-        return [*range(self.first)], after, self.words.format(f"{left:,}")
+    def note(self, count: int) -> str:
+        """Return the note below a table with `count` rows; ``""`` if all are shown."""
+        left = count - self.first
+        return self.words.format(f"{left:,}") if left > 0 else ""
 
 
 _UNFOLDED = Fold(sys.maxsize)
@@ -237,17 +230,14 @@ def lines(
 
 
 def _table(columns: Sequence[Column], fold: Fold, room: int) -> Iterator[str]:
-    widths = _widths(columns, room)
-    before, after, note = fold.rows(len(columns[0].cells))
+    widths, count = _widths(columns, room), len(columns[0].cells)
     if any(column.head for column in columns):
         heads = [short(column.head, most) for column, most in zip(columns, widths, strict=True)]
         yield _line(heads, columns, widths)
-    for n in before:
+    for n in range(count)[: fold.first]:
         yield from _row(columns, widths, n, room)
-    if note:
+    if note := fold.note(count):
         yield note
-    for n in after:
-        yield from _row(columns, widths, n, room)
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -301,10 +291,10 @@ def html(
             f'<th scope="col"{_css("gm-number" * column.number)}>{escape(column.head)}</th>'
             for column in columns
         )
-    before, after, note = (fold or _UNFOLDED).rows(len(columns[0].cells) if columns else 0)
-    body = "".join(_html_row(columns, n) for n in [*before, *after])
+    count, fold = len(columns[0].cells) if columns else 0, fold or _UNFOLDED
+    body = "".join(_html_row(columns, n) for n in range(count)[: fold.first])
     head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
-    below = tag("div", note, "gm-note") if note else ""
+    below = tag("div", note, "gm-note") if (note := fold.note(count)) else ""
     return f"<table{_css(css)}>{head}<tbody>{body}</tbody></table>{below}"
 
 

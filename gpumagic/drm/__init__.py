@@ -1,8 +1,7 @@
 """Read the GPUs of AMD and Intel, and the processes on them, from Linux's files; nothing raises.
 
-Cards: a card with an id of its own (``unique_id``,
-https://docs.kernel.org/gpu/amdgpu/driver-misc.html) has the UUID that ROCm gives it. Others are
-identified by their PCI address and the start of the machine's boot id, which makes it unique.
+Cards: a card with a ``unique_id`` (https://docs.kernel.org/gpu/amdgpu/driver-misc.html) has the
+UUID that ROCm gives it. Others have their PCI address and the start of the machine's boot id.
 
 Processes: ``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, as in
 https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files have the same

@@ -108,24 +108,33 @@ class ArrayFramework(Framework):
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move the present values of the moved variables, also new ones, back to where they were.
 
-        An unchanged copy is replaced by its original, if its origin has that.
+        Copies that other variables hold by now go back too. An unchanged copy is replaced by its
+        original, if its origin has that.
         """
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
-
-        def bring(array: Any, origin: Origin) -> Any:
-            copy, original = origin.originals.get(id(array), (None, None))
-            if copy is not None and copy() is array:
-                return original
-            return self.bring(array, devices[origin.device], committed=origin.committed)
-
-        wanted = [(k, o) for k, o in _origins.items() if k[0] == self.name]
-        for key, origin in wanted if origins is None else origins:
-            value = namespace.get(origin.name)
-            if type(value) is origin.kind and origin.device in devices:
-                moving.copy(origin.name, value, origin.device, partial(bring, origin=origin))
-            if origins is None:
+        if origins is None:
+            origins = [(key, o) for key, o in _origins.items() if key[0] == self.name]
+            for key, _ in origins:
                 del _origins[key]
+        known = [origin for _, origin in origins if origin.device in devices]
+        copies = {key: (*pair, o) for o in known for key, pair in o.originals.items()}
+
+        def bring(array: Any, origin: Origin | None) -> Any:
+            copy, original, moved = copies.get(id(array), (None, None, None))
+            if copy is None or copy() is not array:
+                original, moved = None, origin
+            if original is not None or moved is None:
+                return array if original is None else original
+            return self.bring(array, devices[moved.device], committed=moved.committed)
+
+        for origin in known:
+            value = namespace.get(origin.name)
+            if type(value) is origin.kind:
+                moving.copy(origin.name, value, origin.device, partial(bring, origin=origin))
+        for name, value in [*namespace.items()] if copies else ():
+            if any(id(array) in copies for array in arrays_in(value, self)):
+                moving.copy(name, value, "", partial(bring, origin=None))
         return moving.finish()
 
     def away(self, namespace: Mapping[str, Any]) -> list[str]:
@@ -153,14 +162,16 @@ class _Moving:
         if name not in self._namespace:
             self._left.append(Left(name, _CAPTURED))
             return ()
-        new = {id(array): array for array in arrays if id(array) not in self._copies}
+        new = [array for array in arrays if id(array) not in self._copies]
         try:
-            self._copies |= {key: (array, bring(array)) for key, array in new.items()}
+            made = {id(array): (array, bring(array)) for array in new}
         except Exception as error:  # noqa: BLE001  it is to stay, or the framework has no room
             self._left.append(Left(name, first_line(error)))
             return ()
-        if new:  # bytes that two variables share count once, for the first
-            nbytes = sum(map(self._framework.nbytes, new.values()))
+        made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
+        self._copies |= made
+        if made:  # bytes that two variables share count once, for the first
+            nbytes = sum(self._framework.nbytes(array) for array, _ in made.values())
             sources = dict.fromkeys(map(self._framework.where, arrays))
             self._moved.append(Moved(name, nbytes, tuple(sources)))
         self._variables.append((name, value))
@@ -168,7 +179,7 @@ class _Moving:
 
     def originals(self, arrays: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
         """Return each copy's original by the copy's id, with the copy, weakly."""
-        pairs = [self._copies[id(array)] for array in arrays]
+        pairs = [self._copies[id(array)] for array in arrays if id(array) in self._copies]
         return {id(copy): (weakref.ref(copy), array) for array, copy in pairs}
 
     def finish(self) -> Moves:

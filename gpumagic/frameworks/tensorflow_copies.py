@@ -68,8 +68,11 @@ def size_of(tensor: Any) -> int | None:
     """Return the bytes of a tensor, or of the variable whose handle it is; None if unknown."""
     shape, dtype = tensor.shape, tensor.dtype
     if dtype == tf.resource:
-        (held,) = tensor._handle_data.shape_and_type
-        shape, dtype = tf.TensorShape(held.shape), tf.dtypes.as_dtype(held.dtype)
+        # Of an iterator there is none.
+        held: Any = getattr(tensor._handle_data, "shape_and_type", ())
+        if len(held) != 1:
+            return None
+        shape, dtype = tf.TensorShape(held[0].shape), tf.dtypes.as_dtype(held[0].dtype)
     elements = shape.num_elements()
     return None if elements is None else int(elements * dtype.size)
 

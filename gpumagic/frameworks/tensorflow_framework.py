@@ -28,10 +28,9 @@ from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, expression
 
-_STAYS = (
-    "TensorFlow's variables stay where they were made; make it in this cell, or copy it here: "
-    "v = tf.Variable(v), or new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
-)
+_STAYS = "TensorFlow's variables stay where they were made; make it in this cell"
+_COPIED = ", or copy it here: {}"
+_MODEL = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and reaches no variable elsewhere: "
@@ -193,7 +192,7 @@ class TensorFlow(ArrayFramework):
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
-            raise GpuError(_STAYS)
+            raise GpuError(_STAYS + _way_to_copy(array))
         with self.place(device):
             return tf.identity(array)
 
@@ -284,6 +283,14 @@ def _variables(value: object) -> list[tf.Variable]:
     if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
         return [variable.value for variable in value.variables]
     return []
+
+
+def _way_to_copy(value: Any) -> str:
+    """Return how code copies a variable or a Keras model; empty for a module of the user's."""
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(value, keras.Model):
+        return _COPIED.format(_MODEL)
+    return _COPIED.format("v = tf.Variable(v)") if isinstance(value, tf.Variable) else ""
 
 
 def _model_like(value: Any) -> Any:

@@ -71,7 +71,7 @@ def holders(
             who = process.notebook or process.name or process.user or process.pid
             key = (process.pid,) if each else (process.mine, who, process.user)
             groups.setdefault(key, []).append(process)
-    found = [_holder(group) for group in groups.values()]
+    found = [_holder(group, each) for group in groups.values()]
     if not each:
         found = [holder for holder in found if holder.total != 0]
     found.sort(key=lambda one: (not one.mine, -(one.total or 0), one.name))
@@ -79,8 +79,8 @@ def holders(
     return [*found, Holder(SYSTEM, None, (), system)] if system else found
 
 
-def _holder(group: Sequence[ProcessSample]) -> Holder:
-    first = group[0]
+def _holder(group: Sequence[ProcessSample], each: bool) -> Holder:
+    first, pids = group[0], tuple(sorted({process.pid for process in group}))
     memory: dict[str, int | None] = {}
     busy: dict[str, float] = {}
     for process in group:
@@ -89,9 +89,9 @@ def _holder(group: Sequence[ProcessSample]) -> Holder:
         if process.utilization is not None:
             busy[uuid] = busy.get(uuid, 0.0) + process.utilization
     return Holder(
-        name=_holder_name(first),
+        name=_holder_name(first, () if each else pids),
         user=first.user,
-        pids=tuple(sorted({process.pid for process in group})),
+        pids=pids,
         memory=memory,
         mine=first.mine,
         started=first.started,
@@ -99,12 +99,17 @@ def _holder(group: Sequence[ProcessSample]) -> Holder:
     )
 
 
-def _holder_name(process: ProcessSample) -> str:
+def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
+    """Return the notebook, else the program if it is this user's, else the user.
+
+    A program is followed by its pid, unless a column has it: it may have this process's name.
+    """
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"
     if name is None and process.name:
-        return f"{process.name} (you)"
+        which = f", pid {pids[0]}" if len(pids) == 1 else f", {len(pids)} processes"
+        return process.name + which * bool(pids)
     return name or process.user or f"exited (PID {process.pid})"
 
 

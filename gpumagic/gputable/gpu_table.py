@@ -1,6 +1,5 @@
 """Show the GPUs and who holds their memory, and the doctor's checks, as text and HTML."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
@@ -27,16 +26,9 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-_GPU_COLUMNS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("device", {}),
-    ("GPU", {"number": True}),  # the driver's number, if it differs from the device's
-    ("name", {"fit": "cut", "least": 7}),
-    ("memory", {}),
-    ("", {"number": True}),
-    ("util", {"number": True}),
-    ("temp", {"number": True}),
-    ("power", {"number": True}),
-)
+# "GPU" is the driver's number, if it differs from the device's. All but texts are right-aligned.
+_HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
+_TEXTS = ("device", "name", "memory")
 
 
 def _gpu_columns(
@@ -49,9 +41,10 @@ def _gpu_columns(
         for gpu, parts in zip(gpus, splits, strict=True)
     ]
     columns = []
-    for (head, how), cells in zip(_GPU_COLUMNS, zip(*rows, strict=True), strict=True):
+    for head, cells in zip(_HEADS, zip(*rows, strict=True), strict=True):
         text, html, css = map(list, zip(*cells, strict=True))
-        columns.append(Column(head, text, html=html, css=css, **how))
+        how, fit = head not in _TEXTS, "cut" if head == "name" else ""
+        columns.append(Column(head, text, how, fit, least=7, html=html, css=css))
     if all(gpu.virtual for gpu in gpus):
         del columns[-2:]  # a virtual GPU has no temperature and power
     return [column for column in columns if column.head != "GPU" or any(column.cells)]
@@ -146,13 +139,9 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
     used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
     if elsewhere or len(used) > _LISTED:
-        kind = "virtual GPU" if elsewhere else "GPU"
-        return [f"{many(len(used), kind)} {size(holder.total)}"]
-    parts: dict[str, int | None] = {}
-    for gpu in used:
-        count, before = holder.memory[gpu.uuid], parts.get(label(gpu))
-        parts[label(gpu)] = before if count is None else (before or 0) + count
-    return [f"{name} {size(count)}" for name, count in parts.items()]
+        which = f"its {many(len(used), 'virtual GPU')}" if elsewhere else f"{len(used)} GPUs"
+        return [f"{which} {size(holder.total)}"]
+    return [f"{label(gpu)} {size(holder.memory[gpu.uuid])}" for gpu in used]
 
 
 def _holder_columns(
@@ -238,7 +227,7 @@ class GpuTable:
         if self.holders:
             parts.append(table.html(self._holder_columns(), css="gm-titled gm-section"))
         parts += [tag("div", note, "gm-note") for note in self._notes()]
-        parts += [f'<div class="gm-problem">{_typed(line)}</div>' for line in self._problems()]
+        parts += [tag("div", line, "gm-problem") for line in self._problems()]
         return block("".join(parts))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
@@ -298,16 +287,6 @@ def _notes(gpus: Sequence[GpuSample]) -> list[str]:
     return found
 
 
-def _typed(text: str) -> str:
-    """Return escaped text; what a user can type is marked as code."""
-    return re.sub(
-        r"%load_ext gpumagic|%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|[A-Z]{2,}_[A-Z_]+"
-        r"|--gpus all",
-        lambda match: tag("code", match[0]),
-        escape(text),
-    )
-
-
 _MARKS = {True: ("✓", "gm-ok"), False: ("✗", "gm-bad"), None: ("·", "gm-dim")}
 
 
@@ -332,10 +311,6 @@ class DoctorTable:
         names = [
             tag("span", mark, f"gm-mark {css}") + escape(check.name) for mark, css, check in marks
         ]
-        found = [
-            escape(check.found) + (f"<br><b>{escape(cure)}</b>" if cure else "")
-            for check, cure in zip(self.checks, cures, strict=True)
-        ]
         return [
             Column("", [f"{mark} {check.name}" for mark, _, check in marks], html=names),
             Column(
@@ -344,6 +319,5 @@ class DoctorTable:
                 fit="wrap",
                 css=[f"gm-wrap{' gm-dim' * (check.ok is None)}" for check in self.checks],
                 notes=cures,
-                html=found,
             ),
         ]

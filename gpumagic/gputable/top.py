@@ -1,7 +1,6 @@
 """Show the table of ``%gpus`` live in a terminal: ``gpumagic top``.
 
-A sampler takes the snapshots on its own thread, so that a stalled driver delays no key. Only the
-characters that have changed are sent, so nothing flickers, also over SSH.
+A sampler takes the snapshots on its own thread, so that a stalled driver delays no key.
 """
 
 import curses

@@ -80,7 +80,7 @@ class Origin:
     kind: type | None = None  # of the variable's value, if the variable and not an object moved
     committed: bool = True  # of JAX's arrays: to their device, so that JAX does not move them
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """A weak reference to each copy by the copy's id, and its original; not once remembered."""
+    """A weak reference to each copy by the copy's id, and its original; None once remembered."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Attributes that named a device, as they were."""
 
@@ -92,9 +92,12 @@ Origins = list[tuple[Any, Origin]]
 def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:
     """Keep origins in `known`: the first one of an object that several cells moved."""
     for moved, origin in origins:
-        origin = replace(origin, cell=cell, originals={})
+        copies = {key: (copy, None) for key, (copy, _) in origin.originals.items()}
+        origin = replace(origin, cell=cell, originals=copies)
         with suppress(TypeError):  # an object that cannot be referred to weakly
             first = known.get(moved, origin)
             went_on = first.device != first.there == origin.device and first.kind is origin.kind
             kept = replace(first, there=origin.there) if went_on else origin
-            known[moved] = replace(kept, named={**origin.named, **first.named})
+            copies = {**first.originals, **copies}
+            named = {**origin.named, **first.named}
+            known[moved] = replace(kept, named=named, originals=copies)

@@ -2,7 +2,7 @@
 
 Guarantees: ``pynvml`` is imported and NVML initialized once, at the first question; an answer is
 None if it is not supported, not permitted or not known; an unreachable driver or a lost GPU is a
-:class:`DriverFault` with cause and cure, and is asked again after a pause. Any call may stall for
+:class:`Problem` with cause and cure, and is asked again after a pause. Any call may stall for
 seconds: never ask on an event loop. Drivers before 535 lack some questions, whose answer is None.
 """
 
@@ -17,6 +17,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from gpumagic import faults
+from gpumagic.errors import Problem
+
 # Names that only the maintained nvidia-ml-py has.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
 _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
@@ -26,15 +29,6 @@ _UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _XID_CRITICAL_ERROR = 0x8
 # More errors than this at once are repetitions.
 _MOST_XIDS = 64
-
-
-@dataclass(frozen=True)
-class DriverFault:
-    """A fault: a stable code for programs, with cause and cure as sentences."""
-
-    code: str
-    cause: str
-    cure: str
 
 
 # Cause and cure by code; `{who}` is a GPU, `{error}` NVML's text.
@@ -85,17 +79,12 @@ _BY_RETURN_CODE = {
 }
 
 
-def _fault(code: str, error: object = "", name: str | None = None, index: int = 0) -> DriverFault:
+def _fault(
+    code: str, error: object = "", name: str | None = None, index: int = 0, uuid: str | None = None
+) -> Problem:
     cause, cure = _FAULTS[code]
     who = f"{name or 'a GPU'} (NVML {index})"
-    return DriverFault(code, cause.format(who=who, error=error), cure)
-
-
-def _unreachable(error: Exception, pynvml: Any) -> DriverFault:
-    """Return the fault of an NVML that cannot be started or asked for its GPUs."""
-    if isinstance(error, ImportError):
-        return _fault("pynvml-clash", getattr(pynvml, "__file__", error))
-    return _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
+    return Problem(code, cause.format(who=who, error=error), cure, uuid)
 
 
 Call = tuple[Any, ...]
@@ -160,21 +149,16 @@ class Xids:
     def poll(self, gpus: Sequence[Gpu]) -> list[tuple[Gpu, int]]:
         """Return GPU and number of each error since the last call, oldest first; never waits."""
         if self._uuids != [gpu.uuid for gpu in gpus]:
-            self.close()
-            self._uuids = [gpu.uuid for gpu in gpus]
-            self._set = self._library.call("nvmlEventSetCreate")
-            for gpu in gpus if self._set is not None else ():
-                # Refused by a GPU without such events, or a lost one.
-                arguments = (gpu.handle, _XID_CRITICAL_ERROR, self._set)
-                self._library.call("nvmlDeviceRegisterEvents", *arguments)
+            self._watch(gpus)
         found: list[tuple[Gpu, int]] = []
         while self._set is not None and len(found) < _MOST_XIDS:
             try:
                 event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
             except self._library.errors as error:
                 if _code(error) != _TIMEOUT:
-                    # Mostly a GPU is lost: without it, the GPUs get a new set.
-                    self._free()
+                    self.close()  # the next call watches again, without a GPU that is lost
+                    if _code(error) != _GPU_IS_LOST:
+                        faults.keep("watching for Xid errors", error)
                 break
             # By its handle, since a lost GPU has no UUID.
             at = addressof(event.device.contents)
@@ -183,15 +167,24 @@ class Xids:
             ]
         return found
 
+    def _watch(self, gpus: Sequence[Gpu]) -> None:
+        self.close()
+        event_set, watched = self._library.call("nvmlEventSetCreate"), False
+        for gpu in gpus if event_set is not None else ():
+            with suppress(*self._library.errors):  # a GPU without such events, or a lost one
+                arguments = (gpu.handle, _XID_CRITICAL_ERROR, event_set)
+                self._library.make("nvmlDeviceRegisterEvents", *arguments)
+                watched = True
+        self._set = event_set
+        if not watched:
+            self.close()
+        self._uuids = [gpu.uuid for gpu in gpus]
+
     def close(self) -> None:
         """Free the event set; call this before NVML is shut down."""
-        self._free()
-        self._uuids = []
-
-    def _free(self) -> None:
         if self._set is not None:
             self._library.call("nvmlEventSetFree", self._set)
-        self._set = None
+        self._set, self._uuids = None, []
 
 
 # GPUs rarely change (hot plug, MIG instances); after a fault they are looked for more often.
@@ -208,11 +201,11 @@ class Nvml:
         self._lock = threading.RLock()
         self._started = False
         # The fault of the last question.
-        self.fault: DriverFault | None = None
+        self.fault: Problem | None = None
         # GPUs that have fallen off the bus, by UUID, or by "index N" if that is unknown; and those
         # that did not answer last. Replaced, never changed, so that any thread may read.
-        self.lost: dict[str, DriverFault] = {}
-        self.silent: dict[str, DriverFault] = {}
+        self.lost: dict[str, Problem] = {}
+        self.silent: dict[str, Problem] = {}
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
@@ -265,14 +258,15 @@ class Nvml:
                 else:
                     failure = error
         if failure is not None and _code(failure) == _GPU_IS_LOST:
-            self.lost = {**self.lost, gpu.uuid: _fault("gpu-lost", "", gpu.name, gpu.index)}
+            fault = _fault("gpu-lost", "", gpu.name, gpu.index, gpu.uuid)
+            self.lost = {**self.lost, gpu.uuid: fault}
         if any(answer is not None for answer in answers.values()):
             alive = True
             self.silent = {uuid: fault for uuid, fault in self.silent.items() if uuid != gpu.uuid}
         if alive:
             known.update(unsupported)
         elif failure is not None:
-            fault = _fault("gpu-silent", failure, gpu.name, gpu.index)
+            fault = _fault("gpu-silent", failure, gpu.name, gpu.index, gpu.uuid)
             self.silent = {**self.silent, gpu.uuid: fault}
             # A reset of the driver, or the end of a MIG instance, invalidates handles.
             self._gpus_until = 0.0
@@ -336,7 +330,11 @@ class Nvml:
         self._gpus_until = now + (_PAUSE_S if self.lost else _KEEP_GPUS_S)
 
     def _stop(self, error: Exception, now: float) -> None:
-        self.fault = _unreachable(error, self._library.module)
+        if isinstance(error, ImportError):
+            module = getattr(self._library.module, "__file__", error)
+            self.fault = _fault("pynvml-clash", module)
+        else:
+            self.fault = _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
         if self._started:
             self._xids.close()
             # So that the next attempt loads the driver's present state.
@@ -354,9 +352,10 @@ class Nvml:
         except library.errors as error:
             # The name and UUID from its last answer.
             before = self._seen.get(index)
-            name, uuid = (before.name, before.uuid) if before else (None, f"index {index}")
+            name, uuid = (before.name, before.uuid) if before else (None, None)
             code = "gpu-lost" if _code(error) == _GPU_IS_LOST else "gpu-unreachable"
-            self.lost = {**self.lost, uuid: _fault(code, error, name, index)}
+            fault = _fault(code, error, name, index, uuid)
+            self.lost = {**self.lost, uuid or f"index {index}": fault}
             return []
         self._seen[index] = gpu
         gpus = [gpu]

@@ -5,10 +5,12 @@ executed, freed, moved or killed, and no other user's notebook or process is nam
 asked on its control channel, so that a running cell goes on.
 """
 
+from collections import Counter
 from pathlib import PurePosixPath
 from queue import Empty
 from typing import Any
 
+from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.session import Session
 from jupyter_server.serverapp import ServerApp
 
@@ -35,7 +37,12 @@ async def gpu_status() -> dict[str, Any]:
     snapshot = await hub.fresh()
     gpus = [_gpu(gpu, snapshot.processes, hub) for gpu in snapshot.gpus]
     problems = [problem.cause for problem in snapshot.problems]
-    text = "; ".join([*map(_line, snapshot.gpus), *problems]) or "this machine has no GPU"
+    lines = [
+        f"{gpu.name}: {share(gpu.memory_used, gpu.memory_total)}"
+        + ("" if gpu.utilization is None else f", {gpu.utilization:.0f} %")
+        for gpu in snapshot.gpus
+    ]
+    text = "; ".join([*lines, *problems]) or "this machine has no GPU"
     return {"gpus": gpus, "problems": problems, "text": text}
 
 
@@ -71,15 +78,11 @@ def _hub() -> Hub:
 
 
 def _gpu(gpu: GpuSample, processes: tuple[ProcessSample, ...], hub: Hub) -> dict[str, Any]:
-    mine: dict[str, int] = {}
-    others: list[int] = []
+    held = Counter[str]()  # by notebook of this server; "" for all others
     for process in processes:
-        name = hub.kernels.notebook(process.kernel or "")
         if process.uuid == gpu.uuid and process.memory is not None:
-            if name:
-                mine[name] = mine.get(name, 0) + process.memory
-            else:
-                others.append(process.memory)
+            held[hub.kernels.notebook(process.kernel or "") or ""] += process.memory
+    others = held.pop("", 0)
     return {
         "index": gpu.virtual_ordinal if gpu.virtual else gpu.index,
         "name": gpu.name,
@@ -89,14 +92,9 @@ def _gpu(gpu: GpuSample, processes: tuple[ProcessSample, ...], hub: Hub) -> dict
         "utilization_percent": gpu.utilization,
         "temperature_celsius": gpu.temperature,
         "power_watts": gpu.power,
-        "notebooks": [{"notebook": name, "memory_bytes": held} for name, held in mine.items()],
-        "others_memory_bytes": sum(others),
+        "notebooks": [{"notebook": name, "memory_bytes": size} for name, size in held.items()],
+        "others_memory_bytes": others,
     }
-
-
-def _line(gpu: GpuSample) -> str:
-    load = "" if gpu.utilization is None else f", {gpu.utilization:.0f} %"
-    return f"{gpu.name}: {share(gpu.memory_used, gpu.memory_total)}{load}"
 
 
 async def _ask(notebook: str, about: str) -> dict[str, Any]:
@@ -120,9 +118,11 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # A session of its own, since a session refuses repeated messages.
+    # Not `manager.client()`, which blocks if the server's kernel manager does. Not its session: the
+    # kernel sends replies by the session's id, to one client.
     session = Session(config=manager.session.config, key=manager.session.key)
-    client = manager.client(session=session)
+    client = AsyncKernelClient(session=session)
+    client.load_connection_info(manager.get_connection_info())
     client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
     try:
         request = session.msg(kind, content)

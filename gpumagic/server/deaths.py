@@ -52,13 +52,11 @@ class Deaths:
         cells: KernelCells,
         loads: KernelLoads,
         latest: Callable[[], Snapshot | None] = lambda: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._cells = cells
         self._loads = loads
         self._latest = latest
         self._group = MemoryGroup()
-        self._clock = clock
         self._lock = threading.Lock()
         self._kills: int | None = None
         # When an out-of-memory kill was noticed; each explains one death.
@@ -82,7 +80,7 @@ class Deaths:
         """Read the counters of RAM; with ``measure``, also the RAM of each kernel; any thread."""
         if measure:
             self._loads.samples()
-        now, kills, (used, total) = self._clock(), self._group.kills(), self._group.ram()
+        now, kills, (used, total) = time.time(), self._group.kills(), self._group.ram()
         with self._lock:
             self._killed = [at for at in self._killed if now - at <= _RECENT_S]
             if kills is not None:
@@ -96,7 +94,7 @@ class Deaths:
         """Called by jupyter_client before it restarts a kernel that it did not end itself."""
         with faults.kept("finding out why a kernel died"):
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
-            now, last = self._clock(), self.events[-1:]
+            now, last = time.time(), self.events[-1:]
             run, _ = self._cells.running(kernel)
             again = any(
                 one.kernel == kernel

@@ -163,7 +163,8 @@ class Hub:
         self.watch()
         # Perhaps the page was reloaded: a recent snapshot is good enough.
         young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
-        young.add_done_callback(lambda future: self.pass_on(client, future.result()))
+        # Not by its callback, which may run here: kernels are measured for the page.
+        aside(lambda: self.pass_on(client, young.result()))
         return client
 
     def watch(self) -> None:
@@ -225,7 +226,7 @@ class Hub:
             client.wake()
 
     def pass_on(self, client: Client, snapshot: Snapshot) -> None:
-        """Have a client send a snapshot, on the sampler's thread."""
+        """Have a client send a snapshot; not on the event loop: it measures the kernels."""
         with suppress(RuntimeError):  # the loop was closed: the server stops
             newest = self._newest
             if newest is None or newest[0] is not snapshot:

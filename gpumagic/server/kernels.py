@@ -1,10 +1,8 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-Only orphans can be ended. A request names one by pid and start time, so that another process with
-the same pid is left alone.
-
-Cells are recorded from separate sockets to the kernels' iopub channels, subscribed only to the
-begin and end of cells, not to their output. Times are the kernels'.
+A request names an orphan by pid and start time, so that another process with the same pid is left
+alone. Cells are recorded from separate sockets to the kernels' iopub channels, subscribed only to
+the begin and end of cells, not to their output. Times are the kernels'.
 """
 
 import asyncio
@@ -21,7 +19,6 @@ from typing import Any
 
 import psutil
 import zmq
-from jupyter_client.session import Session
 from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
 
@@ -49,14 +46,14 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     order = given if isinstance(given, dict) else {}
     named = (order.get("pid"), order.get("started"))
     orphans = [process for process in snapshot.processes if process.orphan and process.started]
-    found = [process for process in orphans if (process.pid, process.started) == named]
-    if not found:
+    found = next((one for one in orphans if (one.pid, one.started) == named), None)
+    if found is None:
         raise HTTPError(409, _NO_ORPHAN)
-    pid, name, began = found[0].pid, found[0].name or "unknown", found[0].started or 0.0
+    pid, name = found.pid, found.name or "unknown"
     try:
         process = psutil.Process(pid)
         # Another process may have its pid since the snapshot; from here on psutil checks that.
-        if abs(process.create_time() - began) > _SAME_START_S:
+        if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
             raise psutil.NoSuchProcess(pid)
         process.kill() if order.get("force") is True else process.terminate()
     except psutil.NoSuchProcess:
@@ -132,16 +129,12 @@ class KernelTable:
             return self._notebooks
         # A console may share a notebook's kernel; show the notebook.
         sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
+        # The path of a console, and at first that of a new notebook, is an id without a suffix.
         return {
-            session["kernel"]["id"]: _name(session["path"], session["name"])
-            for session in sessions
-            if session.get("kernel")
+            each["kernel"]["id"]: each["path" if PurePosixPath(each["path"]).suffix else "name"]
+            for each in sessions
+            if each.get("kernel")
         }
-
-
-def _name(path: str, name: str) -> str:
-    # The path of a console, and at first that of a new notebook, is an id without a suffix.
-    return path if PurePosixPath(path).suffix else name
 
 
 def _pid(manager: Any) -> int | None:
@@ -160,12 +153,9 @@ def _idle_since(manager: Any) -> float | None:
 class KernelCells(CellRuns):
     """The recent runs in this server's kernels, on the event loop."""
 
-    def __init__(
-        self, notebook: Callable[[str], str | None], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, notebook: Callable[[str], str | None]) -> None:
         super().__init__(MOST_RUNS)
         self.notebook_of = notebook
-        self._clock = clock
         self._open: dict[tuple[str, str], str] = {}
         # The channels of recorded kernels.
         self.followed: dict[str, Iopub] = {}
@@ -181,14 +171,14 @@ class KernelCells(CellRuns):
             if not channel.is_of(managers.get(kernel)):
                 self.followed.pop(kernel).close()
         for kernel in self._pids.keys() - managers.keys():
-            self._abandon(kernel, self._clock())
+            self._abandon(kernel, time.time())
         for kernel, manager in managers.items():
             if kernel not in self.followed:
                 self.followed[kernel] = Iopub(manager, partial(self.receive, kernel))
             pid = manager.provisioner.pid
             if self._pids.get(kernel, pid) != pid:
                 # It was restarted: nothing will report the end of earlier cells.
-                self._abandon(kernel, started(pid) or self._clock())
+                self._abandon(kernel, started(pid) or time.time())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
         for run in self.since():
             # A new kernel may run a cell before its session has a name.
@@ -207,7 +197,7 @@ class KernelCells(CellRuns):
             kind = message["header"]["msg_type"]
             content = message["content"]
             date = message["header"]["date"]
-            when = date.timestamp() if isinstance(date, datetime) else self._clock()
+            when = date.timestamp() if isinstance(date, datetime) else time.time()
             if not parent or parent["msg_type"] != "execute_request":
                 return
             asked = str(parent["msg_id"])
@@ -216,7 +206,11 @@ class KernelCells(CellRuns):
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
                 self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
-                self._begin(run, kernel, content.get("execution_count"), when)
+                count = content.get("execution_count")
+                number = count if isinstance(count, int) else None
+                self.start(run, self._held[kernel])
+                self.keep(CellRun(run, kernel, self.notebook_of(kernel), number, when))
+                self._forget()
             elif kind == "status" and content["execution_state"] == "idle":
                 self.end(self._open.pop((kernel, asked), ""), when)
         except (KeyError, TypeError, AttributeError):
@@ -248,12 +242,6 @@ class KernelCells(CellRuns):
         runs = [vars(run) for run in self.since(revision)]
         return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
-    def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:
-        number = count if isinstance(count, int) else None
-        self.start(run, self._held[kernel])
-        self.keep(CellRun(run, kernel, self.notebook_of(kernel), number, when))
-        self._forget()
-
     def _abandon(self, kernel: str, when: float) -> None:
         """End the runs of a kernel that ended or restarted at this moment."""
         for asked, run in list(self._open.items()):
@@ -263,7 +251,7 @@ class KernelCells(CellRuns):
                 self.end(run, when)
 
     def _forget(self) -> None:
-        oldest = self._clock() - KEPT_S
+        oldest = time.time() - KEPT_S
         self.forget(lambda run: run.end is not None and run.end < oldest)
 
 
@@ -273,8 +261,7 @@ class Iopub:
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self._address = _address(manager)
-        # A session of its own, since a session refuses repeated messages.
-        self._session = Session(config=manager.session.config, key=manager.session.key)
+        self._session = manager.session.clone()  # a session refuses repeated messages
         self._stream = manager.connect_iopub()
         self._stream.setsockopt(zmq.LINGER, 0)
         for topic in _TOPICS:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +37,9 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 
+_JSON = "application/json"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Name, help, field of a GPU's sample, and the factor to base units.
@@ -73,28 +74,32 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield a family for each reading, of the GPUs that have it."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
-            family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
-            for gpu in snapshot.gpus:
-                index = "" if gpu.index is None else str(gpu.index)
-                if (value := getattr(gpu, field)) is not None:
-                    # Rounded, so that 57 % is 0.57.
-                    family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
-            yield family
+            read = {_labels(gpu): getattr(gpu, field) for gpu in snapshot.gpus}
+            yield _family(make, f"gpu_{name}", about, ("uuid", "name", "index"), read, factor)
     # By notebook and not by process: pids would make a new series each time.
-    held: dict[tuple[str, str], int] = defaultdict(int)
+    held = Counter[tuple[str, str]]()
     for process in snapshot.processes:
         if process.memory is not None:
             held[process.uuid, process.notebook or ""] += process.memory
     about = "GPU memory held by the processes of a notebook; without a name: by all others."
-    family = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
-    for at, size in held.items():
-        family.add_metric(at, size)
-    yield family
+    yield _family(GaugeMetricFamily, "notebook_memory_bytes", about, ("uuid", "notebook"), held)
+    wrong = {(problem.code, problem.uuid or ""): 1 for problem in snapshot.problems}
     about = "1 for each thing that is wrong."
-    family = GaugeMetricFamily("gpumagic_problem", about, labels=("code", "uuid"))
-    for at in {(problem.code, problem.uuid or "") for problem in snapshot.problems}:
-        family.add_metric(at, 1)
-    yield family
+    yield _family(GaugeMetricFamily, "problem", about, ("code", "uuid"), wrong)
+
+
+def _labels(gpu: GpuSample) -> tuple[str, ...]:
+    return gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index)
+
+
+def _family(
+    make: Any, name: str, about: str, labels: Any, read: Mapping[Any, Any], factor: float = 1.0
+) -> Any:
+    family = make(f"gpumagic_{name}", about, labels=labels)
+    for at, value in read.items():
+        if value is not None:
+            family.add_metric(at, round(value * factor, 9))  # so that 57 % is 0.57
+    return family
 
 
 HUB = "gpumagic_hub"
@@ -109,16 +114,16 @@ _UNSENT = 16384
 def routes() -> list[tuple[Any, ...]]:
     """Return each path with its handler and argument."""
     answers = {
-        "snapshot": _snapshot,
-        "history": _history,
-        "doctor": _doctor,
-        "deaths": _deaths,
-        "metrics": _metrics,
-        "monitor.js": _renderer,
-        "tour": _tour,
+        "snapshot": (_snapshot, _JSON),
+        "history": (lambda route: route.hub.past(route.since()), _JSON),
+        "doctor": (_doctor, _JSON),
+        "deaths": (_deaths, _JSON),
+        "metrics": (_metrics, CONTENT_TYPE),
+        "monitor.js": (_renderer, "text/javascript; charset=utf-8"),
+        "tour": (_tour, _JSON),
     }
     return [
-        *((f"/gpumagic/api/{n}", GetRoute, {"answer": answer}) for n, answer in answers.items()),
+        *((f"/gpumagic/api/{name}", GetRoute, {"given": given}) for name, given in answers.items()),
         ("/gpumagic/api/terminate", TerminateRoute),
         ("/gpumagic/api/stream", StreamRoute),
     ]
@@ -153,16 +158,16 @@ class Guard(JupyterHandler):
 
 
 class GetRoute(Guard, APIHandler):
-    """Answers GET with a function."""
+    """Answers GET with what a function returns, of a content type."""
 
-    def initialize(self, answer: Callable[[GetRoute], Awaitable[None]]) -> None:
+    def initialize(self, given: tuple[Callable[[GetRoute], Awaitable[str | bytes]], str]) -> None:
         """Take the argument of the route's entry."""
-        self._answer = answer
+        self._answer, self._type = given
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        await self._answer(self)
+        self.finish(await self._answer(self), set_content_type=self._type)
 
     def since(self) -> float | None:
         """Return the argument ``since``, in Unix time."""
@@ -175,46 +180,39 @@ class GetRoute(Guard, APIHandler):
         raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
-async def _snapshot(route: GetRoute) -> None:
-    """Answer with a snapshot at most a second old."""
-    route.finish((await route.hub.fresh()).to_json())
+async def _snapshot(route: GetRoute) -> str:
+    """Return a snapshot at most a second old."""
+    return (await route.hub.fresh()).to_json()
 
 
-async def _history(route: GetRoute) -> None:
-    """Answer with the history and cells: all, or those after ``since``."""
-    route.finish(await route.hub.past(route.since()))
+async def _doctor(route: GetRoute) -> str:
+    """Return the doctor's checks of this server."""
+    return json.dumps(await route.hub.checks(), ensure_ascii=False)
 
 
-async def _doctor(route: GetRoute) -> None:
-    """Answer with the doctor's checks of this server."""
-    route.finish(json.dumps(await route.hub.checks(), ensure_ascii=False))
+async def _deaths(route: GetRoute) -> str:
+    """Return the last deaths of this server's kernels, the oldest first."""
+    return json.dumps([vars(event) for event in route.hub.deaths.events], ensure_ascii=False)
 
 
-async def _deaths(route: GetRoute) -> None:
-    """Answer with the last deaths of this server's kernels, the oldest first."""
-    deaths = [vars(event) for event in route.hub.deaths.events]
-    route.finish(json.dumps(deaths, ensure_ascii=False))
+async def _metrics(route: GetRoute) -> bytes:
+    """Return a snapshot in Prometheus's text format."""
+    return prometheus_text(await route.hub.fresh())
 
 
-async def _metrics(route: GetRoute) -> None:
-    """Answer with a snapshot in Prometheus's text format."""
-    text = prometheus_text(await route.hub.fresh())
-    route.finish(text, set_content_type=CONTENT_TYPE)
-
-
-async def _renderer(route: GetRoute) -> None:
-    """Answer with the renderer's JavaScript, also the widget's; a browser's copy is validated."""
+async def _renderer(route: GetRoute) -> bytes:
+    """Return the renderer's JavaScript, also the widget's; a browser's copy is validated."""
     route.set_header("Cache-Control", "no-cache")
-    route.finish(_RENDERER.read_bytes(), set_content_type="text/javascript; charset=utf-8")
+    return _RENDERER.read_bytes()
 
 
-async def _tour(route: GetRoute) -> None:
-    """Answer with the notebook of Help → GPU Tour, as if it had never run."""
+async def _tour(route: GetRoute) -> str:
+    """Return the notebook of Help → GPU Tour, as if it had never run."""
     book = nbformat.read(example("tour"), as_version=4)
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    route.finish(nbformat.writes(book))
+    return str(nbformat.writes(book))
 
 
 class TerminateRoute(Guard, APIHandler):
@@ -252,7 +250,11 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Add a client."""
         self.set_nodelay(True)
-        self._keep_buffers_short()
+        link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
+        # Not for a Unix socket, or on a system without the options.
+        with suppress(OSError, AttributeError):
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         self._client = self.hub.join(self.write_message)
 
     def on_message(self, message: str | bytes) -> None:
@@ -267,13 +269,6 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         if self._client is not None:
             self.hub.leave(self._client)
             self._client = None
-
-    def _keep_buffers_short(self) -> None:
-        link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
-        # Not for a Unix socket, or on a system without the options.
-        with suppress(OSError, AttributeError):
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
 
 
 # Requests of pages on kernels' control channel. The status that a kernel sends around its answer is

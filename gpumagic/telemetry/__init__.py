@@ -1,5 +1,6 @@
 """Sample the GPUs of this machine and the processes on them. Never imports torch."""
 
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
+from gpumagic.errors import Problem
+from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample, Snapshot
 
 __all__ = ["GpuSample", "Host", "Problem", "ProcessSample", "Snapshot"]

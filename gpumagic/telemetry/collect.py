@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumagic import device, faults
-from gpumagic.errors import as_typed
+from gpumagic.errors import Problem, as_typed
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.nvml_source import NvmlSource
-from gpumagic.telemetry.processes import Owner, Owners
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
+from gpumagic.telemetry.processes import Owners
+from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample, Snapshot
 from gpumagic.telemetry.source import AppleSource, CachedReadings, Source
 from gpumagic.telemetry.state_files import VirtualSource
 
@@ -49,20 +49,17 @@ def chosen(
     sources: list[Source] = []
     problems = []
     for name in names:
+        first, colon, rest = name.partition(":")
         try:
-            sources.append(_made(name))
+            if first in _KNOWN and (not colon or rest.startswith("/")):
+                sources.append(_KNOWN[first](Path(rest or "/")))
+            else:
+                sources.append(getattr(import_module(first), rest)())
         except Exception as error:  # noqa: BLE001  third-party code; shown as a problem
             why = faults.in_words(error)
             cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source ({why})"
             problems.append(Problem("source-unknown", cause, _THERE_ARE))
     return sources, problems
-
-
-def _made(name: str) -> Any:
-    first, colon, rest = name.partition(":")
-    if first in _KNOWN and (not colon or rest.startswith("/")):
-        return _KNOWN[first](Path(rest or "/"))
-    return getattr(import_module(first), rest)()
 
 
 # On a machine without GPUs these are no problems; they only say why there is none.
@@ -202,7 +199,17 @@ class Collector:
         patience = max_age if pids == self._pids else 0.0
         self._pids = pids
         owners = self._kept.get("owners", _OWNERS_S, patience, lambda: self._owners.look_up(pids))
-        return [_owned(holder, owners[holder.pid]) for holder in found]
+        return [
+            replace(
+                owners[holder.pid],
+                uuid=holder.uuid,
+                memory=holder.memory,
+                utilization=holder.utilization,
+                mine=holder.pid == os.getpid(),
+                ordinal=self._owners.ordinals.get(holder.pid, {}).get(holder.uuid),
+            )
+            for holder in found
+        ]
 
 
 def snapshot(*, processes: bool = True) -> Snapshot:
@@ -230,12 +237,6 @@ def _collector() -> Collector:
 if hasattr(os, "register_at_fork"):
     # Another thread of the parent may have held the lock.
     os.register_at_fork(after_in_child=_collector.cache_clear)
-
-
-def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
-    known = {**vars(owner), "mine": holder.pid == os.getpid()}
-    known["ordinal"] = known.pop("ordinals").get(holder.uuid)
-    return replace(holder, **known)
 
 
 def _of_cuda(found: device.Device) -> GpuSample:

@@ -1,11 +1,11 @@
 """Sample the GPUs of AMD and Intel that Linux's DRM drivers have, and the processes on them.
 
-Reads files only, no library. A value is None if the driver does not give it. A GPU that sleeps
-(``power/runtime_status``) is not asked anything that would wake it.
+A value is None if the driver does not give it. A GPU that sleeps (``power/runtime_status``) is not
+asked anything that would wake it.
 
 AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
 (product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
-sleeps a second, and ``gpu_metrics``, whose layout changes. amdsmi reads the same files.
+sleeps a second, and ``gpu_metrics``, whose layout changes.
 
 Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comment "Xe GT
 Idle" of the driver. Utilization is the part of the time in which the GT did not sleep (C6), since
@@ -14,6 +14,7 @@ performance counters need rights. Only older drivers give the size of the memory
 
 import re
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -46,13 +47,13 @@ class DrmSource(Source):
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
 
+    @abstractmethod
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         """Return utilization and memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
         """Return readings that change slowly or never."""
-        raise NotImplementedError
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all GPUs; a reading is at most `max_age` of its intervals old."""
@@ -134,6 +135,8 @@ class AmdSource(DrmSource):
         files, sensors = card.device, card.sensors
         # "ue: 0\nce: 3": uncorrected and corrected errors.
         errors = dict(re.findall(r"(ce|ue): *([0-9]+)\b", files.text("ras/umc_err_count")))
+        # "0: 500Mhz\n1: 2100Mhz *"
+        levels = re.findall(r": *([0-9]{1,9})mhz", files.text("pp_dpm_sclk"), re.I)
         speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
         return {
             # Channel 1 is the die's edge, 2 its hottest spot, always there.
@@ -143,7 +146,7 @@ class AmdSource(DrmSource):
             "fan": None if speed is None or not most else min(100.0 * speed / most, 100.0),
             "sm_clock": _mhz(sensors.number("freq1_input")),
             "memory_clock": _mhz(sensors.number("freq2_input")),
-            "sm_clock_limit": _highest(files.text("pp_dpm_sclk")),
+            "sm_clock_limit": max(map(int, levels), default=None),
             "ecc_corrected": drm.whole(errors.get("ce")),
             "ecc_uncorrected": drm.whole(errors.get("ue")),
         }
@@ -151,11 +154,6 @@ class AmdSource(DrmSource):
 
 def _mhz(hertz: int | None) -> int | None:
     return None if hertz is None else round(hertz / 1e6)
-
-
-def _highest(levels: str) -> int | None:
-    """2100 of ``"0: 500Mhz\\n1: 2100Mhz *"``: the highest clock."""
-    return max(map(int, re.findall(r": *([0-9]{1,9})mhz", levels, re.I)), default=None)
 
 
 # Files of the two drivers, xe and i915, for the same value.

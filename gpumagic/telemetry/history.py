@@ -1,8 +1,7 @@
 """Keep the last minutes of readings, which cells ran, and what this kernel measured.
 
-Any thread may post and read. A listener is called on the thread that posts; its errors and locks
-cannot disturb that thread. A GPU that was absent has None there, and is forgotten when its last
-reading leaves the ring. Nothing here depends on torch, IPython or a widget.
+Any thread may post and read. A listener is called on the thread that posts. A GPU that was absent
+has None there, and is forgotten when its last reading leaves the ring.
 """
 
 import threading

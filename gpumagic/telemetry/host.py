@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -90,11 +89,6 @@ def _row(folder: drm.Folder, file: str, name: str) -> int | None:
 _asked = threading.local()
 
 
-@cache
-def _boot() -> str | None:
-    return drm.Folder("/proc/sys/kernel/random").text("boot_id") or None  # None if not Linux
-
-
 def host_name() -> str:
     """Return ``GPUMAGIC_HOST``, or the host's name."""
     return os.environ.get("GPUMAGIC_HOST") or socket.gethostname()
@@ -106,16 +100,17 @@ def read_host() -> Host:
     meaningless = not getattr(_asked, "before", False)  # psutil's first value
     _asked.before = True
     memory = psutil.virtual_memory()
-    limit = MemoryGroup().limit()
+    group = MemoryGroup()
+    limit = group.limit()
     return Host(
         name=host_name(),
-        boot=_boot(),
+        boot=drm.Folder("/proc/sys/kernel/random").text("boot_id") or None,
         cpu_count=os.cpu_count(),
         cpu_utilization=None if meaningless else utilization,
         memory_total=memory.total,
         memory_used=memory.total - memory.available,
         memory_limit=limit,
-        limit_used=None if limit is None else MemoryGroup().ram()[0],
+        limit_used=None if limit is None else group.ram()[0],
     )
 
 
@@ -133,11 +128,8 @@ Trail = Sequence[tuple[float, int]]  # Unix times and bytes of RAM, the oldest f
 class KernelLoads:
     """Measures the kernels that a function returns; any thread."""
 
-    def __init__(
-        self, kernels: Callable[[], Sequence[Kernel]], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, kernels: Callable[[], Sequence[Kernel]]) -> None:
         self._kernels = kernels
-        self._clock = clock
         self._lock = threading.Lock()
         self._families: dict[int, list[psutil.Process]] = {}
         self._list_at = 0.0
@@ -149,7 +141,7 @@ class KernelLoads:
     def samples(self) -> tuple[KernelSample, ...]:
         """Return a sample of each kernel now; takes some 0.1 ms per process."""
         with self._lock:
-            kernels, now = self._kernels(), self._clock()
+            kernels, now = self._kernels(), time.time()
             if self._last and now - self._last[0] < _AGAIN_S and self._last[1] == kernels:
                 return self._last[2]
             if {kernel.pid for kernel in kernels} != self._families.keys() or now >= self._list_at:

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from gpumagic import nvml
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.errors import Problem
+from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import CachedReadings
 
 # Values of NVML's enumerations; fixed by its binary interface.
@@ -27,7 +28,6 @@ _THROTTLE = {
     0x040: "hardware thermal slowdown",
     0x080: "power brake",
 }
-_MOST_FAN = 200
 
 Questions = Mapping[str, nvml.Call]
 _SLOW: Questions = {
@@ -101,10 +101,11 @@ def _percent(value: float | None) -> float | None:
 _CONVERT: dict[str, Callable[[int], Any]] = {
     "power": lambda milliwatts: milliwatts / 1000,
     "power_limit": lambda milliwatts: milliwatts / 1000,
-    "fan": lambda percent: float(percent) if percent <= _MOST_FAN else None,
+    "fan": float,
     "throttle": lambda bits: tuple(why for bit, why in _THROTTLE.items() if bits & bit),
 }
 
+_XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
 # Seconds for which an Xid error is a problem.
 _XID_S = 600.0
 # Numbers of errors in programs; the others are of the GPU or its driver.
@@ -142,8 +143,11 @@ class NvmlSource:
         door = self._door()
         gpus = door.gpus()
         for gpu, number in door.xids() if max_age else ():
-            self._xids.pop((gpu.uuid, number), None)
-            self._xids[gpu.uuid, number] = self._clock(), _xid_problem(gpu, number)
+            whose = "a program on it" if number in _OF_PROGRAMS else "the GPU or its driver"
+            who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
+            cause = f"{who} reported Xid {number}: an error of {whose}"
+            self._xids.pop((gpu.uuid, number), None)  # to be the newest
+            self._xids[gpu.uuid, number] = self._clock(), Problem("xid", cause, _XID_CURE, gpu.uuid)
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
@@ -169,8 +173,8 @@ class NvmlSource:
     def problems(self) -> list[Problem]:
         """Return problems: an unreachable driver, lost or silent GPUs, recent Xid errors."""
         door = self._door()
-        found = [] if door.fault is None else [_problem(door.fault)]
-        found += [_problem(f, uuid) for uuid, f in (door.silent | door.lost).items()]
+        found = [] if door.fault is None else [door.fault]
+        found += (door.silent | door.lost).values()
         now = self._clock()
         # If the clock was set back, they must still expire.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
@@ -195,16 +199,3 @@ class NvmlSource:
         """Return the fields of a sample about its last Xid error."""
         found = [(key[1], at) for key, (at, _) in self._xids.items() if key[0] == gpu.uuid]
         return {"xid": found[-1][0], "xid_time": found[-1][1]} if found else {}
-
-
-def _xid_problem(gpu: nvml.Gpu, number: int) -> Problem:
-    whose = "a program on it" if number in _OF_PROGRAMS else "the GPU or its driver"
-    cause = f"{gpu.name or 'a GPU'} (NVML {gpu.index}) reported Xid {number}: an error of {whose}"
-    cure = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
-    return Problem("xid", cause, cure, gpu.uuid)
-
-
-def _problem(fault: nvml.DriverFault, uuid: str | None = None) -> Problem:
-    # A lost GPU that was never seen has only an index.
-    known = uuid if uuid and not uuid.startswith("index ") else None
-    return Problem(fault.code, fault.cause, fault.cure, known)

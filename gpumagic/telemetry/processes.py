@@ -3,10 +3,9 @@
 Of another user's process only the user's name is read, even as root: a command line or an
 environment may hold secrets.
 
-A process belongs to the kernel that it is or descends from. It is an orphan only if that can be
-shown: a kernel started it, its session's leader is gone, no living kernel is old enough to have
-started it, and nothing says that it was meant to outlive its kernel, as daemons and programs under
-``nohup`` are.
+A process belongs to the kernel that it is or descends from. It is an orphan if a kernel started it,
+ its session's leader is gone, no living kernel is old enough to have started it, and it is no
+daemon or program under ``nohup``, which are to outlive their kernel.
 """
 
 import os
@@ -15,13 +14,13 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
 from gpumagic import drm
-from gpumagic.device import Device, amd_gpus, physical_gpus, visible
+from gpumagic.device import amd_gpus, physical_gpus, visible
+from gpumagic.telemetry.snapshot import ProcessSample
 
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 # The variables that number a process's GPUs.
@@ -109,7 +108,6 @@ def _facts(process: psutil.Process, began: float) -> Facts:
         words, env = process.cmdline(), process.environ()
     except (psutil.Error, OSError):
         words, env = [], {}
-    parent = env.get("JPY_PARENT_PID", "")
     return Facts(
         process.pid,
         began,
@@ -117,20 +115,10 @@ def _facts(process: psutil.Process, began: float) -> Facts:
         ours=True,
         name=process.name(),
         notebook=env.get("JPY_SESSION_NAME") or None,
-        server_pid=drm.whole(parent),
-        kernel=_kernel_in(words, launched=bool(parent)),
+        server_pid=drm.whole(env.get("JPY_PARENT_PID")),
+        kernel=next((found["id"] for found in map(_CONNECTION.search, words) if found), None),
         cuda={name: env[name] for name in _CUDA if name in env},
     )
-
-
-def _kernel_in(words: list[str], launched: bool) -> str | None:
-    """Return the kernel's id in a command line; ``launched``: surely by jupyter_client."""
-    for before, word in pairwise(words):
-        found = _CONNECTION.search(word.partition("=")[2] if word.startswith("-") else word)
-        # An editor may also have opened such a file.
-        if found and (launched or word.startswith("-") or before in ("-f", "--f")):
-            return found["id"]
-    return None
 
 
 @dataclass(frozen=True)
@@ -144,22 +132,6 @@ class Kernel:
     server: str | None = None  # its Jupyter server, if another
 
 
-@dataclass(frozen=True)
-class Owner:
-    """The owner's fields of a ``ProcessSample``; None if unknown or another user's."""
-
-    user: str | None = None
-    name: str | None = None
-    notebook: str | None = None
-    started: float | None = None
-    kernel: str | None = None
-    child: bool = False
-    server: str | None = None
-    idle_since: float | None = None
-    orphan: bool = False
-    ordinals: Mapping[str, int] = field(default_factory=dict)  # in that process, by UUID
-
-
 class Owners:
     """Looks up the owners of processes. ``kernels`` are known for sure, as a Jupyter server's own;
     others are found by their command lines. Notebooks are named relative to ``root``."""
@@ -167,33 +139,34 @@ class Owners:
     def __init__(
         self,
         kernels: Callable[[], Sequence[Kernel]] = tuple,
-        gpus: Callable[[], Sequence[Device]] = physical_gpus,
         root: Path | None = None,
-        amd_gpus: Callable[[Mapping[str, str]], Sequence[Device]] = amd_gpus,
     ) -> None:
         self._kernels = kernels
-        self._gpus = gpus
-        self._amd_gpus = amd_gpus
         self._root = root
         # Also by the start: setting the clock moves all start times.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
+        # CUDA's ordinals in each process that was looked up last, by UUID.
+        self.ordinals: dict[int, Mapping[str, int]] = {}
 
-    def look_up(self, pids: set[int]) -> dict[int, Owner]:
-        """Return owners by pid; empty for a process that has ended or cannot be seen."""
-        self._living = None
+    def look_up(self, pids: set[int]) -> dict[int, ProcessSample]:
+        """Return a sample of each process, without GPU; only the pid of one that cannot be seen."""
+        self._living, self.ordinals = None, {}
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         return {pid: self._owner(pid, kernels) for pid in pids}
 
-    def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> Owner:
+    def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> ProcessSample:
         line = self._line(pid)
         if not line or line[0].pid != pid:  # it has ended, or cannot be seen from here
-            return Owner()
+            return ProcessSample("", pid)
         facts = line[0]
         if not facts.ours:
-            return Owner(user=facts.user)
+            return ProcessSample("", pid, user=facts.user)
+        self.ordinals[pid] = self._ordinals(facts.cuda)
         kernel = _kernel_of(line, kernels)
-        return Owner(
+        return ProcessSample(
+            "",
+            pid,
             user=facts.user,
             name=facts.name,
             notebook=self._from_root((kernel and kernel.notebook) or facts.notebook),
@@ -203,7 +176,6 @@ class Owners:
             server=kernel.server if kernel else None,
             idle_since=kernel.idle_since if kernel else None,
             orphan=kernel is None and self._is_orphan(facts, kernels),
-            ordinals=self._ordinals(facts.cuda),
         )
 
     def _line(self, pid: int) -> list[Facts]:
@@ -229,8 +201,10 @@ class Owners:
         session = facts.session
         if session in (None, facts.pid) or facts.pid == os.getpid() or is_alive(session or 0):
             return False
-        if any(_may_have_started(kernel, facts) for kernel in self._living_kernels(kernels)):
-            return False
+        for kernel in self._living_kernels(kernels):
+            same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
+            if same and kernel.started <= facts.started + _SAME_S:  # it may have started this
+                return False
         # If this process ignores it too, as a server under nohup, that says nothing.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
@@ -256,7 +230,7 @@ class Owners:
             return {}
         return {
             device.uuid: device.ordinal
-            for device in [*visible(self._gpus(), cuda), *self._amd_gpus(cuda)]
+            for device in [*visible(physical_gpus(), cuda), *amd_gpus(cuda)]
             if device.uuid and device.ordinal is not None and device.ordinal_certain
         }
 
@@ -279,11 +253,3 @@ def _kernel_of(line: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel |
                 server=f"process {server}" if other else None,
             )
     return None
-
-
-def _may_have_started(kernel: Facts, process: Facts) -> bool:
-    return (
-        kernel.server_pid == process.server_pid
-        and kernel.notebook == process.notebook
-        and kernel.started <= process.started + _SAME_S
-    )

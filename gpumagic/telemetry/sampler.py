@@ -13,15 +13,16 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, Problem
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.history import History
-from gpumagic.telemetry.snapshot import Problem, Snapshot
+from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)
 """The least and the greatest period that can be asked for, in seconds."""
@@ -33,7 +34,7 @@ Listener = Callable[[Snapshot], None]
 
 
 @dataclass(eq=False)
-class Subscription:
+class Subscription(AbstractContextManager["Subscription"]):
     """A subscription to a :class:`Sampler`; a context manager that closes it."""
 
     follow: Callable[[], None]
@@ -66,9 +67,6 @@ class Subscription:
         with faults.kept("calling a listener of the GPU monitor"):
             if self.listener is not None and not self.closed:
                 self.listener(snapshot)
-
-    def __enter__(self) -> Subscription:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -245,7 +243,11 @@ class Sampler:
         watch.name, watch.daemon = "gpumagic-sampler", True
         if self._threads:
             watch.start()
-        snapshot = self._asked(processes)
+        try:
+            snapshot = self._source.take(processes=processes, max_age=_MAX_AGE)
+        except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed
+            faults.keep("taking a snapshot of the GPUs", error)
+            snapshot = Snapshot(self._clock(), problems=(_FAILED,))
         watch.cancel()
         with self._delivering:
             with self._changed:
@@ -256,14 +258,6 @@ class Sampler:
                 self._changed.notify_all()
             self.history.add(snapshot)
             self._deliver(snapshot, at, always=over)
-
-    def _asked(self, processes: bool) -> Snapshot:
-        """Ask the source; an error is recorded, and a Problem: the next snapshot may succeed."""
-        try:
-            return self._source.take(processes=processes, max_age=_MAX_AGE)
-        except Exception as error:  # noqa: BLE001  recorded and shown
-            faults.keep("taking a snapshot of the GPUs", error)
-            return Snapshot(self._clock(), problems=(_FAILED,))
 
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False

@@ -1,11 +1,8 @@
 """Record the state of a machine's GPUs at one moment: the wire format of all parts.
 
 Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, null in JSON, means
-"not known", never zero.
-
-A host is identified by its name and its boot: containers of one machine share the boot, and
-different machines may share a name. GPUs that this process sees itself are not taken from other
-hosts' snapshots.
+"not known", never zero. A host is identified by its name and its boot: containers of one machine
+share the boot, and different machines may share a name.
 """
 
 from __future__ import annotations
@@ -13,6 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any
+
+from gpumagic.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -147,16 +146,6 @@ class KernelDeath:
     title: str  # one line: who died, of what, while which cell ran
     details: tuple[str, ...] = ()  # what else is known, and what was lost
     advice: str = ""  # what the user can do
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem with its cause and cure; ``uuid`` if it concerns one GPU."""
-
-    code: str
-    cause: str
-    cure: str
-    uuid: str | None = None
 
 
 @dataclass(frozen=True)

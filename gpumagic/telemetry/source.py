@@ -7,12 +7,14 @@ the host's memory, all of which the GPU may use. Temperature and power need root
 import plistlib
 import subprocess
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from platform import mac_ver
 from typing import Any, Protocol, TypeVar
 
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.errors import Problem
+from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 
 T = TypeVar("T")
 
@@ -40,9 +42,9 @@ class Source(Protocol):
 
     name: str
 
+    @abstractmethod
     def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
         """Return its GPUs now, lost ones too."""
-        raise NotImplementedError
 
     def processes(self, max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory on them."""
@@ -87,9 +89,10 @@ class AppleSource(Source):
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return the GPU; a reading is at most `max_age` of its intervals old."""
-        entry = self._kept.get("ioreg", _EVERY_S, max_age, self._entry)
-        if not entry:
+        plist = self._kept.get("ioreg", _EVERY_S, max_age, self._read)
+        if not plist:
             return []
+        entry = plistlib.loads(plist)[0]
         known, model = entry.get("PerformanceStatistics", {}), entry.get("model")
         busy = _count(known.get("Device Utilization %"))
         if isinstance(model, bytes):  # on some models, with a zero at the end
@@ -106,11 +109,6 @@ class AppleSource(Source):
             utilization=None if busy is None or busy > 100 else float(busy),
         )
         return [sample]
-
-    def _entry(self) -> dict[str, Any]:
-        """Return the accelerator; empty if there is none."""
-        plist = self._read()
-        return dict(plistlib.loads(plist)[0]) if plist else {}
 
 
 def _count(value: Any) -> int | None:

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gpumagic.device import cuda_state
+from gpumagic.errors import Problem
 from gpumagic.telemetry.processes import started
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import Source
 
 NAME = "Virtual GPU"
@@ -40,8 +41,6 @@ WINDOW_NS = 1_000_000_000
 
 # If a window ended longer ago, nothing has run since.
 _STALE_NS = 1_500_000_000
-# More than any file has; a reader stops there.
-_MAX_GPUS = 64
 # The header, JSON padded with spaces; then the rows.
 _HEADER = 16384
 _ROW = COUNTERS * 8
@@ -86,16 +85,14 @@ class Publisher:
         header = {"pid": self._pid, "started": started(self._pid), "gpus": facts}
         self._shared[:_HEADER] = json.dumps(header).encode().ljust(_HEADER)
         with suppress(OSError):
-            self._share((folder or state_folder()) / f"{self._pid}.state")
+            path = (folder or state_folder()) / f"{self._pid}.state"
+            write_file(path, self._shared[:])
+            with path.open("r+b") as file:
+                self._shared = mmap.mmap(file.fileno(), 0)
+            self.path = path
         self._cut_rows(self._shared)
         _live.add(self)
         atexit.register(self.close)
-
-    def _share(self, path: Path) -> None:
-        write_file(path, self._shared[:])
-        with path.open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), 0)
-        self.path = path
 
     def _cut_rows(self, memory: mmap.mmap | bytearray) -> None:
         rows = memoryview(memory)[_HEADER:].cast("q")
@@ -113,12 +110,6 @@ class Publisher:
         if self.path is not None and os.getpid() == self._pid:
             self.path.unlink(missing_ok=True)
         self.path = None
-
-    def _leave_to_parent(self) -> None:
-        """After a fork, in the child: the file and the GPUs are the parent's."""
-        self.path = None
-        self._cut_rows(bytearray(self._shared[:]))
-        _live.discard(self)
 
 
 _live: weakref.WeakSet[Publisher] = weakref.WeakSet()
@@ -138,8 +129,10 @@ def count_others(allocated: Callable[[int], int]) -> None:
 
 
 def _after_fork() -> None:
-    for publisher in list(_live):
-        publisher._leave_to_parent()
+    for publisher in list(_live):  # their files and GPUs are the parent's
+        publisher.path = None
+        publisher._cut_rows(bytearray(publisher._shared[:]))
+    _live.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -178,16 +171,13 @@ def read(folder: Path | None = None) -> list[VirtualState]:
 
 
 def read_file(path: Path) -> list[VirtualState]:
-    """Return the virtual GPUs in one state file; empty if it is invalid. The file is removed if
-    its process has ended."""
+    """Return the virtual GPUs in one state file; empty if it is invalid."""
     return _read(path, _virtual) or []
 
 
 def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
-    facts = [
-        VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
-        for gpu in header["gpus"][:_MAX_GPUS]
-    ]
+    every = header["gpus"]
+    facts = [VirtualFacts(str(g["uuid"]), str(g["name"]), int(g["memory_total"])) for g in every]
     if len(rows) != _ROW * len(facts):  # of another version, whose columns differ
         raise ValueError(f"{len(rows)} bytes of counters for {len(facts)} GPUs")
     counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows)]
@@ -195,10 +185,13 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
-    """Parse the header and rows of a file; None if it is invalid or not of a living process."""
+    """Parse the header and rows of a file; None if it is invalid or not of a living process.
+
+    The file of a process that has ended is removed.
+    """
     try:
         with path.open("rb") as file:
-            header, rows = json.loads(file.read(_HEADER)), file.read(_ROW * _MAX_GPUS)
+            header, rows = json.loads(file.read(_HEADER)), file.read()
         pid, start, found = int(header["pid"]), float(header["started"]), parse(header, rows)
     except (OSError, *_MALFORMED):
         return None

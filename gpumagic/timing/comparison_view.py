@@ -17,8 +17,8 @@ from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label
 
 # Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.
-_FOLD = Fold(24, 12, "… {} more; to_pandas() has all")
-_HTML_FOLD = Fold(200, 0, "{} more; to_pandas() has all")
+_FOLD = Fold(36, "… {} more; to_pandas() has all")
+_HTML_FOLD = Fold(200, "{} more; to_pandas() has all")
 # Remarks below the table of a text; `Comparison.remarks` has all.
 _REMARKS = 3
 # Show the host's time if it is below this part of the device's.

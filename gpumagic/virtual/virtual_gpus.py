@@ -32,7 +32,10 @@ GPUS: list[VirtualGpu] = []
 
 @dataclass(frozen=True)
 class Properties:
-    """What ``torch.cuda.get_device_properties`` answers: an H100's limits."""
+    """What ``torch.cuda.get_device_properties`` answers: the limits of an H100 SXM.
+
+    Of compute capability 9.0, by the CUDA programming guide's tables; sizes in bytes, rates in kHz.
+    """
 
     name: str
     total_memory: int
@@ -45,8 +48,17 @@ class Properties:
     max_threads_per_multi_processor: int = 2048
     max_threads_per_block: int = 1024
     shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 166912
-    shared_memory_per_multiprocessor: int = 167936
+    shared_memory_per_block_optin: int = 232448
+    shared_memory_per_multiprocessor: int = 233472
+    L2_cache_size: int = 52428800
+    clock_rate: int = 1980000
+    memory_clock_rate: int = 2619000
+    memory_bus_width: int = 5120
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    pci_domain_id: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
     gcnArchName: str = ""
 
 

@@ -35,7 +35,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     Raises
     ------
     GpuError
-        The period is out of bounds, or the JavaScript has not been built.
+        The period is out of bounds.
     """
     from IPython import get_ipython
 

@@ -19,10 +19,9 @@ from IPython.display import display, update_display
 from traitlets import Dict, Float, List, Unicode
 
 from gpumagic import faults
-from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry.history import Board, board
-from gpumagic.telemetry.sampler import Sampler, checked, shared_sampler
+from gpumagic.telemetry.history import board
+from gpumagic.telemetry.sampler import checked, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
@@ -38,17 +37,6 @@ _NO_MODEL = (
 )
 # After a reload, the view appears only when the kernel is idle.
 _NOTE = "The live view appears when the running cell ends, or when this cell is run again."
-
-
-def script(path: Path = SCRIPT) -> str:
-    """Return the built front end; raise GpuError if it is not built."""
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise GpuError(
-            f"the monitor's front end is not built: there is no {path.name} in {path.parent.name}/;"
-            " type npm install && npm run build in the folder of gpumagic, or pip install gpumagic"
-        ) from None
 
 
 class MonitorWidget(anywidget.AnyWidget):
@@ -70,33 +58,29 @@ class MonitorWidget(anywidget.AnyWidget):
     # ipywidgets also closes widgets that were never created.
     _closed = True
 
-    def __init__(
-        self,
-        period: float = 1.0,
-        *,
-        sampler: Sampler | None = None,
-        shell: Any = None,
-        audience: Audience | None = None,
-        board: Board = board,
-    ) -> None:
+    def __init__(self, period: float = 1.0) -> None:
         checked(period)
-        self._sampler = sampler or shared_sampler()
-        self._audience = audience or Audience()
+        self._sampler = shared_sampler()
+        self._audience = Audience()
         # The ids of table and view, for each time it was displayed.
         self._shown: list[tuple[str, str]] = []
         self._due = False
         self._guard = threading.RLock()
         self._running = False
         self._subscription: Any = None
-        self._board = board
-        self._last: Snapshot = self._first()
+        # Not a snapshot from before this cell.
+        first = self._sampler.fresh(processes=True, max_age_s=0)
+        try:
+            self._last: Snapshot = first.result(_FIRST_S)
+        except NotYet:
+            self._last = self._sampler.latest() or Snapshot(time=time.time())
         # Not a Path: anywidget would watch the file and keep this widget alive.
-        self._esm = script()
+        self._esm = SCRIPT.read_text("utf-8")
         super().__init__(
             period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
         )
         self._closed = False
-        self._log = ShellCells(shell or get_ipython(), self._on_cell)
+        self._log = ShellCells(get_ipython(), self._on_cell)
         self.on_msg(self.receive)
         self._start()
 
@@ -148,14 +132,6 @@ class MonitorWidget(anywidget.AnyWidget):
         self._subscription.close()
         self._save_table()
 
-    def _first(self) -> Snapshot:
-        try:
-            # Not a snapshot from before this cell.
-            taken: Snapshot = self._sampler.fresh(processes=True, max_age_s=0).result(_FIRST_S)
-        except NotYet:
-            return self._sampler.latest() or Snapshot(time=time.time())
-        return taken
-
     def _start(self) -> None:
         with self._guard:
             if self._running or self._closed:
@@ -168,7 +144,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._subscription = self._sampler.subscribe(
             self._tick, period_s=self.period, processes=True
         )
-        self._forget = self._board.subscribe(self._measured)
+        self._forget = board.subscribe(self._measured)
         self._measured()
 
     def _stop(self) -> None:
@@ -188,8 +164,8 @@ class MonitorWidget(anywidget.AnyWidget):
         """Post a measurement, on its thread."""
         if not self._running:
             return
-        self.timing = self._board.now or {}
-        self.timings = self._board.entries
+        self.timing = board.now or {}
+        self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
         """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""

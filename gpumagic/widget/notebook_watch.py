@@ -1,15 +1,12 @@
 """Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
 Variables are read between two cells, and only while a table of them is open: JupyterLab's panel
-evaluates `panel()` in the kernel, and the widget's view sends a message. This imports no torch.
-
-Each view sends heartbeats. A kernel that runs a cell receives nothing, so that time does not count:
-a view is gone only if it is silent while the kernel could receive.
+evaluates `panel()` in the kernel, and the widget's view sends a message. A view sends heartbeats,
+and is gone if it is silent while the kernel can receive, which it cannot while a cell runs.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -17,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from IPython import get_ipython
 from IPython.display import JSON
@@ -68,27 +66,22 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
 # More than a minute, to which browsers slow the timers of hidden pages.
 PATIENCE_S = 90.0
 KEPT = 200
-_numbers = itertools.count()
 
 
 class Audience:
     """The views of one monitor, which may be silent for a while; any thread may call it."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, patience_s: float = PATIENCE_S
-    ) -> None:
-        self._clock = clock
-        self._patience_s = patience_s
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looked: dict[str, float] = {}
         # The time since when the kernel can receive; None while it cannot.
-        self._receives_since: float | None = clock()
+        self._receives_since: float | None = time.monotonic()
 
     def look(self, view: str) -> bool:
         """Record a view; return whether it is new."""
         with self._lock:
             new = view not in self._looked
-            self._looked[view] = self._clock()
+            self._looked[view] = time.monotonic()
             return new
 
     def leave(self, view: str) -> bool:
@@ -102,14 +95,14 @@ class Audience:
             if not able:
                 self._receives_since = None
             elif self._receives_since is None:
-                self._receives_since = self._clock()
+                self._receives_since = time.monotonic()
 
     def anyone(self) -> bool:
         """Whether a view is there, or may be."""
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
-            oldest = self._clock() - self._patience_s
+            oldest = time.monotonic() - PATIENCE_S
             heard = {view: at for view, at in self._looked.items() if max(at, since) >= oldest}
             self._looked = heard
             return bool(heard) or since >= oldest
@@ -119,13 +112,10 @@ class ShellCells:
     """The cells of this shell, their times and GPUs, from IPython's events, while installed;
     ``changed`` is called after a cell began or ended."""
 
-    def __init__(
-        self, shell: Any, changed: Callable[[], None], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, shell: Any, changed: Callable[[], None]) -> None:
         self._events = shell.events
         self._shell = shell
         self._changed = changed
-        self._clock = clock
         self._runs = CellRuns(KEPT)
         # The ids, by the identity of IPython's record of the cell, shared by its start and end.
         self._running: dict[int, str] = {}
@@ -168,9 +158,9 @@ class ShellCells:
         # IPython may have increased its number; its history ends before this cell.
         kept = self._shell.history_manager.input_hist_parsed
         count = len(kept) if info.store_history else None
-        name = f"{os.getpid()}-{next(_numbers)}"
+        name = uuid4().hex
         self._runs.start(name, self._held)
-        self._runs.keep(CellRun(name, None, self._notebook, count, self._clock()))
+        self._runs.keep(CellRun(name, None, self._notebook, count, time.time()))
         self._running[id(info)] = name
         self._changed()
 
@@ -180,5 +170,5 @@ class ShellCells:
             run = self._runs.get(name)
             if run is not None:
                 count = result.execution_count if result.info.store_history else None
-                self._runs.keep(replace(run, count=count, end=self._clock()))
+                self._runs.keep(replace(run, count=count, end=time.time()))
             self._changed()

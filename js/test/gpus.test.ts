@@ -140,7 +140,7 @@ describe('names', () => {
       ],
     });
     const who = text(monitor, 'li.process .who');
-    expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'system']);
+    expect(who).toEqual(['alice', 'python3', 'exited (PID 3)', 'system']);
   });
 
   test('a process that outlives its kernel says which notebook started it', () => {
@@ -151,7 +151,7 @@ describe('names', () => {
       processes: [server],
     });
     expect(text(monitor, 'li.process')).toEqual([
-      'vllm (you)10.0 GiBcuda:0 · started by train.ipynb, still running · PID 7',
+      'vllm10.0 GiBcuda:0 · started by train.ipynb, still running · PID 7',
     ]);
   });
 

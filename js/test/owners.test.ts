@@ -101,7 +101,7 @@ describe('owners of memory', () => {
         'Shut down the kernel: a.ipynb',
       ],
       [],
-      ['End orphaned process: python3 (you) (PID 3)'],
+      ['End orphaned process: python3 (PID 3)'],
       [],
       [],
     ]);

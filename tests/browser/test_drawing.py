@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from snapshots import snapshot_in
 
+from gpumagic.errors import Problem
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry.snapshot import Problem
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "gpumagic" / "static" / "widget.js"

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from gpumagic import faults
 from gpumagic.cell import run as running
 from gpumagic.cell.report import last_report
 from gpumagic.cell.run import Run
@@ -43,6 +44,20 @@ def test_the_report_of_a_cell():
 
 def test_a_run_that_did_not_start_has_no_report():
     assert made().finish() is None
+
+
+def test_memory_that_cannot_be_measured_stops_no_cell(monkeypatch):
+    def fail(self, device):
+        raise AttributeError("no such figure")
+
+    monkeypatch.setattr(torch_framework.Torch, "peak", fail)
+    run = made()
+    run.start()
+    assert torch.ones(1).device == torch.device("cuda:1")
+    report = run.finish()
+    assert (report.memory, report.ledger_complete, report.waited) == ((), False, True)
+    assert [fault.doing for fault in faults.unreported] == ["measuring a cell's memory"]
+    faults.forget()
 
 
 def test_an_interrupted_cell_is_not_waited_for(monkeypatch):

@@ -4,6 +4,15 @@ import pytest
 
 
 @pytest.fixture
+def no_ranks():
+    """For a test that starts its own cluster: the one that other tests left is stopped."""
+    from gpumagic.cluster import gpu_cluster
+
+    if gpu_cluster.is_running():
+        gpu_cluster.current().stop()
+
+
+@pytest.fixture
 def ranks(shell):
     """The cluster, for the cells of a new notebook; every rank is there and in the group."""
     import gpumagic

@@ -86,6 +86,46 @@ def test_each_way_to_start_has_a_plan(monkeypatch):
             wrong()
 
 
+_INHERITED = {"RANK": "7", "LOCAL_RANK": "7", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+_IN_SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "5"}
+_BY = {
+    "slurm": {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
+    "open mpi": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+    "mpich": {"PMI_RANK": "1", "MPI_LOCALRANKID": "1"},
+}
+
+
+@pytest.mark.parametrize("inherited", [_INHERITED, _IN_SLURM, _INHERITED | _IN_SLURM])
+@pytest.mark.parametrize(
+    ("plan", "launcher", "gpu"),
+    [
+        (launching.ssh("one,two", "10.0.0.1", None), {}, "0"),
+        (launching.ssh("one:2", "10.0.0.1", None), {}, "1"),
+        (launching.slurm("1x2", None, "10.0.0.1"), _BY["slurm"], "1"),
+        (launching.mpi("2", None), _BY["open mpi"], "1"),
+        (launching.mpi("2", None), _BY["mpich"], "1"),
+    ],
+)
+def test_a_rank_is_told_by_its_launcher_and_not_by_what_the_kernel_inherited(
+    plan, launcher, gpu, inherited
+):
+    """A kernel may run under torchrun, or in a job of Slurm."""
+    its = {**inherited, **plan.environment, **plan.sets[-1].environment, **launcher}
+    launching.take_place(its)
+    assert (its["RANK"], its["LOCAL_RANK"], its["WORLD_SIZE"]) == ("1", "0", "2")
+    assert its["CUDA_VISIBLE_DEVICES"] == gpu
+    assert its.get("LOCAL_WORLD_SIZE", "1") == "1"
+
+
+@pytest.mark.parametrize("inherited", [_INHERITED, _IN_SLURM])
+def test_a_rank_without_a_gpu_sees_none_in_a_job_either(monkeypatch, inherited):
+    monkeypatch.setattr(launching.device, "here", lambda memory: [])
+    plan = launching.local("2")
+    its = {**inherited, **plan.environment, **plan.sets[1].environment}
+    launching.take_place(its)
+    assert (its["RANK"], its["CUDA_VISIBLE_DEVICES"]) == ("1", "")
+
+
 def test_nothing_listens_beyond_loopback(ranks):
     processes = [psutil.Process(), *launching.marked(mark())]
     addresses = set()
@@ -119,7 +159,7 @@ def test_who_is_not_the_user_has_no_key_and_without_it_nothing_is_answered(ranks
 
 
 @pytest.mark.slow
-def test_stopped_clusters_leave_no_open_files_and_no_threads():
+def test_stopped_clusters_leave_no_open_files_and_no_threads(no_ranks):
     async def started_and_stopped():
         """Start and stop a cluster where a loop runs, as in a kernel."""
         gpumagic.cluster(1).stop()
@@ -135,7 +175,7 @@ def test_stopped_clusters_leave_no_open_files_and_no_threads():
 
 
 @pytest.mark.slow
-def test_slurm(monkeypatch, tmp_path, shell):
+def test_slurm(no_ranks, monkeypatch, tmp_path, shell):
     monkeypatch.setenv("PATH", f"{STAND_IN}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -154,7 +194,7 @@ def test_slurm(monkeypatch, tmp_path, shell):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("mpiexec"), reason="needs mpiexec")
-def test_mpi():
+def test_mpi(no_ranks):
     with gpumagic.cluster(mpi=2) as ranks:
         its = mark()
         assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
@@ -201,7 +241,7 @@ def _free_port():
 
 @pytest.mark.slow
 @pytest.mark.skipif(SSHD is None, reason="needs sshd")
-def test_ssh(reached_by_ssh, tmp_path, shell):
+def test_ssh(no_ranks, reached_by_ssh, tmp_path, shell):
     """Python there is one that finds this gpumagic: nothing else of here is in its environment."""
     python = tmp_path / "python"
     root = Path(gpumagic.__file__).parents[1]

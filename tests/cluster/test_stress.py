@@ -122,6 +122,8 @@ def broken(shell):
 
 @pytest.fixture(scope="module", autouse=True)
 def _stop():
+    if gpu_cluster.is_running():  # that of tests before
+        gpu_cluster.current().stop()
     yield
     if gpu_cluster.is_running():
         gpu_cluster.current().stop()

@@ -34,7 +34,9 @@ class Line:
         self.timer, self.terminal = None, terminal or Terminal()
         # pytest replaces sys.stderr itself between a fixture and its test.
         monkeypatch.setattr(progress_line, "sys", SimpleNamespace(stderr=self.terminal))
-        self.line = ProgressLine(shell or SimpleNamespace(), timer=self.timed, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(progress_line.threading, "Timer", self.timed)
+            self.line = ProgressLine(shell or SimpleNamespace(), **options)
 
     def timed(self, seconds, call):
         self.timer = Timer(seconds, call)

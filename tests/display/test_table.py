@@ -76,14 +76,14 @@ def test_too_many_columns_go_on_in_a_table_below():
     ]
 
 
-def test_rows_are_folded_in_the_middle():
+def test_rows_above_a_number_are_folded():
     columns = [Column("n", [str(n) for n in range(10)], number=True)]
-    fold = Fold(2, 1, "… {} more")
-    assert table.lines(columns, fold=fold) == ["n", "0", "1", "… 7 more", "9"]
+    fold = Fold(2, "… {} more")
+    assert table.lines(columns, fold=fold) == ["n", "0", "1", "… 8 more"]
     html = table.html(columns, fold=fold)
-    assert html.count("<tr>") == 4
-    assert "… 7 more" in html
-    assert table.lines(columns, fold=Fold(9, 1)) == ["n", *map(str, range(10))]
+    assert html.count("<tr>") == 3
+    assert "… 8 more" in html
+    assert table.lines(columns, fold=Fold(10)) == ["n", *map(str, range(10))]
 
 
 def test_html_is_escaped_and_its_cells_have_their_classes():

@@ -89,6 +89,24 @@ def test_a_copy_that_did_not_change_is_replaced_by_its_original(boxes):
     assert {moved.name for moved in moves.moved} == {"a", "b"}
 
 
+@pytest.mark.parametrize("for_good", [False, True])
+def test_copies_that_other_variables_hold_by_now_go_home_too(boxes, for_good):
+    """As `state = TrainState.create(params); params = ...` leaves them."""
+    original, made, origins = Box(), Box("cuda:1"), []
+    space = {"params": {"w": original}}
+    boxes.move(space.items(), GPUS[1], space, origins)
+    space |= {"state": [space["params"], made], "last": space["params"]["w"], "params": {"w": made}}
+    if for_good:
+        boxes.remember(origins, "In [1]")
+    home = boxes.home(space, None if for_good else origins)
+    assert space["state"][0]["w"] is space["last"]
+    assert space["last"].place == "cpu"
+    assert for_good or space["last"] is original
+    assert space["params"]["w"].place == "cpu"  # the present value of what was moved
+    assert sum(moved.nbytes for moved in home.moved) == 16
+    assert boxes.home(space, None).moved == ()
+
+
 def test_home_is_where_it_was_before_the_first_of_several_cells(boxes):
     space = {"a": Box()}
     for number in (0, 1):

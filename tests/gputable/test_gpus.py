@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from snapshots import snapshot_in
 
 from gpumagic.display.table import width
+from gpumagic.errors import Problem
 from gpumagic.gputable import OWNERS
 from gpumagic.gputable.gpu_table import GpuTable, text_bar
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
+from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample, Snapshot
 
 GIB = 2**30
 SAMPLE = Path(__file__).parents[1] / "data" / "snapshot.json"
@@ -178,10 +179,10 @@ def test_another_kernels_virtual_gpus_are_one_line_of_its_own() -> None:
     held = [process(n, notebook="explore.ipynb") for n in range(1, 9)]
     table = GpuTable(snapshot(own, *others, processes=(process(0, mine=True), *held)))
     assert repr(table).startswith("box · driver 580.1 · 1 virtual GPU\n")
-    assert line_of(repr(table), "explore.ipynb").split("  ")[-1] == "8 virtual GPUs 8.0 GiB"
+    assert line_of(repr(table), "explore.ipynb").split("  ")[-1] == "its 8 virtual GPUs 8.0 GiB"
     assert len([line for line in repr(table).splitlines() if line.startswith("cuda:")]) == 1
     away = GpuTable(snapshot(*others[:1], processes=tuple(held[:1])))
-    assert "explore.ipynb  1 virtual GPU 1.0 GiB" in repr(away)
+    assert "explore.ipynb  its 1 virtual GPU 1.0 GiB" in repr(away)
     assert "This kernel has no GPU" in repr(away)
     assert "This kernel has no GPU" in "".join(Words(away._repr_html_()).said)
 
@@ -190,7 +191,7 @@ def test_a_holder_of_many_gpus_is_a_sum() -> None:
     many = GpuTable(
         snapshot(*(gpu(n) for n in range(64)), processes=tuple(process(n) for n in range(64)))
     )
-    assert line_of(repr(many), "python3 (you)").split("  ")[-1] == "64 GPUs 64.0 GiB"
+    assert line_of(repr(many), "python3, pid 7").split("  ")[-1] == "64 GPUs 64.0 GiB"
     assert line_of(repr(many), "system").split("  ")[-1].strip() == "64 GPUs 1.8 TiB"
 
 
@@ -228,7 +229,7 @@ def test_no_gpu_is_one_line_and_an_offer() -> None:
     table = GpuTable(snapshot(problems=(problem,)))
     assert str(table) == "No GPU: there is none; %gpus --virtual 2 makes two."
     said = Words(table._repr_html_()).said
-    assert said == ["No GPU: there is none; ", "%gpus --virtual 2", " makes two."]
+    assert said == ["No GPU: there is none; %gpus --virtual 2 makes two."]
 
 
 def test_a_problem_beside_gpus_is_cause_and_cure() -> None:

@@ -83,8 +83,12 @@ def test_equal_names_of_different_users_are_not_summed() -> None:
 
 
 def test_strangers_are_their_user_programs_are_mine_and_the_rest_is_gone() -> None:
-    gpus = [gpu(memory_used=4 * GIB)]
+    gpus = [gpu(memory_used=6 * GIB)]
     two = tuple(process(pid=pid, name=None, user="grace") for pid in (1, 2))
     gone = process(pid=3, name=None, user=None)
-    found = holders(gpus, (*two, gone, process(pid=4)), each=False)
-    assert [holder.name for holder in found] == ["grace", "exited (PID 3)", "python3 (you)"]
+    mine = (process(pid=4), process(pid=5, name="train"), process(pid=6, name="train"))
+    found = holders(gpus, (*two, gone, *mine), each=False)
+    names = ["grace", "train, 2 processes", "exited (PID 3)", "python3, pid 4"]
+    assert [holder.name for holder in found] == names
+    found = holders(gpus, mine, each=True)  # a column has the PID
+    assert [holder.name for holder in found] == ["python3", "train", "train", "system"]

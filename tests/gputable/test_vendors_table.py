@@ -11,15 +11,17 @@ from machines import GIB, arc, kfd_process, mac, mi300x, radeon_and_apu
 
 from gpumagic.device import Device, TorchBuild, amd_gpus, intel_gpus
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry import Host
+from gpumagic.telemetry import Host, ProcessSample
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
-from gpumagic.telemetry.processes import Owner
 from gpumagic.telemetry.source import AppleSource
 
 
 def table(source: Any, *here: Device, processes: bool = False) -> GpuTable:
-    owners: Any = SimpleNamespace(look_up=lambda pids: {pid: Owner("ada", "py") for pid in pids})
+    owners: Any = SimpleNamespace(
+        look_up=lambda pids: {pid: ProcessSample("", pid, user="ada", name="py") for pid in pids},
+        ordinals={},
+    )
     host = Host("box", memory_total=64 * GIB, memory_used=20 * GIB)
     made = Collector([source], owners, lambda: here, host=lambda: host)
     return GpuTable(made.take(), processes=processes)

@@ -48,6 +48,27 @@ class Notebook:
 
 
 @pytest.fixture
+def blocking_server(jp_server_config):
+    """A server whose kernel managers have clients that block."""
+    manager = "jupyter_server.services.kernels.kernelmanager.MappingKernelManager"
+    jp_server_config["ServerApp"]["kernel_manager_class"] = manager
+
+
+@pytest.mark.filterwarnings("ignore:The synchronous MappingKernelManager")
+async def test_a_server_with_blocking_clients_is_answered_too(
+    blocking_server, jp_serverapp, jp_asyncio_loop
+):
+    model = await jp_serverapp.session_manager.create_session(
+        "work/train.ipynb", "train.ipynb", "notebook", "python3"
+    )
+    try:
+        with pytest.raises(GpuError, match=r"train.ipynb has not loaded gpumagic; type there"):
+            await gpu_memory()
+    finally:
+        await jp_serverapp.session_manager.delete_session(model["id"])
+
+
+@pytest.fixture
 def notebook(jp_serverapp, jp_asyncio_loop):
     """``work/train.ipynb``, where no cell has run."""
     sessions = jp_serverapp.session_manager

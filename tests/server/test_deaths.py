@@ -12,6 +12,7 @@ import pytest
 from snapshots import snapshot_in
 from waiting import becomes
 
+from gpumagic.server import deaths, kernels
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.kernels import KernelCells
 from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
@@ -45,15 +46,17 @@ class Container:
 
     def __init__(self, folder, monkeypatch):
         monkeypatch.setenv("GPUMAGIC_CGROUP", str(folder))
+        for module in (deaths, kernels):
+            monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: self.now))
         self.folder = folder
         self.now = 1000.0
         self.trail = []
         self.snapshot = None
         self.has(100, kills=0)
         self.manager = Manager(folder)
-        self.cells = KernelCells(lambda kernel: "work/train.ipynb", lambda: self.now)
+        self.cells = KernelCells(lambda kernel: "work/train.ipynb")
         loads = SimpleNamespace(samples=tuple, trail=lambda kernel, pid: self.trail)
-        self.deaths = Deaths(self.cells, loads, lambda: self.snapshot, lambda: self.now)
+        self.deaths = Deaths(self.cells, loads, lambda: self.snapshot)
         self.deaths.follow({"k": self.manager})
         self.deaths.look()
 

@@ -1,9 +1,20 @@
 """Which messages of a kernel make a cell, and the GPUs that it is seen on."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from gpumagic.server import kernels
 from gpumagic.server.kernels import KernelCells
 from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The time, in a list."""
+    times = [1000.0]
+    monkeypatch.setattr(kernels, "time", SimpleNamespace(time=lambda: times[0]))
+    return times
 
 
 def message(kind, parent="run-1", date=None, **content):
@@ -14,9 +25,8 @@ def message(kind, parent="run-1", date=None, **content):
     }
 
 
-def test_a_silent_run_is_no_cell_and_an_old_one_is_forgotten():
-    now = [1000.0]
-    log = KernelCells(lambda kernel: None, lambda: now[0])
+def test_a_silent_run_is_no_cell_and_an_old_one_is_forgotten(now):
+    log = KernelCells(lambda kernel: None)
     log.receive("k", message("status", execution_state="busy"))
     log.receive("k", message("status", execution_state="idle"))
     assert log.runs() == []
@@ -38,9 +48,8 @@ def test_a_message_that_is_none_is_ignored(bad):
     assert log.runs() == []
 
 
-def test_a_run_takes_the_gpus_that_are_seen_while_and_just_after_it():
-    now = [1000.0]
-    log = KernelCells(lambda kernel: "a.ipynb", lambda: now[0])
+def test_a_run_takes_the_gpus_that_are_seen_while_and_just_after_it(now):
+    log = KernelCells(lambda kernel: "a.ipynb")
     log.receive("k", message("execute_input", execution_count=1))
     log.see(Snapshot(1001.0, processes=(ProcessSample("GPU-0", 1, 5, kernel="k"),)))
     now[0] = 1002.0
@@ -62,8 +71,8 @@ def test_a_run_takes_the_gpus_that_are_seen_while_and_just_after_it():
         (None, None, 5, True),  # unknown
     ],
 )
-def test_a_run_has_no_gpu_where_its_kernel_only_holds_memory(busy, load, memory, used):
-    log = KernelCells(lambda kernel: "a.ipynb", lambda: 1000.0)
+def test_a_run_has_no_gpu_where_its_kernel_only_holds_memory(now, busy, load, memory, used):
+    log = KernelCells(lambda kernel: "a.ipynb")
 
     def see(time, memory, busy):
         held = ProcessSample("GPU-0", 1, memory, kernel="k", utilization=busy)

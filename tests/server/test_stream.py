@@ -34,6 +34,19 @@ async def test_a_snapshot_comes_at_once_and_then_at_each_tick(machine, connect):
     assert times == sorted(set(times))
 
 
+async def test_who_joins_has_kernels_measured_on_no_event_loop(
+    machine, hub, connect, fetch, monkeypatch
+):
+    measured, add_to = [], hub.deaths.add_to
+    monkeypatch.setattr(
+        hub.deaths, "add_to", lambda found: measured.append(threading.get_ident()) or add_to(found)
+    )
+    await fetch("snapshot")  # a young one, which no page has
+    await (await connect()).hear()
+    assert len(measured) >= 2
+    assert threading.get_ident() not in measured
+
+
 async def test_processes_are_asked_for_only_while_somebody_wants_them(machine, hub, connect):
     machine.processes = (ProcessSample("GPU-0", 4242, 7),)
     client = await connect()

@@ -15,7 +15,7 @@ from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import read_host
-from gpumagic.telemetry.processes import Owner, Owners
+from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.state_files import VirtualSource, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")
@@ -49,7 +49,10 @@ def collector(
         software=lambda: {"driver": "580", "cuda": "13.0"},
     )
     owners: Any = SimpleNamespace(
-        look_up=lambda pids: {pid: Owner("ada", "python3", "a.ipynb", 9.0) for pid in pids}
+        look_up=lambda pids: {
+            pid: ProcessSample("", pid, None, "python3", "ada", "a.ipynb", 9.0) for pid in pids
+        },
+        ordinals={},
     )
     return Collector(
         [nvml, VirtualSource(lambda: states)],
@@ -178,14 +181,15 @@ def test_own_process_is_known_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_is_gone_or_cannot_be_has_no_owner() -> None:
-    assert Owners().look_up({999999999, 2**70}) == {999999999: Owner(), 2**70: Owner()}
+    gone = {pid: ProcessSample("", pid) for pid in (999999999, 2**70)}
+    assert Owners().look_up({*gone}) == gone
 
 
 def test_of_another_user_only_the_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JPY_SESSION_NAME", "secret.ipynb")
     monkeypatch.setattr(os, "getuid", lambda: -7)
     owner = Owners().look_up({os.getpid()})[os.getpid()]
-    assert owner == Owner(user=psutil.Process().username())
+    assert owner == ProcessSample("", os.getpid(), user=psutil.Process().username())
 
 
 def test_a_known_process_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +203,9 @@ def test_owners_are_looked_up_as_often_as_they_may_change() -> None:
     now = [0.0]
     looked: list[tuple[float, set[int]]] = []
 
-    def look_up(pids: set[int]) -> dict[int, Owner]:
+    def look_up(pids: set[int]) -> dict[int, ProcessSample]:
         looked.append((now[0], pids))
-        return {pid: Owner("ada") for pid in pids}
+        return {pid: ProcessSample("", pid, user="ada") for pid in pids}
 
     held = [ProcessSample("GPU-r", 7)]
     nvml: Any = SimpleNamespace(
@@ -211,7 +215,7 @@ def test_owners_are_looked_up_as_often_as_they_may_change() -> None:
         problems=list,
         software=dict,
     )
-    owners: Any = SimpleNamespace(look_up=look_up)
+    owners: Any = SimpleNamespace(look_up=look_up, ordinals={})
     made = Collector([nvml], owners, list, monotonic=lambda: now[0])
 
     def tick() -> None:

@@ -13,7 +13,7 @@ import pytest
 from machines import arc, mac, mi300x
 
 from gpumagic.device import TorchBuild
-from gpumagic.nvml import DriverFault
+from gpumagic.errors import Problem
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.source import AppleSource
 
@@ -24,7 +24,7 @@ def look(
     root: Path,
     *,
     gpus: tuple[object, ...] = (),
-    fault: DriverFault | None = None,
+    fault: Problem | None = None,
     installed: dict[str, str] | None = None,
     build: TorchBuild = TorchBuild(),  # noqa: B008  it does not change
     apple: bytes = b"",
@@ -56,7 +56,7 @@ def machine(root: Path, **files: str) -> Path:
 
 
 def test_a_machine_without_anything(tmp_path: Path) -> None:
-    found = look(tmp_path, fault=DriverFault("library-missing", "no driver", "install it"))
+    found = look(tmp_path, fault=Problem("library-missing", "no driver", "install it"))
     assert found["NVIDIA card"].ok is False
     # What follows from that is told, and is nothing to be done about.
     assert (found["NVML"].ok, found["NVML"].cure) == (None, "")
@@ -86,7 +86,7 @@ CARD = {
     "sys__bus__pci__devices__0__vendor": "0x10de\n",
     "sys__bus__pci__devices__0__class": "0x030200\n",
 }
-MISSING = DriverFault("library-missing", "no driver", "install it")
+MISSING = Problem("library-missing", "no driver", "install it")
 
 
 def red(found: dict[str, Check]) -> list[str]:
@@ -109,7 +109,7 @@ def test_a_driver_that_answers_is_believed_whatever_is_not_seen(tmp_path: Path) 
     found = look(tmp_path)
     assert red(found) == ["NVML"]
     assert "nvidia-smi" in found["NVML"].cure
-    versions = DriverFault("version-mismatch", "two versions", "restart")
+    versions = Problem("version-mismatch", "two versions", "restart")
     found = look(tmp_path, fault=versions)
     assert [found[name].cure for name in red(found)] == ["restart"]
 

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from gpumagic.telemetry import host
 from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Kernel
 
@@ -64,12 +66,13 @@ def test_three_kernels_with_known_ram_and_cpu(start):
     assert [one.notebook for one in samples] == ["0.ipynb", "1.ipynb", "2.ipynb"]
 
 
-def test_growth_and_what_it_was(start):
+def test_growth_and_what_it_was(start, monkeypatch):
     grow = "import sys; held = []; print(1, flush=True)\n"
     grow += "for line in sys.stdin: held.append(bytearray(64 * 2**20)); print(1, flush=True)"
     process = start(grow)
     now = [100.0]
-    loads = KernelLoads(lambda: [Kernel(process.pid, "k")], clock=lambda: now[0])
+    monkeypatch.setattr(host, "time", SimpleNamespace(time=lambda: now[0]))
+    loads = KernelLoads(lambda: [Kernel(process.pid, "k")])
     (first,) = loads.samples()
     assert first.growth is None
     process.stdin.write(b"more\n")

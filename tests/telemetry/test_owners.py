@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from gpumagic.device import Device
-from gpumagic.telemetry.processes import Kernel, Owner, Owners
+from gpumagic.telemetry import ProcessSample, processes
+from gpumagic.telemetry.processes import Kernel, Owners
 
 # Plays a kernel: has children, by fork and by exec, says who they are, and waits.
 _KERNEL = """
@@ -101,7 +102,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         kernel.clean_up()
 
 
-def one(owners: Owners, pid: int) -> Owner:
+def one(owners: Owners, pid: int) -> ProcessSample:
     return owners.look_up({pid})[pid]
 
 
@@ -189,36 +190,28 @@ def test_of_another_users_process_nothing_but_the_user(
 ) -> None:
     kernel = start()
     monkeypatch.setattr(os, "getuid", lambda: -7)
-    assert one(Owners(), kernel.child) == Owner(user=psutil.Process().username())
+    assert one(Owners(), kernel.child) == ProcessSample(
+        "", kernel.child, user=psutil.Process().username()
+    )
 
 
-def test_the_numbers_of_gpus_in_another_process(start: Start) -> None:
+def test_the_numbers_of_gpus_in_another_process(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus = [Device("cuda", None, f"GPU-{n}", n, "H100") for n in range(3)]
     kernel = start(env={"CUDA_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "4"})
 
     def amd_gpus(env: Mapping[str, str]) -> list[Device]:
         return [Device("cuda", 0, f"GPU-amd{env['HIP_VISIBLE_DEVICES']}")]
 
-    found = one(Owners(gpus=list, amd_gpus=amd_gpus), kernel.child)
-    assert found.ordinals == {"GPU-amd4": 0}
-    assert one(Owners(gpus=lambda: gpus), kernel.child).ordinals == {"GPU-2": 0, "GPU-0": 1}
-    unset = start("abc-2")
-    assert one(Owners(gpus=lambda: gpus), unset.child).ordinals == {}
-
-
-def test_an_editor_with_a_connection_file_is_no_kernel(tmp_path: Path) -> None:
-    wait = "import sys; print(flush=True); sys.stdin.read()"
-    editor = subprocess.Popen(
-        [sys.executable, "-c", wait, str(tmp_path / "kernel-abc.json")],
-        env={"PATH": os.environ["PATH"]},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with editor:
-        assert editor.stdout
-        editor.stdout.readline()
-        assert one(Owners(), editor.pid).kernel is None
-        editor.kill()
+    owners, unset = Owners(), start("b")
+    monkeypatch.setattr(processes, "physical_gpus", lambda: gpus)
+    owners.look_up({kernel.child, unset.child})
+    assert owners.ordinals == {kernel.child: {"GPU-2": 0, "GPU-0": 1}, unset.child: {}}
+    monkeypatch.setattr(processes, "physical_gpus", list)
+    monkeypatch.setattr(processes, "amd_gpus", amd_gpus)
+    owners.look_up({kernel.child})
+    assert owners.ordinals == {kernel.child: {"GPU-amd4": 0}}
 
 
 def test_looking_again_reads_no_command_line_again(

@@ -29,7 +29,6 @@ from gpumagic.device import TorchBuild
 from gpumagic.telemetry import GpuSample, Host, ProcessSample, Snapshot
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
-from gpumagic.telemetry.processes import Owner
 from gpumagic.telemetry.source import AppleSource
 
 HOST = Host("box", memory_total=64 * GIB, memory_used=20 * GIB)
@@ -45,7 +44,9 @@ class Clock:
 
 
 def take(*sources: Any) -> Snapshot:
-    owners: Any = SimpleNamespace(look_up=lambda pids: {pid: Owner() for pid in pids})
+    owners: Any = SimpleNamespace(
+        look_up=lambda pids: {pid: ProcessSample("", pid) for pid in pids}, ordinals={}
+    )
     return Collector(sources, owners, tuple, host=lambda: HOST, usable=False).take()
 
 

@@ -63,3 +63,20 @@ print(json.dumps([look(30).gpus[0].xid, told(sampler.latest())[1]]))
     machine = {"gpus": 1, "fail.nvmlDeviceRegisterEvents": 3, "fail.nvmlEventSetWait_v2": 999}
     assert stand_in.watch(program, machine) == [None, []]
     assert stand_in.calls("nvmlEventSetCreate") == stand_in.calls("nvmlEventSetFree") == 1
+
+
+def test_the_watch_goes_on_after_an_error_and_the_error_is_kept_once(stand_in: Any) -> None:
+    program = """
+from gpumagic import faults
+look(2)
+machine(fail__nvmlEventSetWait_v2=999)
+look(3)
+machine(fail__nvmlEventSetWait_v2=0)
+look(1)
+machine(gpu__0__xid="31:1")
+print(json.dumps([look(1).gpus[0].xid, [str(fault) for fault in faults.all_kept()]]))
+"""
+    xid, (kept,) = stand_in.watch(program, {"gpus": 2})
+    assert xid == 31
+    assert kept.startswith("gpumagic failed while watching for Xid errors: NVMLError_Unknown: ")
+    assert kept.endswith("(3 times)")

@@ -22,6 +22,9 @@ def test_properties():
     assert torch.cuda.get_device_capability() == (9, 0)
     with pytest.raises(AssertionError, match="Invalid device id"):
         torch.cuda.get_device_properties(2)
+    asked = {name for name in dir(properties) if not name.startswith("_")}
+    cuda = {"L2_cache_size", "clock_rate", "is_integrated", "pci_bus_id", "memory_bus_width"}
+    assert asked >= cuda  # timm's layers, and Triton, ask for the size of the cache
 
 
 def test_gpumagic_names_the_same_devices():

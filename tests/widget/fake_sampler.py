@@ -13,10 +13,25 @@ MINE = {process.uuid for process in SNAPSHOT.processes if process.mine}
 
 
 class Clock:
+    """Replaces `time` in the widget's modules."""
+
     now = 0.0
 
     def __call__(self):
         return self.now
+
+    time = monotonic = __call__
+
+
+def monitor_of(monkeypatch, shell, sampler, clock, **replaced):
+    """A monitor of this shell and sampler."""
+    from gpumagic.widget import live_monitor, notebook_watch
+
+    monkeypatch.setattr(notebook_watch, "time", clock)
+    replaced |= {"shared_sampler": lambda: sampler, "get_ipython": lambda: shell.ip}
+    for name, value in replaced.items():
+        monkeypatch.setattr(live_monitor, name, value)
+    return live_monitor.MonitorWidget()
 
 
 class Sampler:

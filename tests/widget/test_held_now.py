@@ -5,12 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from fake_sampler import Clock, Sampler
+from fake_sampler import Clock, Sampler, monitor_of
 
 from gpumagic import faults
 from gpumagic.device import here
 from gpumagic.widget import notebook_watch
-from gpumagic.widget.notebook_watch import Audience
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -48,12 +47,8 @@ def test_without_torch_nothing_is_held_and_none_is_imported():
     assert done.stdout.split() == ["{}", "False"], done.stderr
 
 
-def test_the_widget_answers_a_view_that_asks(ip):
-    from gpumagic.widget.live_monitor import MonitorWidget
-
-    widget = MonitorWidget(
-        sampler=Sampler(), shell=ip.ip, audience=Audience(Clock(), patience_s=90)
-    )
+def test_the_widget_answers_a_view_that_asks(ip, monkeypatch):
+    widget = monitor_of(monkeypatch, ip, Sampler(), Clock())
     widget._save_table = lambda: None
     try:
         ip.run("x = zeros(10**6, device='cuda')")

@@ -7,24 +7,29 @@ from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
-from fake_sampler import MINE, SNAPSHOT, Clock, Sampler
+from fake_sampler import MINE, SNAPSHOT, Clock, Sampler, monitor_of
 from IPython.core.events import EventManager, available_events
 
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import ProcessSample, Snapshot
-from gpumagic.widget import monitor
-from gpumagic.widget.notebook_watch import KEPT, Audience, ShellCells
+from gpumagic.widget import monitor, notebook_watch
+from gpumagic.widget.notebook_watch import KEPT, ShellCells
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def made(shell):
-    """A monitor without a front end, and what it stands on."""
-    from gpumagic.widget.live_monitor import MonitorWidget
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(notebook_watch, "time", made)
+    return made
 
+
+@pytest.fixture
+def made(shell, monkeypatch):
+    """A monitor without a front end, and what it stands on."""
     clock, sampler = Clock(), Sampler()
-    widget = MonitorWidget(sampler=sampler, shell=shell.ip, audience=Audience(clock, patience_s=90))
+    widget = monitor_of(monkeypatch, shell, sampler, clock)
     published = []
     widget._save_table = lambda: published.append(widget._last.time)
     yield SimpleNamespace(
@@ -40,9 +45,9 @@ def hooks(shell):
 
 
 # -- the cells
-def test_cells_are_told_with_their_numbers_and_times(shell):
-    clock, changes = Clock(), []
-    log = ShellCells(shell.ip, lambda: changes.append(log.busy), clock)
+def test_cells_are_told_with_their_numbers_and_times(shell, clock):
+    changes = []
+    log = ShellCells(shell.ip, lambda: changes.append(log.busy))
     log.install()
     clock.now = 1.0
     mine = (ProcessSample("GPU-1", 1, 5, mine=True), ProcessSample("GPU-2", 2, 7))
@@ -61,8 +66,8 @@ def test_cells_are_told_with_their_numbers_and_times(shell):
     assert hooks(shell) == []
 
 
-def test_a_cell_that_runs_already_is_seen_to_end(shell):
-    log = ShellCells(shell.ip, lambda: None, Clock())
+def test_a_cell_that_runs_already_is_seen_to_end(shell, clock):
+    log = ShellCells(shell.ip, lambda: None)
     shell.ns["install"] = log.install
     shell.run("install()")
     log.uninstall()
@@ -71,7 +76,7 @@ def test_a_cell_that_runs_already_is_seen_to_end(shell):
 
 
 def test_a_cell_within_a_cell_ends_before_it(shell):
-    log = ShellCells(shell.ip, lambda: None, Clock())
+    log = ShellCells(shell.ip, lambda: None)
     log.install()
     shell.run("get_ipython().run_cell('inner = 1'); assert True")
     log.uninstall()
@@ -80,7 +85,7 @@ def test_a_cell_within_a_cell_ends_before_it(shell):
 
 
 def test_an_async_cell_is_one_cell(shell):
-    log = ShellCells(shell.ip, lambda: None, Clock())
+    log = ShellCells(shell.ip, lambda: None)
     log.install()
     shell.run("import asyncio\nawait asyncio.sleep(0)")
     log.uninstall()
@@ -90,7 +95,7 @@ def test_an_async_cell_is_one_cell(shell):
 
 def test_a_cell_has_the_number_that_stands_beside_it(shell):
     began = []
-    log = ShellCells(shell.ip, lambda: began.append(log.runs()[-1]["count"]), Clock())
+    log = ShellCells(shell.ip, lambda: began.append(log.runs()[-1]["count"]))
     log.install()
     first = shell.ip.run_cell("x = 1", store_history=True).execution_count
     shell.ip.run_cell("raise ValueError", store_history=True)
@@ -105,7 +110,7 @@ def test_old_cells_are_forgotten():
     events = EventManager(None, available_events)
     stored = SimpleNamespace(input_hist_parsed=[""])
     shell = SimpleNamespace(events=events, displayhook=None, history_manager=stored)
-    log = ShellCells(shell, lambda: None, Clock())
+    log = ShellCells(shell, lambda: None)
     log.install()
     outer = SimpleNamespace(store_history=True)
     events.trigger("pre_run_cell", outer)
@@ -221,15 +226,8 @@ def test_a_period_out_of_bounds_is_one_line(shell, period):
     from gpumagic.widget.live_monitor import MonitorWidget
 
     with pytest.raises(GpuError, match=r"from 0\.25 to 60 s; type [0-9.]+$"):
-        MonitorWidget(period, sampler=Sampler())
+        MonitorWidget(period)
     gc.collect()
-
-
-def test_where_it_is_not_built_one_line_says_how(tmp_path):
-    from gpumagic.widget.live_monitor import script
-
-    with pytest.raises(GpuError, match="npm run build"):
-        script(tmp_path / "static" / "widget.js")
 
 
 def test_in_a_terminal_it_is_the_table(shell):
@@ -239,15 +237,13 @@ def test_in_a_terminal_it_is_the_table(shell):
     assert text.count("live monitor needs a notebook") == 1
 
 
-def test_two_hundred_opened_and_closed_leave_nothing(shell):
+def test_two_hundred_opened_and_closed_leave_nothing(shell, monkeypatch):
     from ipywidgets.widgets import widget as ipywidgets
-
-    from gpumagic.widget.live_monitor import MonitorWidget
 
     sampler, gone = Sampler(), []
     before = len(ipywidgets._instances)
     for _ in range(200):
-        widget = MonitorWidget(sampler=sampler, shell=shell.ip)
+        widget = monitor_of(monkeypatch, shell, sampler, Clock())
         sampler.tick()
         widget.close()
         gone.append(weakref.ref(widget))

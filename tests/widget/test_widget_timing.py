@@ -5,25 +5,20 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
-from fake_sampler import Clock, Sampler
+from fake_sampler import Clock, Sampler, monitor_of
 
 from gpumagic.telemetry.history import Board
-from gpumagic.widget.notebook_watch import Audience
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NOW = {"line": "a @ a · cuda:0", "bars": [{"where": "cuda:0", "share": 1.0, "text": "1 ms"}]}
 
 
 @pytest.fixture
-def made(shell):
-    from gpumagic.widget.live_monitor import MonitorWidget
-
+def made(shell, monkeypatch):
     board = Board()
     board.keep("1 ms", 1.0, "before", [])
     clock, sampler = Clock(), Sampler()
-    widget = MonitorWidget(
-        sampler=sampler, shell=shell.ip, audience=Audience(clock, patience_s=90), board=board
-    )
+    widget = monitor_of(monkeypatch, shell, sampler, clock, board=board)
     widget._save_table = lambda: None
     yield SimpleNamespace(widget=widget, board=board, clock=clock, sampler=sampler)
     widget.close()
@@ -72,12 +67,10 @@ def test_its_own_results_stay_beside_them(made):
     assert "mine" not in [t["title"] for t in made.widget.timings]
 
 
-def test_two_hundred_leave_nothing_on_the_board(shell):
-    from gpumagic.widget.live_monitor import MonitorWidget
-
+def test_two_hundred_leave_nothing_on_the_board(shell, monkeypatch):
     board, gone = Board(), []
     for _ in range(200):
-        widget = MonitorWidget(sampler=Sampler(), shell=shell.ip, board=board)
+        widget = monitor_of(monkeypatch, shell, Sampler(), Clock(), board=board)
         board.post(NOW)
         widget.close()
         gone.append(weakref.ref(widget))

@@ -78,13 +78,13 @@ export function model({ gpu, migs }: View, trans: Translate): string {
     .join(' ');
 }
 
-/** "train.ipynb", "alice", "python3 (you)", "exited (PID 123)". */
+/** "train.ipynb", "alice" for another user, "python3", "exited (PID 123)". */
 export function holderName(main: ProcessSample, trans: Translate): string {
   if (main.notebook && !outlives(main)) return file(main.notebook);
   if (main.mine) return trans.__('this kernel');
   if (stranger(main)) return main.user as string;
   if (main.kernel && !main.name) return trans.__('kernel (PID %1)', main.pid);
-  return main.name ? trans.__('%1 (you)', main.name) : trans.__('exited (PID %1)', main.pid);
+  return main.name ?? trans.__('exited (PID %1)', main.pid);
 }
 
 /** A few words and their color: "bad" is a fault, "warn" is worth knowing. */
