@@ -266,7 +266,7 @@ def _row(columns: Sequence[Column], widths: Sequence[int], n: int, room: int) ->
     found = [_line(parts, columns, widths) for parts in zip_longest(*cells, fillvalue="")]
     for k, column in enumerate(columns):
         indent = " " * sum(most + len(_GAP) for most in widths[:k])
-        note = wrap(column.note(n), room - len(indent), subsequent_indent="  ")
+        note = wrap(column.note(n), max(room - len(indent), column.least), subsequent_indent="  ")
         found += [indent + line for line in note]
     return found
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from gpumagic import faults
-from gpumagic.device import CPU, Device, cuda_state
+from gpumagic.device import CPU, Device, cuda_state, resolve_one
 from gpumagic.display.units import both
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import known
@@ -35,9 +35,15 @@ def cpu() -> Any:
     return _framework("cpu").own(CPU)
 
 
-def gpu(i: int = 0) -> Any:
-    """Return GPU `i`: ``device(type='cuda', index=i)``, which may not exist; JAX's must exist."""
-    return _framework("gpu").own(Device("cuda", i))
+def gpu(i: object = 0) -> Any:
+    """Return GPU `i`, in any spelling of one GPU.
+
+    For a number it is ``device(type='cuda', index=i)``, which may not exist; JAX's must exist.
+    """
+    framework = _framework("gpu")
+    if isinstance(i, int):
+        return framework.own(Device("cuda", i))
+    return framework.own(resolve_one(i, framework.devices()))
 
 
 def num_gpus() -> int:
@@ -45,10 +51,10 @@ def num_gpus() -> int:
     return len(_framework("num_gpus").devices())
 
 
-def try_gpu(i: int = 0) -> Any:
-    """Return GPU `i` if it exists, else the CPU."""
+def try_gpu(i: object = 0) -> Any:
+    """Return GPU `i`, in any spelling of one GPU, if it exists, else the CPU."""
     framework = _framework("try_gpu")
-    return framework.own(dict(enumerate(framework.devices())).get(i, CPU))
+    return framework.own(resolve_one(f"{i}?", framework.devices()))
 
 
 def try_all_gpus() -> list[Any]:

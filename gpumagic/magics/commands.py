@@ -321,10 +321,10 @@ class GpuMagics(Magics):
 
         In a program, also in the `except` block of an error: `gpumagic.free_memory()`.
         """
-        from gpumagic.magics import gpus
-
         with torch_needed("%gpufree"):
-            display(gpus.free(asked.names, grads=asked.grads))
+            from gpumagic.memory.free import free_memory
+
+            display(free_memory(*asked.names, grads=asked.grads))
 
     @magic(cell_magic)
     def gpufit(self, asked: Namespace, cell: str) -> None:

@@ -10,7 +10,7 @@ from IPython.display import display
 
 from gpumagic import device, faults
 from gpumagic.display.units import many, size, some
-from gpumagic.errors import GpuError, meant, torch_needed
+from gpumagic.errors import GpuError, torch_needed
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.files import user_namespace
@@ -131,16 +131,14 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
     """
     from gpumagic.frameworks.known import started
 
-    if "torch" not in sys.modules and not started():
+    if torch_here() is None and not started():
         print("Neither torch nor JAX is in use here: this notebook has nothing on a GPU.")
         return gpus(), None
-    from gpumagic.memory.holders_by_name import memory
+    from gpumagic.memory.holders_by_name import memory, names_and_gpus
     from gpumagic.memory.memory_tree import tree
-    from gpumagic.usercode.frames import first_name
 
     namespace = user_namespace()
-    names = [word for word in asked if first_name(word) in namespace]
-    ordinals = {ordinal for word in asked if word not in names for ordinal in _gpus_named(word)}
+    names, named = names_and_gpus(asked, namespace)
     if len(asked) == len(names) == 1:
         return tree(names[0], namespace), None
     report = memory(*names)
@@ -148,24 +146,7 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
     if not report.devices and not all(gpu.virtual for gpu in gpus().gpus):
         print("torch can use none of these GPUs; %gpus --doctor says why.")
         return gpus(), whole
-    named = tuple(d for d in report.devices if d.device in ordinals or not ordinals)
-    return replace(report, devices=named), whole
-
-
-def _gpus_named(word: str) -> set[str]:
-    """Return the GPUs that a word names; GpuError if it names neither a GPU nor a variable."""
-    if "torch" in sys.modules:
-        from gpumagic.placement.torch_devices import devices
-    else:
-        devices = device.here
-    try:
-        found = device.resolve(word, devices(memory=word == "free"), cpu=False)
-    except GpuError:
-        if device.is_where(word) or not word.isidentifier():
-            raise
-        why = meant(word, user_namespace()) or "%gpus shows what GPUs there are"
-        raise GpuError(f"there is no variable {word!r}; {why}".rstrip()) from None
-    return {str(each) for each in found}
+    return report.of(named), whole
 
 
 def record(on: bool) -> str:
@@ -174,16 +155,6 @@ def record(on: bool) -> str:
         from gpumagic.memory.allocator import record
 
     return record(on)
-
-
-def free(asked: Sequence[str], *, grads: bool) -> Any:
-    """Free what no variable holds, and these variables; only on the GPUs named, if any."""
-    from gpumagic.memory.free import free_memory
-
-    namespace = user_namespace()
-    where = [word for word in asked if word not in namespace and device.is_where(word)]
-    names = [word for word in asked if word not in where]
-    return free_memory(*names, grads=grads, on={gpu for word in where for gpu in _gpus_named(word)})
 
 
 _NEW_RANK = (

@@ -59,11 +59,6 @@ class Allocator:
             for each in segment["blocks"]:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
-        # By GPU and address; a hundred thousand tensors look theirs up here.
-        self._places = {
-            number: {at: Place(f"cuda:{number}", at, b["size"]) for at, b in blocks.items()}
-            for number, blocks in self._blocks.items()
-        }
         # By device the addresses in order, of those devices for which they were needed.
         self._starts: dict[int, list[int]] = {}
         # By the id of the list of frames, which allocations of one line may share, and the stamp.
@@ -72,7 +67,7 @@ class Allocator:
     @property
     def total(self) -> int:
         """The bytes of all blocks."""
-        return sum(place.nbytes for places in self._places.values() for place in places.values())
+        return sum(each["size"] for blocks in self._blocks.values() for each in blocks.values())
 
     def blocks(self, number: int) -> list[Mapping[str, Any]]:
         """Return the blocks of one GPU, as torch tells of them."""
@@ -83,9 +78,7 @@ class Allocator:
         if (number := _number(tensor)) < 0:
             return None
         try:
-            address = _data_address(tensor)
-            exact = self._places.get(number, {}).get(address)
-            return exact or self._at(number, address) or self._alone(_storage(tensor))
+            return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
         except (RuntimeError, NotImplementedError):  # no storage: sparse, fake, a wrapper
             return None
 
@@ -121,12 +114,15 @@ class Allocator:
 
     def _at(self, number: int, address: int) -> Place | None:
         """Return the block that contains an address."""
-        places = self._places.get(number, {})
-        if number not in self._starts:
-            self._starts[number] = sorted(places)
-        before = bisect_right(self._starts[number], address) - 1
-        found = places[self._starts[number][before]] if before >= 0 else None
-        return found if found and address < found.address + found.nbytes else None
+        blocks, start = self._blocks.get(number, {}), address
+        if start not in blocks:
+            if number not in self._starts:
+                self._starts[number] = sorted(blocks)
+            before = bisect_right(self._starts[number], address) - 1
+            start = self._starts[number][before] if before >= 0 else -1
+            if start < 0 or address >= start + blocks[start]["size"]:
+                return None
+        return Place(f"cuda:{number}", start, blocks[start]["size"])
 
     def _alone(self, storage: Any) -> Place | None:
         """Return a storage as a block of its own, if the allocator does not list blocks."""

@@ -15,8 +15,14 @@ from gpumagic.device import cuda_state
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, meant
-from gpumagic.memory.holders_by_name import FoundStorage, array_places, find, grouped
-from gpumagic.memory.memory_report import EXCEPTION, KEPT, MemoryHolder
+from gpumagic.memory.holders_by_name import (
+    FoundStorage,
+    array_places,
+    find,
+    grouped,
+    names_and_gpus,
+)
+from gpumagic.memory.memory_report import EXCEPTION, KEPT, OUTPUT, MemoryHolder
 from gpumagic.memory.roots import KeptOutputs, release_errors
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
@@ -58,7 +64,7 @@ class Freed(Shown):
         return sum(sum(each.nbytes.values()) for each in self.released)
 
 
-def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> Freed:
+def free_memory(*what: object, grads: bool = False) -> Freed:
     """Free the GPU memory that no variable holds, and report how much it was.
 
     The frames of exceptions and the outputs that hold tensors on a GPU are released, and garbage
@@ -67,13 +73,12 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
 
     Parameters
     ----------
-    *names : str
-        Variables to delete too. If some of several cannot be deleted, the report names them.
+    *what : str, int, torch.device or Device
+        Variables to delete too, by name; if some of several cannot be deleted, the report names
+        them. With GPUs (``0``, ``"cuda:1"``), exceptions and outputs are released only if they
+        hold memory of these.
     grads : bool
         Whether the gradients of the notebook's parameters are released too.
-    on : collection of str
-        Release exceptions and outputs only if they hold memory of these GPUs, ``["cuda:1"]``; of
-        any GPU if empty.
 
     Returns
     -------
@@ -83,7 +88,7 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     Raises
     ------
     GpuError
-        No name is a variable that holds something on a GPU; CUDA is dead.
+        No name is a variable that holds something on a GPU; there is no such GPU; CUDA is dead.
 
     Examples
     --------
@@ -92,22 +97,24 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
     """
     cuda_state.check()  # to collect an event of the user's would then end this process
     namespace = user_namespace()
+    names, gpus = names_and_gpus(what, namespace)
     meter = _Meter()
     _empty_backwards_queue()
+    gc.collect()
     meter.take("garbage", told=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [name for name in names if name not in skipped and not outputs.has(name)]
     # Only what is released or deleted holds it.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
-    spare = [each for each in spare if not on or each.device in on]
-    _release_kept(spare, outputs, meter)
+    meter.due = spare
+    _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
     if grads:
         _release_gradients(namespace)
         meter.take("gradients")
     for name in gone:
         del namespace[name]
-        meter.take(name, held_by=_others(name, gone, found))
+        meter.take(name, {name}, held_by=_others(name, gone, found))
     _empty_cache()
     meter.take("cuBLAS workspace", told=False)
     left = tuple(grouped(find(namespace)))
@@ -116,12 +123,13 @@ def free_memory(*names: str, grads: bool = False, on: Collection[str] = ()) -> F
 
 def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter") -> None:
     """Release the exceptions and the outputs that hold some memory."""
-    if any(way.kind == EXCEPTION for each in spare for way in each.ways):
-        meter.take(release_errors())
-    held = {name for each in spare for name in each.roots}
+    ways = {way for each in spare for way in each.ways}
+    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
+        meter.take(release_errors(), errors)
+    held = {way.root for way in ways}
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
-        meter.take(", ".join(dropped))
+        meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
 
 
 def _skipped(
@@ -132,9 +140,13 @@ def _skipped(
 ) -> dict[str, str]:
     """Return why each of the names that cannot be deleted cannot be; GpuError if none can."""
     holding = {name for each in found for name in each.roots}
-    skipped = {name: f"{name} holds nothing on a GPU" for name in names if name not in holding}
-    skipped |= {n: f"there is no variable {n!r}" for n in skipped if n not in namespace}
-    skipped = {name: why for name, why in skipped.items() if not outputs.has(name)}
+    skipped = {
+        name: f"{name} holds nothing on a GPU"
+        if name in namespace
+        else f"there is no variable {name!r}"
+        for name in names
+        if name not in holding and not outputs.has(name)
+    }
     if skipped and len(skipped) == len(names):
         name, why = next(iter(skipped.items()))
         question = "" if name in namespace else meant(name, namespace)
@@ -192,12 +204,27 @@ class _Meter:
 
     def __init__(self) -> None:
         self.released: list[Released] = []
+        self.due: list[FoundStorage] = []  # what comes back once all its holders are released
+        self._gone = set[str]()
         self._before = allocated()
 
-    def take(self, cause: str, *, told: bool = True, held_by: tuple[str, ...] = ()) -> None:
-        """Collect the garbage, and note how much that freed."""
-        gc.collect()
+    def take(
+        self,
+        cause: str,
+        holders: Collection[str] = (),
+        *,
+        told: bool = True,
+        held_by: tuple[str, ...] = (),
+    ) -> None:
+        """Note how much the release of some holders freed; collect garbage if more is due."""
+        self._gone.update(holders)
+        due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
+        self.due = [each for each in self.due if not each.roots <= self._gone]
         now = allocated()
+        # A collection takes seconds in a large process; most objects go without one.
+        if sum(self._before.values()) - sum(now.values()) < due:
+            gc.collect()
+            now = allocated()
         came = {d: max(before - now.get(d, 0), 0) for d, before in self._before.items()}
         if told or any(came.values()):
             others = () if any(came.values()) else held_by

@@ -6,6 +6,8 @@ runs. Nothing here starts CUDA or makes a context on a GPU that has none; unknow
 """
 
 import gc
+import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,8 +17,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic import faults
-from gpumagic.device import Device, cuda_state
-from gpumagic.errors import GpuError
+from gpumagic.device import Device, cuda_state, here, is_where, resolve
+from gpumagic.errors import GpuError, meant
 from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
@@ -40,6 +42,7 @@ from gpumagic.memory.roots import Roots, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
 from gpumagic.usercode.files import user_namespace
+from gpumagic.usercode.frames import first_name
 from gpumagic.usercode.values import comes_from, torch_here
 
 if TYPE_CHECKING:
@@ -178,7 +181,7 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
             found += [(array, place) for place in _places(array)]
     # What is the whole says by its name who holds it.
     found.sort(key=lambda each: -each[1].nbytes)
-    whole = wholes(place for _, place in found)
+    whole = wholes(place for _, place in found) if found else {}
     return [(array, whole[place]) for array, place in found]
 
 
@@ -291,15 +294,18 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
 # -- the report
 _REST = "not reached: cuBLAS, C++"
 """The row of allocated memory that no root reaches."""
+_STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
+_NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
 
-def memory(*names: str) -> MemoryReport:
+def memory(*what: object) -> MemoryReport:
     """Tell who holds the memory of each GPU: variables, outputs, exceptions, …, by name.
 
     Parameters
     ----------
-    *names : str
-        Only what these variables hold; by default everything.
+    *what : str, int, torch.device or Device
+        Only these GPUs (``0``, ``"cuda:1"``), and only what these variables hold (``"net"``,
+        ``"data['x']"``); by default everything. A name is a variable's, if there is one.
 
     Returns
     -------
@@ -309,30 +315,61 @@ def memory(*names: str) -> MemoryReport:
     Raises
     ------
     GpuError
-        In one line: a name that is no variable; CUDA is dead.
+        There is no such GPU or variable; CUDA is dead.
     """
     cuda_state.check()
     start = perf_counter()
     namespace = user_namespace()
-    for name in names:
-        if name not in namespace:
-            raise GpuError(f"memory: there is no variable {name!r}; type its name as in the cell")
+    names, gpus = names_and_gpus(what, namespace)
+    parts = [Root(name, value_of(name, namespace)) for name in names if name not in namespace]
     with no_collections():  # until all that was looked through is gone
-        devices = _devices(names, namespace)
-    return MemoryReport(devices, perf_counter() - start)
+        allocator = allocations()
+        found = find(namespace, before=parts, allocator=allocator)
+        devices = [with_other_libraries(device, found) for device in figures()]
+        if names:  # their ways come first
+            found = [
+                each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
+                for each in found
+                if each.roots & {*names}
+            ]
+        shown = [with_holders(each, found, allocator, whole=not names) for each in devices]
+    return MemoryReport(tuple(shown), perf_counter() - start).of(gpus)
 
 
-def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[DeviceMemory, ...]:
-    allocator = allocations()
-    found = find(namespace, allocator=allocator)
-    devices = [with_other_libraries(device, found) for device in figures()]
-    if names:  # their ways come first
-        found = [
-            each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
-            for each in found
-            if each.roots & {*names}
-        ]
-    return tuple(with_holders(each, found, allocator, whole=not names) for each in devices)
+def names_and_gpus(
+    what: Iterable[object], namespace: Mapping[str, Any]
+) -> tuple[list[str], set[str]]:
+    """Tell the variables, or parts of them, from the GPUs that are asked for.
+
+    A word that is neither counts as a variable. GpuError if there is no such GPU.
+    """
+    if torch_here() is None:
+        devices = here
+    else:
+        from gpumagic.placement.torch_devices import devices
+    names, gpus = list[str](), set[str]()
+    for each in what:
+        if isinstance(each, str) and (first_name(each) in namespace or not is_where(each)):
+            names.append(each)
+        else:
+            there = devices(memory=isinstance(each, str) and "free" in each)
+            gpus |= {str(device) for device in resolve(each, there, cpu=False)}
+    return names, gpus
+
+
+def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
+    """Return the value of a variable or of a part of one; GpuError if there is none."""
+    if not _NAMED.fullmatch(name):
+        raise GpuError(f"{name} is neither a variable nor a part of one, such as net or data[0]")
+    if first_name(name) not in namespace:
+        asked = meant(name, namespace) or "%gpus shows what GPUs there are"
+        raise GpuError(f"there is no variable {name!r}; {asked}".rstrip())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return eval(name, {}, namespace)
+    except Exception as error:  # noqa: BLE001  it is the user's code that runs
+        raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
 
 def with_holders(

@@ -6,7 +6,7 @@ Plain data, no tensor and no frame. Small holders are folded into one row, which
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from html import escape
 
@@ -111,6 +111,11 @@ class MemoryReport(Shown):
         """Bytes that tensors hold, on all GPUs together."""
         return sum(device.allocated or 0 for device in self.devices)
 
+    def of(self, gpus: Collection[str]) -> MemoryReport:
+        """Return the report of these GPUs (``{"cuda:1"}``); of all, if none is named."""
+        here = tuple(each for each in self.devices if each.device in gpus or not gpus)
+        return replace(self, devices=here)
+
     def to_json(self) -> str:
         """Return everything as one line of JSON; null is an unknown number."""
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -153,8 +158,9 @@ def _nothing() -> str:
 def _hints(report: MemoryReport) -> list[str]:
     """Return the commands that free the most at once."""
     back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
-    words = f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"
-    return [words] if back >= _WORTH else []
+    if back < _WORTH:
+        return []
+    return [f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"]
 
 
 def label(device: DeviceMemory) -> str:

@@ -4,33 +4,26 @@ A layer's row includes what optimizers keep for its parameters and what autograd
 outputs, although other objects hold those.
 """
 
-import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.device import cuda_state
 from gpumagic.display import table
 from gpumagic.display.table import Column, Fold, Shown, block, folded, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, as_typed
-from gpumagic.memory.holders_by_name import FoundStorage, allocations, find
+from gpumagic.memory.holders_by_name import FoundStorage, allocations, find, value_of
 from gpumagic.memory.memory_report import SAVED, STATE, Made
 from gpumagic.memory.object_graph import Root, module_step
 from gpumagic.usercode.frames import first_name
 from gpumagic.usercode.values import is_module, own
 
-if TYPE_CHECKING:
-    pass
-
 _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds shown as columns of their module; all others get a row."""
 _WITH_PARAMETER = ("gradient", STATE)
-_STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
-_NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
 
 @dataclass(frozen=True)
@@ -99,55 +92,50 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         There is no such variable, or nothing on a GPU in it; CUDA is dead.
     """
     cuda_state.check()
-    value, first, allocator = _value(name, namespace), first_name(name), allocations()
+    value, first, allocator = value_of(name, namespace), first_name(name), allocations()
     # Walked before everything else, so that what is reached from it has a path from it.
     start = [Root(name, value, holder=first)]
     every = find(namespace, before=start, allocator=allocator, paths=True)
     root, devices, held_for_it = _Node(name, name), Counter[str](), Counter[str]()
     if is_module(value):
         _add_layers(root, value)
-    held = [each for each in every if _is_inside(each, name)]
-    kept = [e for e in every if e.parameter[:1] == (name,) and not _is_inside(e, name)]
-    for each in held:
-        kind = each.ways[0].kind
-        is_for_it = each.parameter[:1] == (name,) and kind in _WITH_PARAMETER
-        root.add(each.parameter if is_for_it else each.path, kind, each.nbytes)
-    for each in kept:
-        # What an output or an error keeps is shown as saved, whatever its own kind is.
-        kind = each.ways[0].kind if each.ways[0].kind in _OF_LAYER else SAVED
-        held_for_it[kind] += each.nbytes
-        root.add(each.parameter, kind, each.nbytes)
-    for each in (*held, *kept):
-        devices[each.device] += each.nbytes
+    aliases, addresses = dict[str, None](), dict[str, list[int]]()
+    for each in every:
+        is_inside, path, kind = _shown_at(each, name)
+        if is_inside:
+            aliases |= dict.fromkeys(way.root for way in each.ways)
+            addresses.setdefault(each.device, []).append(each.address)
+        elif path:
+            held_for_it[kind] += each.nbytes
+        if path:
+            devices[each.device] += each.nbytes
+            root.add(path, kind, each.nbytes)
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
-    aliases = dict.fromkeys(way.root for each in held for way in each.ways)
     most = devices.most_common(1)[0][0]
-    addresses = (each.address for each in held if each.device == most)
     return MemoryTree(
         name=name,
         devices=tuple(sorted(devices)),
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
-        made=allocator.made_in(most, addresses) if allocator is not None else None,
+        made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
         # Outputs are roots by their numbers.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 
 
-def _is_inside(storage: FoundStorage, name: str) -> bool:
-    return name in (storage.path[0], first_name(storage.path[0]))
+def _shown_at(storage: FoundStorage, name: str) -> tuple[bool, tuple[str, ...], str]:
+    """Return whether a name itself holds a storage, the path of its row, and its kind there.
 
-
-def _value(name: str, namespace: Mapping[str, Any]) -> Any:
-    if not _NAMED.fullmatch(name):
-        raise GpuError(f"{name} is neither a variable nor a part of one, such as net or data[0]")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return eval(name, {}, namespace)
-    except Exception as error:  # noqa: BLE001  it is the user's code that runs
-        raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
+    The path is empty if the storage has nothing to do with the name.
+    """
+    kind, start = storage.ways[0].kind, storage.path[0]
+    is_inside, is_for_it = name in (start, first_name(start)), storage.parameter[:1] == (name,)
+    if is_inside:
+        is_layers = is_for_it and kind in _WITH_PARAMETER
+        return True, storage.parameter if is_layers else storage.path, kind
+    # What an output or an error keeps is shown as saved, whatever its own kind is.
+    return False, storage.parameter if is_for_it else (), kind if kind in _OF_LAYER else SAVED
 
 
 def _add_layers(node: _Node, module: Any) -> None:

@@ -181,12 +181,13 @@ class Paths:
         self._walk = walk
         objects, count = walk.objects, len(walk.roots)
         # A parent has a lower number, and the roots are at the end, at -1, -2, ….
-        self._first = [0] * len(objects) + [*reversed(range(count))]
-        self._below = [""] * (len(objects) + count)
+        self._first = first = [0] * len(objects) + [*reversed(range(count))]
+        self._below = below = [""] * (len(objects) + count)
+        kinds = {kind: rule.below for kind, rule in walk.rules.items()}
         for number, parent in enumerate(walk.parents):
-            self._first[number] = self._first[parent]
-            below = walk.rules[id(type(objects[number]))].below
-            self._below[number] = self._below[parent] if below is None else below
+            first[number] = first[parent]
+            kind = kinds[id(type(objects[number]))]
+            below[number] = below[parent] if kind is None else kind
         self._reached = _reached(walk)
         self._parameters = {id(k) for k in walk.kinds if comes_from(k, "torch.nn.Parameter")}
         self._ways: dict[tuple[int, int, str], tuple[Way, ...]] = {}
@@ -274,7 +275,7 @@ class Paths:
 
 def _reached(walk: Walk) -> list[int]:
     """Return the roots that reach each object, as bits."""
-    order = range(len(walk.objects))
+    parents, others, order = walk.parents, walk.others, range(len(walk.objects))
     found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
     # Most references go to later objects, so two passes are mostly enough. They go back and forth,
     # so that both ends of a list that is linked both ways are reached at once.
@@ -282,8 +283,8 @@ def _reached(walk: Walk) -> list[int]:
     while changed:
         changed = False
         for number in order:
-            reached = found[walk.parents[number]]
-            for other in walk.others.get(number, ()):
+            reached = found[parents[number]]
+            for other in others.get(number, ()):
                 reached |= found[other]
             if reached != found[number]:
                 found[number], changed = reached, True
@@ -320,7 +321,7 @@ def _rules() -> list[_Rule]:
     tensors = None if torch is None else _of_tensor(torch, readable)
     return [
         _Rule(lambda kind: issubclass(kind, type), _AT_ONCE, _of_class),
-        _Rule(lambda kind: issubclass(kind, types.ModuleType) or _is_of_ipython(kind), _NEVER),
+        _Rule(_is_closed, _NEVER),
         _Rule(is_node, _INDIRECT, _of_node if readable else None, SAVED),
         _Rule(lambda k: comes_from(k, "torch.optim.Optimizer"), _INDIRECT, _of_optimizer, STATE),
         _Rule(lambda kind: comes_from(kind, "torch.nn.Module"), _AT_ONCE, _of_module, ""),
@@ -330,12 +331,13 @@ def _rules() -> list[_Rule]:
     ]
 
 
-def _is_of_ipython(kind: type) -> bool:
-    return str(defined_in(kind)).partition(".")[0] in ("IPython", "ipykernel")
-
-
 def _of_class(kind: type) -> list[Edge]:
     return [Edge(value, f".{name}") for name, value in members_of(kind).items()]
+
+
+def _is_closed(kind: type) -> bool:
+    home = str(defined_in(kind)).partition(".")[0]
+    return issubclass(kind, types.ModuleType) or home in ("IPython", "ipykernel")
 
 
 def _of_module(module: Any) -> list[Edge]:

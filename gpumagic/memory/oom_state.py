@@ -383,7 +383,8 @@ class OutOfMemoryState:
         """
         made = {*self._collected(rest), *stored(rest.loops[0])}
         by_name = {self.local(rest.frame, name) for name in made}
-        named = (row for row in self.device.holders if row.path not in self._nameless)
+        nameless = self._exception, self.handled, _ON_THEIR_WAY
+        named = (row for row in self.device.holders if row.path not in nameless)
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
         return next(rows, "")
 
@@ -391,7 +392,7 @@ class OutOfMemoryState:
         """Yield the containers that a loop, or what it calls, reads."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         for name in read | (self.read if rest.frame.at_top else set()):
-            if type(rest.frame.scope.name(name)) in (list, dict, set):
+            if issubclass(type(rest.frame.scope.name(name)), (list, dict, set)):
                 yield name
 
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
@@ -401,10 +402,6 @@ class OutOfMemoryState:
         cells = {label(frame.filename) for frame in self.frames}
         inside = here and loop.lineno <= line <= (loop.end_lineno or loop.lineno)
         return inside or (made is not None and made.ran_in.partition(",")[0] in cells)
-
-    @property
-    def _nameless(self) -> tuple[str, ...]:
-        return self._exception, self.handled, _ON_THEIR_WAY
 
     def let_go(self) -> None:
         """Empty the frames of this error, in a copy of this process; and forget the state that an

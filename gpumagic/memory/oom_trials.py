@@ -104,15 +104,12 @@ class CodeTrial:
         loops = [loop for loop in around if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        self._followed: Any = self._loop or whole
+        # The tree's own list, in which a replacement stands while it is tried.
+        self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
+        """The statements that a dry run follows."""
         # A dry run follows no other framework.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = _compiled(self.code, self.frame) if is_torchs else None
-
-    @property
-    def code(self) -> list[ast.stmt]:
-        """Return the statements that a dry run follows."""
-        return [*getattr(self._followed, "body", [])]
 
     @cached_property
     def stale(self) -> set[str]:
@@ -242,17 +239,20 @@ class CodeTrial:
         self, space: dict[str, Any], note: Callable[[str], object], keep: _Keep
     ) -> Iterator[None]:
         """Yield for each pass, and note what is held after it."""
-        counter = getattr(getattr(self._loop, "target", None), "id", "")
         names, change = keep
         for name in names:  # an operator in place would extend the graph of all passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
+        # What the loop gives each pass, which may assign it: `batch = batch.cuda()`.
+        targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
+        given = {n: space[n] for n in targets if not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
+            space.update(given)
             yield
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            if type(space.get(counter)) is int:  # its next value, as for a key of a cache
-                space[counter] += 1
+            # The next number, as for a key of a cache.
+            given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
 
     def _contexts(self) -> Iterator[Any]:
         """Make torch's contexts that were entered before this code, the outermost first."""

@@ -90,18 +90,24 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     first = block.index(rest.failed) if block else 0
     for at in range(first, len(block)):
         is_simple = isinstance(block[at], (ast.Assign, ast.Expr, ast.Return))
-        nodes: list[Any] = [*ast.walk(block[at])] if is_simple else []
-        for node in nodes:
-            for form, new in _PARSED:
-                reader = _Reader(rest.frame, block, at)
-                if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
-                    yield from reader.replaced(node, reader.filled(new))
-            reader = _Reader(rest.frame, block, at)
-            if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
-                added = [*node.keywords, *_expression(f"f({more})").keywords]
-                yield from reader.replaced(node, ast.Call(node.func, node.args, added))
+        for node in [*ast.walk(block[at])] if is_simple else ():
+            yield from _of_node(rest.frame, block, first, at, node)
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
+
+
+def _of_node(
+    frame: FailedFrame, block: list[Any], first: int, at: int, node: Any
+) -> Iterator[Form]:
+    """Yield the replacements of one expression, in the statement `at`."""
+    for form, new in _PARSED:
+        reader = _Reader(frame, block, at)
+        if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
+            yield from reader.replaced(node, reader.filled(new))
+    reader = _Reader(frame, block, at)
+    if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
+        added = [*node.keywords, *_expression(f"f({more})").keywords]
+        yield from reader.replaced(node, ast.Call(node.func, node.args, added))
 
 
 def _expression(text: str) -> Any:
@@ -229,19 +235,23 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else."""
+        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else; the first `x` may be `y`:
+        `x = y if x is None else torch.cat([x, y])`."""
         made = self._block[self._at]
-        name, args, _ = self.call(getattr(made, "value", None), self._at)
-        parts = getattr(args[0], "elts", []) if name == "cat" else []
-        is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
-        if is_own and not self._is_read(made, [made], loop):
-            new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
-            name, call = parts[0].id, made.value
-            every = _expression(f"[{name}.cpu(), *parts]")
-            joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
-            do = f"`parts.append({new})` for line {made.lineno}"
-            do = f"{do}, and `{name} = {joined}` after the loop (before it `parts = []`)"
-            yield Form(do, new, [made], self._block)
+        value: Any = getattr(made, "value", None)
+        begins = isinstance(value, ast.IfExp)
+        for call in [value.body, value.orelse] if begins else [value]:
+            name, args, _ = self.call(call, self._at)
+            parts = getattr(args[0], "elts", []) if name == "cat" else []
+            is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
+            if is_own and not self._is_read(made, [made], loop):
+                new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
+                name = parts[0].id
+                every = _expression("parts" if begins else f"[{name}.cpu(), *parts]")
+                joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
+                do = f"`parts.append({new})` for line {made.lineno}"
+                do = f"{do}, and `{name} = {joined}` after the loop (before it `parts = []`)"
+                yield Form(do, new, [made], self._block)
 
 
 # -- functions with the replacement

@@ -1,5 +1,6 @@
 """One table for text and HTML: aligned, at most 100 columns, escaped."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -57,6 +58,13 @@ def test_a_note_stands_below_its_row_from_its_column_on():
     ]
     html = table.html([Column("line", ["12", "3"], number=True), source])
     assert '<tr class="gm-below"><td></td><td colspan="1">→ keep it</td></tr>' in html
+
+
+@pytest.mark.parametrize("room", [24, 26, 30])
+def test_a_note_below_a_column_at_the_edge_is_shown(room):
+    source = Column("source", ["x"], notes=["keep it"])
+    found = table.lines([Column("line", ["a" * 24]), source], room=room)
+    assert found[-1].strip() == "keep it"
 
 
 def test_too_many_columns_go_on_in_a_table_below():

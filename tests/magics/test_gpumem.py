@@ -31,6 +31,11 @@ def test_of_one_device_and_of_one_name(ip):
     named = ip.run("%gpumem x net").text
     assert {"x", "net"} <= {line.split()[0] for line in named.splitlines()}
     assert "cuda:0" not in ip.run("%gpumem net cuda:1").text
+    ip.run("data = {'x': x}")
+    part = ip.run("%gpumem data['x'] net").text
+    assert "data['x']  tensor" in part
+    assert "also held by" in part
+    assert "there is no variable 'dta'; did you mean data?" in ip.run("%gpumem dta net").text
 
 
 def test_one_name_is_opened(ip):

@@ -198,6 +198,24 @@ SITUATIONS = [
         often=True,
     ),
     Notebook(
+        "losses in a dict of lists",
+        [
+            "from collections import defaultdict",
+            "w = torch.ones(2**19, device='cuda', requires_grad=True)\nlog = defaultdict(list)",
+        ],
+        "for n in range(60):\n    log['loss'].append((w * n).exp().sum())",
+        "keep `.item()`",
+        often=True,
+    ),
+    Notebook(
+        "a view of each batch, which the loop moves",
+        ["batches, first = [torch.ones(4, 2**18) for _ in range(30)], []"],
+        "for batch in batches:\n    batch = batch.cuda()\n    first.append(batch[0])",
+        "keep `.cpu()` of the tensors in `first`",
+        often=True,
+        why="each pass of the loop in line 1 keeps 4.0 MiB",
+    ),
+    Notebook(
         "a sum of losses",
         ["w = torch.ones(2**19, device='cuda', requires_grad=True)\ntotal = 0"],
         "for n in range(60):\n    total += (w * n).exp().sum()",

@@ -1,5 +1,6 @@
 """`%gpufree`: what no variable holds comes back, to the byte, and nothing else is touched."""
 
+import gc
 import io
 import sys
 import threading
@@ -263,3 +264,43 @@ def test_the_line_says_what_was_freed_and_what_is_held_by_whom(held):
         "freed 8.0 MiB (Out[3]: 4.0 MiB on cuda:0, y: 4.0 MiB on cuda:0)"
         " · 4.0 MiB on cuda:0 still allocated, most by x (4.0 MiB)"
     )
+
+
+def collections(held, line):
+    """How often a line collects all garbage, and its text."""
+    began = []
+
+    def note(phase, info):
+        if (phase, info["generation"]) == ("start", 2):
+            began.append(line)
+
+    gc.callbacks.append(note)
+    try:
+        said = held.run(line).text
+    finally:
+        gc.callbacks.remove(note)
+    return len(began), said
+
+
+def test_garbage_is_collected_once_and_again_only_for_a_cycle(held):
+    assert collections(held, "%gpufree")[0] == 1
+    held.run("a, b = x + 1, torch.ones(2**18, device='cuda:1')\nx * 2")
+    times, said = collections(held, "%gpufree a b")
+    assert times == 1
+    assert "a: 4.0 MiB on cuda:0, b: 1.0 MiB on cuda:1" in said
+    held.run("class A: pass\na = A()\na.a, a.t = a, torch.ones(2**18, device='cuda')")
+    times, said = collections(held, "%gpufree a")
+    assert times == 2
+    assert "freed 1.0 MiB (a: 1.0 MiB on cuda:0)" in said
+
+
+@pytest.mark.parametrize("where", [1, "cuda:1", "GPU:1", torch.device("cuda:1")])
+def test_in_a_program_a_gpu_is_named_as_in_the_magic(held, where):
+    for gpu in (0, 1):
+        held.run(f"torch.ones(2**20, device='cuda:{gpu}')")
+    assert gpumagic.free_memory(where).nbytes == 4 * MIB
+    assert torch.cuda.memory_allocated(1) == 0
+    assert "x: 4.0 MiB on cuda:0" in repr(gpumagic.free_memory(where, "x"))
+    for wrong in (7, 2.5, torch.ones(2)):
+        with pytest.raises(gpumagic.GpuError, match=r"no GPU 7|is not a device"):
+            gpumagic.free_memory(wrong)

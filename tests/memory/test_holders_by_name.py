@@ -48,6 +48,21 @@ def test_what_a_name_holds_is_its_own_though_others_hold_it_too(ip):
     assert (row.path, row.nbytes, row.aliases) == ("same", 1536, ("x",))
 
 
+@pytest.mark.parametrize("where", [1, "1", "cuda:1", torch.device("cuda:1"), "free"])
+def test_gpus_are_named_as_in_the_magic(ip, where):
+    ip.run("data = {'x': zeros(2**20, device='cuda'), 'y': zeros(2**10, device='cuda:1')}")
+    report = gpumagic.memory(where)
+    assert [(d.device, d.holders[0].path) for d in report.devices] == [("cuda:1", "data")]
+    (row,) = gpumagic.memory(where, "data['x']", "data['y']").holders
+    assert (row.path, row.nbytes, row.aliases) == ("data['y']", 4096, ("data",))
+
+
+def test_what_is_no_gpu_is_told(ip):
+    for wrong, said in ((7, "no GPU 7"), (2.5, "is not a device"), ("cpu", "is not a GPU")):
+        with pytest.raises(gpumagic.GpuError, match=said):
+            gpumagic.memory(wrong)
+
+
 def test_what_nobody_holds_has_a_row():
     device = DeviceMemory("cuda:0", "H100", False, 80, 40, 35, 40)
     rows = with_holders(device, []).holders

@@ -89,3 +89,12 @@ def test_intels_gpus_are_torchs_where_it_has_them(monkeypatch):
         assert torch_devices.as_torch(torch_devices.find(where)) == torch.device("xpu", 0)
     with pytest.raises(GpuError, match=r"no cuda:0: there is only xpu:0 \(Intel Arc B580\)"):
         torch_devices.find("cuda:0")
+
+
+@pytest.mark.parametrize("spelled", ["1", "cuda:1", "gpu:1", torch.device("cuda:1")])
+def test_a_gpu_has_any_of_its_spellings(gpus, spelled):
+    assert gpumagic.gpu(spelled) == gpumagic.try_gpu(spelled) == torch.device("cuda:1")
+    assert gpumagic.try_gpu("cuda:7") == gpumagic.try_gpu(torch.device("cuda:7")) == gpumagic.cpu()
+    for take in (gpumagic.gpu, gpumagic.try_gpu):
+        with pytest.raises(gpumagic.GpuError, match="is not a device"):
+            take("cuda.1")
