@@ -40,12 +40,8 @@ def network_kernels() -> dict[str, Callable[..., Any]]:
     }
     kernels["_fused_rms_norm"] = _rms_norm
     kernels["scaled_dot_product_attention"] = _attention
-    kernels["lstm_cell"] = lambda x, h, w_ih, w_hh, b_ih=None, b_hh=None: lstm_cell(
-        linear(x, w_ih, b_ih), h[0], h[1], w_hh, b_hh, None, 1
-    )
-    kernels["gru_cell"] = lambda x, h, w_ih, w_hh, b_ih=None, b_hh=None: gru_cell_data(
-        x, h, w_ih, b_ih, w_hh, b_hh
-    )
+    kernels["lstm_cell"] = _lstm_cell
+    kernels["gru_cell"] = _gru_cell
     return kernels
 
 
@@ -89,11 +85,39 @@ def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _rms_norm(input: Tensor, shape: Any, weight: Tensor | None, eps: float | None) -> Any:
-    op = aten._fused_rms_norm.default
-    if weight is not None and weight.device != input.device:  # the parts would say other texts
-        given: Any = [("input", input, input), ("weight", weight, weight)]
-        mixed(KernelPlan(op, True).read(), given, (input, shape, weight))
-    return op.decompose(input, shape, weight, eps)
+    _check(aten._fused_rms_norm.default, input, shape, weight)
+    return aten._fused_rms_norm.default.decompose(input, shape, weight, eps)
+
+
+def _check(op: Any, *args: Any) -> None:
+    """Raise CUDA's error for a decomposed operator whose arguments are on several devices."""
+    given = zip(op._schema.arguments, args, strict=False)
+    found = [(a.name, x, x) for a, x in given if isinstance(x, Tensor)]
+    if len({tensor.device for _, tensor, _ in found}) > 1:
+        mixed(KernelPlan(op, True).read(), found, args)
+
+
+def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
+    """Check a cell's devices as C++ does for a GPU: two products, then one fused operator."""
+    w_ih, w_hh, *biases = rest[-4:]
+    if input.is_cuda:
+        _check(aten.mm.default, input, w_ih)
+        _check(aten.mm.default, hidden, w_hh)
+        _check(op, input, hidden, *(rest[:-4] or [hidden]), *biases)
+
+
+def _lstm_cell(
+    input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    _check_cell(aten._thnn_fused_lstm_cell.default, input, *hx, w_ih, w_hh, b_ih, b_hh)
+    return lstm_cell(linear(input, w_ih, b_ih), hx[0], hx[1], w_hh, b_hh, None, 1)
+
+
+def _gru_cell(
+    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    _check_cell(aten._thnn_fused_gru_cell.default, input, hx, w_ih, w_hh, b_ih, b_hh)
+    return gru_cell_data(input, hx, w_ih, b_ih, w_hh, b_hh)
 
 
 _FUSED = {torch.float32, torch.float64}

@@ -190,6 +190,13 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     return taken
 
 
+def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x, mask = args[0], args[1]
+    expanded = [] if mask.shape == x.shape else [x.numel()]
+    tiles = 32 + -(-x.numel() // (128 * 7))  # of cub's scan
+    return [*expanded, 8 * x.numel(), _aligned(2 * 8 * tiles) + 511]
+
+
 def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     """Return the losses of all elements, and the partial sums of their mean."""
     x, target = args[0], args[1]
@@ -201,11 +208,31 @@ def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 _RULES: dict[str, Rule] = {
+    "soft_margin_loss_backward": lambda card, args, result: [result.nbytes] * 2,
     "masked_select": lambda card, args, result: [
         8 * result.numel() * max(1, *(a.dim() for a in args))
     ],
     "_softmax_backward_data": lambda card, args, result: [args[0].nbytes],
+    "_cdist_backward": lambda card, args, result: [
+        args[4].numel() * args[1].shape[-1] * args[1].element_size()
+    ],
+    "_pdist_backward": lambda card, args, result: [max(args[1].shape[0] - 1, 0) * args[1].nbytes],
+    "equal": lambda card, args, result: (
+        [args[0].numel(), 1] if args[0] is not args[1] and args[0].shape == args[1].shape else []
+    ),
+    **dict.fromkeys(
+        ("all", "any"),
+        lambda card, args, result: [args[0].numel() == 1 and args[0].dtype is not torch.bool],
+    ),
+    "bincount": lambda card, args, result: (
+        [8] * (3 if len(args) > 1 and args[1] is not None else 2)
+    ),
+    "nonzero": lambda card, args, result: [] if result.numel() else [4],
     "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
+    "unfold_backward": lambda card, args, result: (
+        [8 * result.shape[args[2]]] if result.dim() else []
+    ),
+    "_chunk_cat": lambda card, args, result: [1],
     "roll": lambda card, args, result: [result.nbytes] if len(_over(args)) > 1 else [],
     **dict.fromkeys(("sum", "mean", "prod", "nansum"), _sum),
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
@@ -213,4 +240,5 @@ _RULES: dict[str, Rule] = {
     "argsort": lambda card, args, result: [args[0].nbytes, *_sort(card, args, result)],
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_"), _indices),
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
+    **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
 }

@@ -4,7 +4,7 @@ import functools
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from importlib.machinery import ExtensionFileLoader
 from types import FunctionType
@@ -224,8 +224,12 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     on = bool(GPUS)  # and they are to stand aside
     GPUS.clear()
     for real, allocated in gpus:
-        facts = {f.name: getattr(real, f.name) for f in fields(Properties) if hasattr(real, f.name)}
-        account = _add(Properties(**{"uuid": uuid.uuid4(), **facts}), [0] * COUNTERS)
+        facts: dict[str, Any] = {"uuid": uuid.uuid4()}
+        for field in fields(Properties):
+            # A build may lack one; torch asks the driver for clocks at each reading.
+            with suppress(AttributeError, RuntimeError):
+                facts[field.name] = getattr(real, field.name)
+        account = _add(Properties(**facts), [0] * COUNTERS)
         account.allocator.take(allocated)
     stack = ExitStack()  # never closed: the child ends with it
     if on:

@@ -82,6 +82,14 @@ CASES = {
         lambda: nn.RMSNorm(2).cuda()(torch.ones(3, 2)),
         argument("weight", "cuda:0", "cpu", "wrapper_CUDA___fused_rms_norm"),
     ),
+    "GRU cell, CPU state": (
+        lambda: nn.GRUCell(2, 2).cuda()(on("cuda:0", 1, 2), torch.ones(1, 2)),
+        argument("mat2", "cuda:0", "cpu", "wrapper_CUDA_mm"),
+    ),
+    "LSTM cell, CPU memory": (
+        lambda: nn.LSTMCell(2, 2).cuda()(on("cuda:0", 1, 2), (on("cuda:0", 1, 2), on("cpu", 1, 2))),
+        argument("cx", "cpu", "cuda:0", "wrapper_CUDA___thnn_fused_lstm_cell"),
+    ),
     "out=": (
         lambda: torch.mm(on("cuda:0", 2, 2), on("cuda:0", 2, 2), out=torch.empty(2, 2)),
         argument("self", "cuda:0", "cpu", "wrapper_CUDA_mm_out_out"),
