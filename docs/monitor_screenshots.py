@@ -120,7 +120,7 @@ def widen(page: Page, pixels: int) -> None:
 
 
 @contextmanager
-def somebody_else(user: str = "games") -> Iterator[int]:
+def somebody_else(user: str = "alice") -> Iterator[int]:
     """The pid of another user's process; needs root, and that user: `useradd alice`."""
     with subprocess.Popen(["sleep", "600"], user=user) as other:
         try:
@@ -199,7 +199,7 @@ def monitor(browser: Browser) -> None:
     with (
         cuda_laboratory(two_cards({})(0)) as lab,
         opened(lab, browser, 1320, 800, "pictures-monitor") as view,
-        somebody_else("alice") as other,
+        somebody_else() as other,
     ):
         page = view.page
         lab.write("train.ipynb", NETWORK)

@@ -64,7 +64,7 @@ def live(browser: Browser) -> None:
             theme(view.page, path.stem.rpartition("-")[2])
             view.run_cell(2)
             section = view.page.locator(MONITOR).locator(".results").first
-            section.get_by_text("3 of 3 devices").wait_for()
+            section.get_by_text("3 of 3").wait_for()
             view.page.wait_for_timeout(1500)
             view.page.locator(MONITOR).screenshot(path=path)
             view.page.wait_for_function(

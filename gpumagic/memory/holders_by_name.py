@@ -292,7 +292,7 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
 
 
 # -- the report
-_REST = "not reached: cuBLAS, C++"
+_REST = "held by cuBLAS or C++ code"
 """The row of allocated memory that no root reaches."""
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")

@@ -66,5 +66,5 @@ def test_what_is_no_gpu_is_told(ip):
 def test_what_nobody_holds_has_a_row():
     device = DeviceMemory("cuda:0", "H100", False, 80, 40, 35, 40)
     rows = with_holders(device, []).holders
-    assert [(row.path, row.nbytes) for row in rows] == [("not reached: cuBLAS, C++", 35)]
+    assert [(row.path, row.nbytes) for row in rows] == [("held by cuBLAS or C++ code", 35)]
     assert with_holders(device, [], whole=False).holders == ()
