@@ -3,7 +3,7 @@
 Run it with `python benchmarks/cell_path.py`. It counts calls by `sys.setprofile`: the files of the
 package that are entered, and the moves from one of them to another. What virtual GPUs do is left
 out: on a machine with GPUs a driver does it. A path through few files is one that a reader can
-follow. Exits 1 where a simple `%%ongpu` cell enters more than 17.
+follow. Exits 1 where a simple `%%ongpu` cell enters more than 16.
 """
 
 import io
@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import gpumagic
 
 PACKAGE = str(Path(gpumagic.__file__).parent)
-LIMIT = 17
+LIMIT = 16
 CELLS = {
     "%%ongpu 1": "%%ongpu 1\nY = X * 2",
     "dry run": "%%ongpu 1 --dry-run\nY = X * 2",

@@ -25,7 +25,7 @@ from gpumagic.ledger.entry import Entry, Ledger, Memory, Tally
 from gpumagic.moving.moved import DATASET_STAYS, Left, Moves, Origins, all_of
 from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
-from gpumagic.usercode.variables import variables_read
+from gpumagic.usercode.variables import own_variables, variables_read
 
 # Packages whose classes are no arrays of a library that gpumagic does not know.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
@@ -154,6 +154,7 @@ class Run:
         self.left_out = 0.0  # seconds that are none of the cell's
         self._complete = True  # whether all of `_during` worked
         self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
+        self._bound: dict[str, int] = {}  # for `--back`: the ids of all variables' values
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
         """Move and place; or raise `GpuError`, with nothing moved. A long move has a `line`."""
@@ -173,6 +174,8 @@ class Run:
     def _begin(self) -> None:
         arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
         self._before = {id(array): weakref.ref(array) for array in arrays}
+        if self._back:
+            self._bound = {name: id(value) for name, value in self._namespace.items()}
         self._joules = self._read_joules()
         self._tally.virtual = has_virtual()
         with ExitStack() as undo:
@@ -233,8 +236,9 @@ class Run:
         try:
             undo.close()
             self._find_made()  # before variables go back
-            there = [*self._made_there()] if self._back else []
+            new = self._new_variables() if self._back else ()
             backs = [s.bring_back(self._namespace) for s in self._shares if s.origins]
+            there = [*self._made_there(new)]
         except BaseException:
             self._remember()
             raise
@@ -341,13 +345,18 @@ class Run:
                 if self._before.get(id(array), lambda: None)() is not array:
                     share.made[name] = array
 
-    def _made_there(self) -> Iterator[str]:
-        """Yield the variables that the cell made on its device, if that is not the CPU."""
-        for share in self._shares if self.device.kind != "cpu" else ():
+    def _new_variables(self) -> Iterable[str]:
+        """Return the variables that the cell has bound to something else than before."""
+        now = own_variables(self._namespace)
+        return [name for name, value in now.items() if self._bound.get(name) != id(value)]
+
+    def _made_there(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield those of the variables that have arrays on the device, if that is not the CPU."""
+        new = {name: self._namespace[name] for name in names if name in self._namespace}
+        for share in self._shares if new and self.device.kind != "cpu" else ():
             there = {self._where, str(share.framework.own(self.device))}  # "mps", "mps:0"
-            for name, array in share.made.items():
-                where = share.framework.where(array).split(" + ")
-                if not name.startswith("_") and not there.isdisjoint(where):
+            for name, devices in share.framework.away(new).items():
+                if not there.isdisjoint(devices):
                     yield name
 
     def _taken(self) -> Iterator[str]:

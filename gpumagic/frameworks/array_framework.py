@@ -148,10 +148,13 @@ class ArrayFramework(Framework):
                 moving.copy(name, value, "", partial(bring, origin=None))
         return moving.finish()
 
-    def away(self, namespace: Mapping[str, Any]) -> list[str]:
-        """Return the variables that are, or hold, arrays on a GPU."""
-        variables = [(name, value) for name, value in namespace.items() if name[0] != "_"]
-        return [name for name, value in variables if arrays_in(value, self, "cpu")]
+    def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
+        held = {name: arrays_in(value, self, "cpu") for name, value in namespace.items()}
+        return {
+            name: {device for array in arrays for device in self.where(array).split(" + ")}
+            for name, arrays in held.items()
+            if arrays
+        }
 
 
 class _Moving:

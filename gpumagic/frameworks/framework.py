@@ -193,8 +193,8 @@ class Framework(Protocol):
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move what cells have moved, or only that of `origins`, back to where it was."""
 
-    def away(self, namespace: Mapping[str, Any]) -> list[str]:
-        """Return the variables that are arrays on a GPU."""
+    def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
+        """Return the GPUs of each variable that is, or holds, arrays on one."""
 
     def copy(self, array: Any, device: Device) -> Any:
         """Return a new copy on a device, even if the array is there: donating it is harmless."""

@@ -23,6 +23,7 @@ from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moves, all_of
 from gpumagic.usercode.files import name_in, unseen
 from gpumagic.usercode.values import Step, class_name, is_tensor, parts_of, walk
+from gpumagic.usercode.variables import own_variables
 
 
 def devices(*, memory: bool = True) -> list[Device]:
@@ -201,7 +202,8 @@ def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
     cuda_state.check()
     frameworks = known.in_use()
     home = all_of([framework.home(namespace) for framework in frameworks])
-    return home, [name for framework in frameworks for name in framework.away(namespace)]
+    held = own_variables(namespace)
+    return home, [name for framework in frameworks for name in framework.away(held)]
 
 
 def explain(

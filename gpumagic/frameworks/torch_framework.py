@@ -17,6 +17,7 @@ from gpumagic.ledger.dispatch import MemoryMeter, counting
 from gpumagic.ledger.entry import Memory, Tally
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving import move
+from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.moved import Moves, Origins
 from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
@@ -87,8 +88,14 @@ class Torch(Framework):
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         return move.bring_home(namespace, origins)
 
-    def away(self, namespace: Mapping[str, Any]) -> list[str]:
-        return [name for name, tensor in self.arrays(namespace) if tensor.device.type != "cpu"]
+    def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
+        finder = TensorFinder()
+        finder.variables(namespace.items())
+        found: dict[str, set[str]] = {}
+        for each in finder.tensors:
+            if each.tensor.device.type not in ("cpu", "meta"):
+                found.setdefault(each.root, set()).add(str(each.tensor.device))
+        return found
 
     def wait(self, *devices: str) -> None:
         """Wait until these devices have finished; without any, every GPU with a context."""

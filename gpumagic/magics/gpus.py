@@ -9,7 +9,7 @@ from typing import Any
 from IPython.display import display
 
 from gpumagic import device, faults
-from gpumagic.display.units import many, size, some
+from gpumagic.display.units import both, many, size, some
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
@@ -143,6 +143,9 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
         return tree(names[0], namespace), None
     report = memory(*names)
     whole = None if names else report
+    if names and not any(device.holders for device in report.of(named).devices):
+        on = f"on {both(named)}" if named else "on a GPU"
+        raise GpuError(f"{both(names)} hold{'s' * (len(names) == 1)} nothing {on}")
     if not report.devices and not all(gpu.virtual for gpu in gpus().gpus):
         print("torch can use none of these GPUs; %gpus --doctor says why.")
         return gpus(), whole

@@ -193,9 +193,8 @@ class CellHooks:
         if cell.watch:
             self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            with faults.kept("counting what virtual GPUs hold"):
-                # The cell may have freed memory. To list TensorFlow's tensors takes longer.
-                virtual.refresh(others=cell.reported)
+            # The cell may have freed memory. To list TensorFlow's tensors takes longer.
+            virtual.refresh(others=cell.reported)
 
     # -- %%ongpu
     def begin(self, text: str) -> Any:

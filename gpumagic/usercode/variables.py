@@ -212,6 +212,12 @@ class NamesReader(ast.NodeVisitor):
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
 
+def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notebook's own variables: none of IPython's, no private ones."""
+    names = [name for name in namespace if not name.startswith("_") and name not in NOT_VARIABLES]
+    return {name: namespace[name] for name in names}
+
+
 # `transform` converts the text of a nested magic to Python, as `InteractiveShell.transform_cell`.
 def names_read(
     tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES

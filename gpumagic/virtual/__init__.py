@@ -20,6 +20,7 @@ from importlib.util import find_spec
 
 import psutil
 
+from gpumagic import faults
 from gpumagic.device import Device, has_virtual, here, physical_gpus, set_virtual
 from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
@@ -170,7 +171,8 @@ def refresh(*, others: bool = True) -> None:
     started = known.started() if others else []
     if started and has_virtual():
         devices = here(memory=False)
-        count_others(lambda n: sum(_held(other, devices[n]) for other in started))
+        with faults.kept("counting what other frameworks hold on virtual GPUs"):
+            count_others(lambda n: sum(_held(other, devices[n]) for other in started))
 
 
 def _held(framework: Framework, device: Device) -> int:

@@ -113,7 +113,7 @@ def test_home_is_where_it_was_before_the_first_of_several_cells(boxes):
         origins = []
         boxes.move(space.items(), GPUS[number], space, origins)
         boxes.remember(origins, f"In [{number}]")
-    assert boxes.away(space) == ["a"]
+    assert boxes.away(space) == {"a": {"cuda:1"}}
     boxes.home(space)
     assert space["a"].place == "cpu"
     assert boxes.home(space).moved == ()

@@ -31,9 +31,9 @@ def test_what_it_moves_it_remembers_and_brings_home(adapter):
     assert [(moved.name, moved.nbytes) for moved in moves.moved] == [("x", 8)]
     assert adapter.where(x) == "cuda:1"
     adapter.remember(origins, "In [1]")
-    assert adapter.away(space) == ["x"]
+    assert adapter.away(space) == {"x": {"cuda:1"}}
     adapter.home(space)
-    assert (adapter.where(x), adapter.away(space)) == ("cpu", [])
+    assert (adapter.where(x), adapter.away(space)) == ("cpu", {})
 
 
 def test_new_tensors_are_placed_and_their_memory_is_measured(adapter):

@@ -56,6 +56,9 @@ def test_one_name_is_opened(ip):
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
         ("cpu", "cpu is not a GPU; type 0, 1, or nothing for all of them"),
         ("--sinse", "type %gpumem [WHERE or NAME …] [--since]"),
+        ("weights ip", "there is no variable 'ip'"),
+        ("weights 1", "weights holds nothing on cuda:1"),
+        ("weights weights.real", "weights and weights.real hold nothing on a GPU"),
     ],
 )
 def test_what_is_not_there_is_one_line(ip, line, said):

@@ -111,9 +111,10 @@ def test_work_that_no_move_left_elsewhere_is_no_fault_of_the_code(ip):
 
 def test_back_brings_home_what_the_cell_brought(ip):
     ip.run("X, net = torch.ones(4, 2), nn.Linear(2, 1); adam = torch.optim.Adam(net.parameters())")
-    done = ip.run("%%ongpu 1 --back\nloss = net(X).sum(); loss.backward(); adam.step()")
+    code = "loss = net(X).sum(); loss.backward(); adam.step(); log = {'z': X * 2, 'n': [1]}"
+    done = ip.run(f"%%ongpu 1 --back\n{code}; head = nn.Linear(2, 1)")
     assert re.search(r"moved net, X: \d+ B from cpu in .*, and back in \d", done.text)
-    assert " · new on cuda:1: loss\n" in done.text
+    assert " · new on cuda:1: loss, log, head\n" in done.text
     ns = ip.ns
     assert {t.device.type for t in (ns["X"], *ns["net"].parameters())} == {"cpu"}
     assert ns["net"].weight.grad.device.type == "cpu"
