@@ -69,7 +69,8 @@ class _Show:
 def _text(output: Any) -> str:
     if output.output_type == "stream":
         return str(output.text)
-    # An error has no data; it is printed when the run ends.
+    if output.output_type == "error":
+        return f"{output.ename}: {output.evalue}\n"
     text = str(output.get("data", {}).get("text/plain", "")).rstrip()
     return f"{text}\n" if text else ""
 
