@@ -3,6 +3,7 @@
 import ast
 import linecache
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ import ipyparallel
 from gpumagic.cluster import engine, sending
 from gpumagic.cluster.engine import CellOrder, ErrorInRank, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
-from gpumagic.cluster.output import RankTime, Streamed
+from gpumagic.cluster.output import RankTime, show_new
 from gpumagic.cluster.scattered import Sharing, SplitValues, check
 from gpumagic.cluster.sending import Wants
 from gpumagic.display.progress_line import ProgressLine
@@ -88,7 +89,7 @@ class CellOnRanks:
         self._signaled: float | None = None
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
-        self._streamed = Streamed()
+        self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 
     def deliver(self) -> None:
         """Send ranks with work what they lack. Raises `GpuError`, and a rank's `RanksError`."""
@@ -185,7 +186,7 @@ class CellOnRanks:
             part, asked = self._running[rank.number]
             # The answer may come before the last output.
             over = asked.ready() and asked.wait_for_output(1)
-            self._streamed.take(rank.number, part, asked.metadata, self._label(rank))
+            show_new(asked.metadata, self._shown[rank.number, part], self._label(rank))
             if over:
                 self._take(rank, part, asked)
         self._engines.check()
@@ -234,7 +235,8 @@ class CellOnRanks:
 
     def _end_a_deadlock(self) -> None:
         """Fail if all ranks wait, not in the same place; say where each rank waits."""
-        waits = {rank.number: self._where(rank) for rank in self._pending()}
+        cell = self._order.cell
+        waits = {rank.number: self._engines.pulse(rank, cell) for rank in self._pending()}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):
             return
@@ -247,18 +249,13 @@ class CellOnRanks:
             first = min(waits)
             self._fail(first, "ranks wait", words, _place(waits[first]), f"deadlock: {words}")
 
-    def _where(self, rank: RankEngine) -> dict[str, Any]:
-        place = self._engines.pulse(rank)
-        # A report on an earlier cell does not count.
-        return place if place and place["cell"] == self._order.cell else {}
-
     def _say(self, seconds: float) -> None:
         if seconds < self._said + _SAY_S:
             return
         self._said = seconds
         parts = [f"{len(self.outcomes)} of {self.split.total} parts"] if self.asked.chunk else []
         for rank in self._pending()[:_SHOWN]:
-            where = self._where(rank)
+            where = self._engines.pulse(rank, self._order.cell)
             at = f"line {where['line']} {where['bar']}" if where and where["line"] else "runs"
             parts.append(f"rank {rank.number} {at}".rstrip())
         self._line.update(" · ".join([duration(seconds), *parts]))

@@ -89,10 +89,7 @@ def _init_once(*args: Any, **kwargs: Any) -> None:
 
 
 def join(generation: int) -> None:
-    """Leave the group, if there is one, and join the next with all other ranks.
-
-    The store is in the notebook's process; each generation has its own keys.
-    """
+    """Leave the group, if there is one, and join the next one with all other ranks."""
     if dist.is_initialized():
         with faults.kept("leaving a process group"):  # of a group that another rank has broken
             dist.destroy_process_group()
@@ -100,7 +97,7 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # A connection of its own: one that waits for another rank answers nobody else.
+    # Keys and a connection of its own: one that waits for another rank answers nobody else.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
@@ -188,16 +185,13 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time twice a second; interrupt one that is to end.
-
-        The interrupt is repeated, since it may come before the code. If the cell then waits in a
-        collective, abort that.
-        """
+        """Report the cell's position and idle time twice a second; interrupt one that is to end."""
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
-            cell, said = self._running, ""
+            cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
+            # Again and again, since it may come before the code.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= _FREE and self._running == cell:
@@ -208,10 +202,10 @@ class ThisRank:
                 if place != last or busy - used > _PULSE_S / 4:
                     last, since = place, now
                 used = busy
-                pulse = dict(zip(("cell", "file", "line", "call"), place, strict=True))
+                said = dict(zip(("cell", "file", "line", "call"), place, strict=True))
                 bar = self.output.unfinished() if self.output else ""
-                said = json.dumps({**pulse, "idle": now - since, "bar": bar})
-            self._call("set", PULSE.format(self.rank), said)
+                said |= {"idle": now - since, "bar": bar}
+            self._call("set", PULSE.format(self.rank), json.dumps(said))
 
 
 _this: ThisRank

@@ -251,11 +251,11 @@ class Engines:
             rows.append({"rank": rank.number, "state": state, **about})
         return tuple(rows)
 
-    def pulse(self, rank: RankEngine) -> dict[str, Any]:
-        """Return a rank's last report on its cell; empty if none runs."""
+    def pulse(self, rank: RankEngine, cell: str) -> dict[str, Any]:
+        """Return a rank's last report on a cell; empty if there is none."""
         key = PULSE.format(rank.number)
-        found = self._store.get(key) if self._store.check([key]) else b""
-        return dict(json.loads(found or b"{}"))
+        found = json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        return found if found.get("cell") == cell else {}
 
     def interrupt(self, cell: str) -> None:
         """Have the ranks interrupt a cell, and no other cell."""

@@ -2,8 +2,9 @@
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -78,43 +79,29 @@ def whole_lines(
     label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
 ) -> Iterator[WholeLines]:
     """Within, stdout and stderr pass on whole lines; yields the stream with progress bars."""
-    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    mine = {name: WholeLines(each, label, most, bars=bars) for name, each in before.items()}
-    for name, stream in mine.items():
-        setattr(sys, name, stream)
-    try:
-        yield mine["stderr"]
-    finally:
-        for name, stream in mine.items():
-            stream.end()
-            # Another stream may have replaced it since; keep that.
-            if getattr(sys, name) is stream:
-                setattr(sys, name, before[name])
+    mine: Any = [WholeLines(each, label, most, bars=bars) for each in (sys.stdout, sys.stderr)]
+    with redirect_stdout(mine[0]), redirect_stderr(mine[1]):
+        try:
+            yield mine[1]
+        finally:
+            for stream in mine:
+                stream.end()
 
 
-class Streamed:
-    """The output of a cell's ranks, shown as it arrives: their lines have labels already."""
+def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> None:
+    """Show a rank's new output, whose lines have labels; count in `shown` what was shown."""
+    from IPython.display import display
 
-    def __init__(self) -> None:
-        self._shown: dict[tuple[int, int, str], int] = {}  # length already read, by rank's part
-
-    def take(self, rank: int, part: int, metadata: Mapping[str, Any], label: str) -> None:
-        """Show new output of a rank's part; figures and tables below the label."""
-        from IPython.display import display
-
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            stream.write(self._new(rank, part, name, metadata[name]))
-            stream.flush()
-        for drawn in self._new(rank, part, "outputs", metadata["outputs"]):
+    for name in ("stdout", "stderr", "outputs"):
+        new = metadata[name][shown[name] :]
+        shown[name] += len(new)
+        if name != "outputs":
+            print(new, end="", file=getattr(sys, name), flush=True)
+            continue
+        for drawn in new:  # figures and tables
             if label:
                 print(f"[{label}]", flush=True)
             display(drawn["data"], metadata=drawn["metadata"] or {}, raw=True)
-
-    def _new(self, rank: int, part: int, name: str, every: Any) -> Any:
-        known = self._shown.get((rank, part, name), 0)
-        self._shown[rank, part, name] = len(every)
-        return every[known:]
 
 
 # -- the report

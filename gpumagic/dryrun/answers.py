@@ -124,10 +124,8 @@ class Calls(TorchFunctionMode):
                 "copy the tensor to host memory first."
             )
         if tensor.requires_grad and not force:
-            raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
-                "instead."
-            )
+            with suspended():
+                torch.empty(0, requires_grad=True).numpy()  # raises torch's own error
         raise Stopped("an array of a tensor's values depends on data")
 
     def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
@@ -156,10 +154,9 @@ def _nested(shape: Any) -> Any:
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("item", "__bool__", "__float__", "__int__", "__index__"), Calls.item),
-    **dict.fromkeys(("__complex__", "is_nonzero"), Calls.item),
     **dict.fromkeys(("__repr__", "__str__", "__format__"), Calls.shown),
     **dict.fromkeys(("numpy", "__array__"), Calls.numpy),
-    **dict.fromkeys(("__reduce_ex__", "__dlpack__", "__contains__", "data_ptr"), Calls.contents),
+    **dict.fromkeys(("__reduce_ex__", "__dlpack__", "data_ptr"), Calls.contents),
     "tolist": lambda calls, func, args, kwargs, frame: calls.list_of(args[0], frame),
     "pin_memory": lambda calls, func, args, kwargs, frame: args[0].clone(),
     "is_pinned": lambda calls, func, args, kwargs, frame: False,
@@ -188,6 +185,9 @@ def install(
         note("torch.compile was left out: what it saves in memory is not counted")
         return model if model is not None else (lambda function: function)
 
+    def not_known(device: Any = None) -> NotKnown:
+        return NotKnown("a peak of memory", whole=True)
+
     def allocated(device: Any = None) -> int:
         index = torch.cuda._utils._get_device_index(device, optional=True)
         return held.now.get(f"cuda:{index}", 0)
@@ -201,15 +201,12 @@ def install(
         (DataLoader, "_get_iterator", _in_this_process),
         (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
         (torch, "save", left_out("torch.save")),
-        (torch.jit, "save", left_out("torch.jit.save")),
         (torch, "compile", compiled),
-        (torch.cuda, "empty_cache", _nothing),
-        (torch.cuda, "reset_peak_memory_stats", _nothing),
-        (torch.cuda, "reset_accumulated_memory_stats", _nothing),
         (torch.cuda, "synchronize", wait),
         (torch.cuda, "memory_allocated", allocated),
         (torch.cuda, "memory_reserved", allocated),
-        *((torch.cuda, name, _not_known(name)) for name in _OF_ALLOCATOR),
+        # A peak can be set back.
+        *((torch.cuda, f"max_memory_{kind}", not_known) for kind in ("allocated", "reserved")),
         # A function mode is on: by that alone torch would leave its fused layers out.
         (torch.overrides, "has_torch_function", _nothing),
     ]
@@ -235,11 +232,6 @@ def _no_lazy(*args: Any, **kwargs: Any) -> None:
 
 # Of a batch; the others are taken to be like these.
 _SAMPLES = 64
-_OF_ALLOCATOR = ("max_memory_allocated", "max_memory_reserved")  # a peak can be set back
-
-
-def _not_known(name: str) -> Callable[..., NotKnown]:
-    return lambda device=None: NotKnown(f"{name}()", whole=True)
 
 
 def _in_this_process(loader: Any) -> Any:
