@@ -185,10 +185,7 @@ def parts_in_words(name: str, bounds: list[Bounds]) -> str:
 
 
 class SplitValues:
-    """The variables of `--split`: one part per rank, or with `--chunk` parts of that size.
-
-    Without variables, each rank has one part.
-    """
+    """The variables of `--split`: a part for each rank, also without any; or parts of `--chunk`."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}

@@ -32,6 +32,7 @@ from gpumagic.dryrun.fakes import (
     Stopped,
     host_value,
     is_real,
+    refusing,
     set_data,
     suspended,
 )
@@ -162,10 +163,8 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "is_pinned": lambda calls, func, args, kwargs, frame: False,
     "share_memory_": lambda calls, func, args, kwargs, frame: args[0],
 }
-_ANSWERS = {
-    getattr(Tensor, name): answer for name, answer in _BY_NAME.items() if hasattr(Tensor, name)
-}
-_NAMES = {getattr(Tensor, n): n.strip("_") for n in _BY_NAME if hasattr(Tensor, n)}
+_ANSWERS = {getattr(Tensor, name): answer for name, answer in _BY_NAME.items()}
+_NAMES = {getattr(Tensor, name): name.strip("_") for name in _BY_NAME}
 _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: set_data(*args)  # type: ignore[attr-defined]
 
 
@@ -192,12 +191,13 @@ def install(
         index = torch.cuda._utils._get_device_index(device, optional=True)
         return held.now.get(f"cuda:{index}", 0)
 
+    lazy = refusing("a lazy module has no dry run: its shapes are not known yet")
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", _nothing),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
         # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.
         (torch.utils, "swap_tensors", set_data),
-        *((kind, "__new__", _no_lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
+        *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
         (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
         (torch, "save", left_out("torch.save")),
@@ -224,10 +224,6 @@ def install(
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
-
-
-def _no_lazy(*args: Any, **kwargs: Any) -> None:
-    raise Stopped("a lazy module has no dry run: its shapes are not known yet")
 
 
 # Of a batch; the others are taken to be like these.

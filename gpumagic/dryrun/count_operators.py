@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch._meta_registrations
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -302,12 +301,6 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
     return losses.as_strided((), ()) if reduction else losses
 
 
-def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    """Return the result, and the buffer of the CPU's kernel, which virtual GPUs run."""
-    on_host = torch._meta_registrations.device_hint(self) == "cpu"
-    return torch.empty_like(self), torch.empty_like(self) if on_host else self.new_empty(0)
-
-
 _RESULTS: dict[str, _Function] = {
     "_transformer_encoder_layer_fwd": lambda src, **_: torch.empty_like(src),
     "_native_multi_head_attention": _layer,
@@ -315,12 +308,7 @@ _RESULTS: dict[str, _Function] = {
     **dict.fromkeys(
         ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"), _loss
     ),
-    "log_sigmoid_forward": _log_sigmoid,
     "record_stream": lambda **_: None,
-    **dict.fromkeys(
-        ("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
-        lambda self, **_: torch.empty_like(self),
-    ),
 }
 
 

@@ -31,7 +31,7 @@ from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.count_operators import Crossings, Operators, attend_as_cuda
 from gpumagic.dryrun.fakes import Fakes, NotKnown, Stopped, describe, is_refusal, raised
-from gpumagic.dryrun.forked import OverLimit, let_backward_run, run_forked
+from gpumagic.dryrun.forked import let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import (
     Before,
     HeldMemory,
@@ -105,14 +105,13 @@ def dry(subject: Subject) -> DryRun:
             put_in_force(outer)  # a fork leaves it
         return _Following(subject).run(before)
 
-    try:
-        result: DryRun = run_forked(work, subject.limit + _GRACE_S)
-    except OverLimit:
-        limit = f"the time limit of {subject.limit:g} s"
-        end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
-        seconds = time.monotonic() - before.time
-        return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
-    return result
+    result: DryRun | None = run_forked(work, subject.limit + _GRACE_S)
+    if result is not None:
+        return result
+    limit = f"the time limit of {subject.limit:g} s"
+    end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
+    seconds = time.monotonic() - before.time
+    return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
 
 
 class _Following:

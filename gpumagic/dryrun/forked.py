@@ -34,15 +34,10 @@ _SHARED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.s ([0-9a-f]+) \S+ \d+\s*(.*)")
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
 
 
-class OverLimit(TimeoutError):
-    """Signal that a call of `run_forked` exceeded its own limit, not somebody else's."""
-
-
 def run_forked(work: Callable[[], Any], limit: float) -> Any:
-    """Call `work()` in a copy of this process and return its result, which must be plain data.
+    """Call `work()` in a copy of this process; return its plain data, None after `limit` seconds.
 
-    Ctrl-C kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and
-    `GpuError` when this system has no fork or the copy has crashed.
+    Raises `GpuError` when this system has no fork or the copy has crashed.
     """
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
@@ -61,7 +56,7 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
         # A second at a time: a signal that another thread gets is handled only after a wait.
         while not receiver.poll(min(limit, 1.0)):
             if time.monotonic() > end:
-                raise OverLimit
+                return None
         with suppress(EOFError):  # it has ended without an answer
             answer = receiver.recv()
     finally:
