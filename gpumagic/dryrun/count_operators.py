@@ -10,12 +10,12 @@ run.
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
+import torch._meta_registrations
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -75,15 +75,12 @@ class Crossings:
         if key not in self._counts:
             kind = "copy" if copy else "wait"
             self._counts[key] = count_for(kind, operator, source, destination, how, user, inner)
-        count = self._counts[key]
-        count.count += 1
-        count.calls += 1
-        count.nbytes += nbytes
+        self._counts[key].add(nbytes, None)
 
     def ledger(self, virtual: bool) -> Ledger:
         """What was counted."""
-        entries = (replace(count.entry(), seconds=None) for count in self._counts.values())
-        return Ledger(merged(entries), virtual, predicted=True)
+        entries = merged(count.entry() for count in self._counts.values())
+        return Ledger(entries, virtual, predicted=True)
 
 
 class Operators(TorchDispatchMode):
@@ -301,13 +298,19 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
     return losses.as_strided((), ()) if reduction else losses
 
 
+def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """Return the result, and the buffer of the CPU's kernel, which virtual GPUs run."""
+    on_host = torch._meta_registrations.device_hint(self) == "cpu"
+    return torch.empty_like(self), torch.empty_like(self) if on_host else self.new_empty(0)
+
+
 _RESULTS: dict[str, _Function] = {
     "_transformer_encoder_layer_fwd": lambda src, **_: torch.empty_like(src),
     "_native_multi_head_attention": _layer,
-    **dict.fromkeys(("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"), lambda **_: False),
     **dict.fromkeys(
         ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"), _loss
     ),
+    "log_sigmoid_forward": _log_sigmoid,
     "record_stream": lambda **_: None,
 }
 
