@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import sending
+from gpumagic.cluster import launching, sending
 from gpumagic.cluster.output import MOST, WholeLines, whole_lines
 from gpumagic.cluster.sending import Print
 from gpumagic.errors import GpuError
@@ -47,9 +47,6 @@ _dist: Any = dist  # without the types that leave its stores out
 _PULSE_S = 0.5
 # A cell that runs this many pulses after it was to end waits in a collective.
 _FREE = 3
-
-orphaned: list[Callable[[], None]] = []
-"""Called before this engine ends because the notebook is gone; `launching.main` adds to it."""
 
 # Keys of the store.
 ENDING = "end/{}"
@@ -174,8 +171,7 @@ class ThisRank:
         try:
             return getattr(self.store, method)(*args)
         except RuntimeError:  # the watch of this cluster may be on another machine
-            for end_children in orphaned:
-                end_children()
+            launching.end(os.environ[launching.MARK])
             os._exit(1)
 
     def _interrupt(self, *_: object) -> None:

@@ -179,16 +179,16 @@ class Engines:
     def _at_start(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
         """Return the answers of starting ranks; raise if one dies."""
         until = time.monotonic() + _START_S
-        asked: dict[int, Any] = {}
+        asked: dict[RankEngine, Any] = {}
         try:
             for rank in ranks:
-                asked[rank.number] = self.ask(rank, function, *args)
+                asked[rank] = self.ask(rank, function, *args)
             while not all(each.ready() for each in asked.values()):
                 self._check_started(ranks, until)
                 time.sleep(_LOOK_S)
         except BaseException:
-            for rank in ranks:
-                if rank.number in asked and not asked[rank.number].ready():
+            for rank, each in asked.items():
+                if not each.ready():
                     rank.lost = rank.lost or "it waits for a rank that did not start"
             raise
         return [each.get(0) for each in asked.values()]

@@ -97,8 +97,7 @@ class Calls(TorchFunctionMode):
 
     def list_of(self, tensor: Any, frame: Any) -> Any:
         """The nested list of a tensor's elements."""
-        if tensor.device.type != "cpu":
-            self._crossings.note(True, "copy_", str(tensor.device), "cpu", tensor.nbytes)
+        self._crossings.note(True, "copy_", str(tensor.device), "cpu", tensor.nbytes)
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
@@ -128,6 +127,10 @@ class Calls(TorchFunctionMode):
             with suspended():
                 torch.empty(0, requires_grad=True).numpy()  # raises torch's own error
         raise Stopped("an array of a tensor's values depends on data")
+
+    def wait(self, device: Any = None) -> None:
+        """Count a wait of `torch.cuda.synchronize`."""
+        self._crossings.note(False, "synchronize", _named(device), "cpu", 0)
 
     def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         raise Stopped(f"{_NAMES[func]}() of a tensor depends on data")
@@ -171,7 +174,6 @@ _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: set_data(*args)  #
 def install(
     calls: Calls,
     note: Callable[[str], object],
-    wait: Callable[..., object],
     held: HeldMemory,
     virtual: bool,
 ) -> None:
@@ -188,8 +190,7 @@ def install(
         return NotKnown("a peak of memory", whole=True)
 
     def allocated(device: Any = None) -> int:
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        return held.now.get(f"cuda:{index}", 0)
+        return held.now.get(_named(device), 0)
 
     lazy = refusing("a lazy module has no dry run: its shapes are not known yet")
     replaced: list[tuple[Any, str, Any]] = [
@@ -202,7 +203,7 @@ def install(
         (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
         (torch, "save", left_out("torch.save")),
         (torch, "compile", compiled),
-        (torch.cuda, "synchronize", wait),
+        (torch.cuda, "synchronize", calls.wait),
         (torch.cuda, "memory_allocated", allocated),
         (torch.cuda, "memory_reserved", allocated),
         # A peak can be set back.
@@ -220,6 +221,10 @@ def install(
     for module in (optimizers, _foreach_utils):
         # By their types torch decides whether an optimizer works on all tensors at once.
         module._foreach_supported_types.append(FakeTensor)
+
+
+def _named(device: Any) -> str:
+    return f"cuda:{torch.cuda._utils._get_device_index(device, optional=True)}"
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

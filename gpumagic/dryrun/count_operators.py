@@ -137,8 +137,6 @@ class Operators(TorchDispatchMode):
         except RuntimeError as error:
             if "found two different devices" in str(error):
                 raise RuntimeError(_mismatch(str(error))) from None
-            if type(error) is not RuntimeError and "same device" in str(error):
-                raise RuntimeError(str(error)) from None  # a kind of torch's own
             raise
 
     def _before(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -171,14 +169,12 @@ class Operators(TorchDispatchMode):
         return _of_composite(func, name, args)
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
-        """Return the tensor that a run with data would write into, and whether that is certain.
-
-        Under any mode torch's C++ copies into a new tensor where it otherwise writes in place.
-        """
+        """Return the tensor that a run with data would write into, and whether that is certain."""
         number = _node()
         if number != self._at_node:
             self._at_node, self._began = number, self._held.made
             self.backward |= number is not None
+        # Under any mode torch's C++ copies into a new tensor where it otherwise writes in place.
         first: Any = next(iter(args), None)
         # A sparse tensor has no storage.
         if number is None or not isinstance(first, Tensor) or first.layout is not torch.strided:
@@ -317,10 +313,8 @@ _RESULTS: dict[str, _Function] = {
 
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
-    """Have attention hold what it would on CUDA, for as long as the result lives.
-
-    torch's C++ would ask the driver, which a forked child must not do, or take the CPU's way.
-    """
+    """Have attention hold what it would on CUDA, for as long as the result lives."""
+    # torch's C++ would ask the driver, which a forked child must not do, or take the CPU's way.
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):  # inference mode goes past the first
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)
@@ -338,10 +332,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none.
-
-    The kernels for half precision hold as much as the one that is used here.
-    """
+    """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none."""
     given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
     groups = enable_gqa and query.shape[-3] != key.shape[-3]
@@ -352,6 +343,7 @@ def _attention(
         )[0]
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    # The kernels for half precision hold as much as this one.
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return aten._scaled_dot_product_efficient_attention(
         *given, mask, learns, dropout_p, is_causal, scale=scale

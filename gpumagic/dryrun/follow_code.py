@@ -140,7 +140,7 @@ class _Following:
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
-        install(calls, self.note, self._waited, self._held, before.virtual)
+        install(calls, self.note, self._held, before.virtual)
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():
@@ -239,10 +239,6 @@ class _Following:
     def _tracked(self) -> None:
         self.note("this backward pass goes on into what an earlier cell computed: not followed")
 
-    def _waited(self, device: Any = None) -> None:
-        name = str(torch.device("cuda", torch.cuda.current_device()) if device is None else device)
-        self._crossings.note(False, "synchronize", name, "cpu", 0)
-
     # -- after it
     def _mismatches(self) -> tuple[Mismatch, ...]:
         error, explanation = self._error, None
@@ -313,10 +309,7 @@ def leave_out_magics(
     transform: Callable[[str], str],
     flags: int = 0,
 ) -> Callable[[ast.Module], Any]:
-    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements.
-
-    The runner gives the value of the last expression.
-    """
+    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements."""
 
     def execute(part: ast.Module) -> Any:
         value = None
