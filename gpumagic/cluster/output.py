@@ -21,8 +21,7 @@ _BAR = 40  # characters of a progress bar
 class WholeLines:
     """A stream that passes on whole lines, each after the label of who printed it.
 
-    Text that a carriage return replaces (a progress bar) is not passed on, unless `bars`. `label`
-    returns None for text that is passed on as it is. After `most` characters, lines are counted.
+    Labels of None are for text as it is. After `most` characters, lines are counted.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class WholeLines:
 
     def _add(self, label: str, text: str) -> None:
         every = (self._begun.get(label, "") + text).split("\n")
+        # Text that a carriage return replaces, as by a progress bar, is left out.
         *lines, rest = (line[line.rfind("\r", 0, -1) + 1 :] for line in every)
         self._begun[label] = rest[:MOST]
         mark = f"[{label}] " if label else ""

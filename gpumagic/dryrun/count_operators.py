@@ -57,29 +57,28 @@ class Crossings:
     """Count copies and waits as a watch does, from what the fakes' operators would do."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[Any, ...], Count] = {}
-        self.silent = False  # while variables are moved, which is reported by itself
+        self.counts: dict[tuple[Any, ...], Count] = {}
 
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
         """Count a copy or wait that the running line would make; `how`: through whose code."""
         nothing = source == destination or "meta" in (source, destination)
-        if self.silent or nothing or (copy and not nbytes):
+        if nothing or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
         user, found = locate(inner)
         how = found if how is None else how
         at = (None, 0) if user is None else in_cell(user)
         key = (copy, operator, source, destination, how, at)
-        if key not in self._counts:
+        if key not in self.counts:
             kind = "copy" if copy else "wait"
-            self._counts[key] = count_for(kind, operator, source, destination, how, user, inner)
-        self._counts[key].add(nbytes, None)
+            self.counts[key] = count_for(kind, operator, source, destination, how, user, inner)
+        self.counts[key].add(nbytes, None)
 
     def ledger(self, virtual: bool) -> Ledger:
         """What was counted."""
-        entries = merged(count.entry() for count in self._counts.values())
+        entries = merged(count.entry() for count in self.counts.values())
         return Ledger(entries, virtual, predicted=True)
 
 

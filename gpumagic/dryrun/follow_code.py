@@ -171,34 +171,25 @@ class _Following:
             backward=self._operators.backward,
             seconds=time.monotonic() - before.time,
             virtual=subject.virtual,
-            cards=tuple(on_card(self._held, card, self._fullest()) for card in subject.cards),
+            cards=tuple(on_card(self._held, card) for card in subject.cards),
         )
-
-    def _fullest(self) -> str:
-        """Return the GPU that held most: its own, or `cuda:0` if the code names that itself."""
-        gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
-        return max(gpus, key=lambda device: gpus[device], default=str(self._target))
-
-    def _move(self, variables: Any, target: torch.device) -> Any:
-        self._crossings.silent = True
-        moves = move_all(variables, target, self._subject.namespace, check_room=False)
-        self._crossings.silent = False
-        return moves
 
     def _bring(self, target: torch.device) -> None:
         subject, here = self._subject, dict[str, tuple[str, ...]]()
         if subject.cards:  # nothing is on the card yet, whatever is on the GPUs here
             every = [*subject.reads, *subject.namespace.items()]
-            here = {m.name: m.sources for m in self._move(every, torch.device("cpu")).moved}
+            moves = move_all(every, torch.device("cpu"), subject.namespace, check_room=False)
+            here = {moved.name: moved.sources for moved in moves.moved}
             self._held.begin()
         if subject.move:
-            moves = self._move(subject.reads, target)
+            moves = move_all(subject.reads, target, subject.namespace, check_room=False)
             self._moved = tuple(
                 replace(moved, sources=here.get(moved.name, moved.sources)) for moved in moves.moved
             )
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
             self._held.reset_peak()
+        self._crossings.counts.clear()  # moves are reported by themselves
         enter(target, batches=subject.move, namespace=subject.namespace)
 
     # -- while it runs

@@ -62,7 +62,9 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     finally:
         receiver.close()
         if pid:
-            status = _end(pid)
+            with deferred():
+                os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
+                status = os.waitpid(pid, 0)[1]
     if answer is None:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
         raise GpuError(f"the dry run's process ended by {how}; nothing of yours has changed")
@@ -72,16 +74,6 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     if not done:
         raise GpuError(f"the dry run failed, a fault of gpumagic: {kept[-1][1]}")
     return value
-
-
-def _end(pid: int) -> int:
-    """Kill the copy and return its status; an interrupt is raised once it has ended."""
-    try:
-        os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
-        return os.waitpid(pid, 0)[1]
-    except KeyboardInterrupt:
-        _end(pid)
-        raise
 
 
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
