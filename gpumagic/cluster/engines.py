@@ -80,7 +80,7 @@ class Engines:
         self.mark = uuid4().hex
         self._starts = count()
         self.ranks = [RankEngine(number, each) for each in plan.sets for number in each.ranks]
-        self._memory, self._generation = plan.virtual_memory, 0
+        self._generation = 0
         self._client: Any = None
         self._cluster: Any = None
         self._store: Any = None
@@ -91,22 +91,18 @@ class Engines:
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:
-        """Start all engines and join their group. After a `GpuError` nothing is left."""
-        try:
-            with deferred():
-                self._make()
-                environment = {launching.MARK: self.mark}
-                _run(self._cluster.start_controller(environment=environment))
-            for each in self.plan.sets:
-                self._launch(each)
-            with deferred():
-                self._client = _run(self._cluster.connect_client())
-                self._made.callback(self._client.close)
-            self._take(self.ranks, say)
-            self.join()
-        except BaseException:
-            self.stop()
-            raise
+        """Start all engines and join their group; if it raises, `stop` ends what was started."""
+        with deferred():
+            self._make()
+            environment = {launching.MARK: self.mark}
+            _run(self._cluster.start_controller(environment=environment))
+        for each in self.plan.sets:
+            self._launch(each)
+        with deferred():
+            self._client = _run(self._cluster.connect_client())
+            self._made.callback(self._client.close)
+        self._take(self.ranks, say)
+        self.join()
 
     def _make(self) -> None:
         """Start the store and the process that ends the engines; make the controller."""
@@ -172,7 +168,7 @@ class Engines:
             self._check_started(awaited, until)
             time.sleep(_LOOK_S)
         path = [each for each in sys.path if each] if self.plan.local else []
-        found = self._at_start(awaited, engine.set_up, self._at, path, self._memory)
+        found = self._at_start(awaited, engine.set_up, self._at, path, self.plan.virtual_memory)
         for rank, about in zip(awaited, found, strict=True):
             rank.about, rank.lost = about, ""
 

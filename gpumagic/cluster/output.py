@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
-from gpumagic.display.units import NOT_KNOWN, duration, share, size, some
+from gpumagic.display.units import duration, share, size, some
 
 MOST = 2**18
 """Characters of each stream that a rank sends in a cell."""
@@ -209,9 +209,7 @@ def _times(report: RanksReport) -> str:
 
 def _columns(record: RanksTable) -> list[table.Column]:
     rows = record.rows
-    memory = [
-        NOT_KNOWN if row.get("used") is None else share(row["used"], row["total"]) for row in rows
-    ]
+    memory = [share(row.get("used"), row.get("total")) for row in rows]
     virtual = ["virtual" if row.get("virtual") else row.get("name", "") for row in rows]
     return [
         table.Column("rank", [str(row["rank"]) for row in rows], number=True),

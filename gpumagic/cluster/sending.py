@@ -158,9 +158,8 @@ def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = N
             make, args, *_ = tensor.__reduce_ex__(2)
             return _keep, (number, state, make, args)
 
-    module = types.ModuleType("gpumagic_pickle")
-    module.Pickler = Pickler  # type: ignore[attr-defined]
     stream = io.BytesIO()
+    module = types.SimpleNamespace(__name__="gpumagic_pickle", Pickler=Pickler)
     torch.save(values, stream, pickle_module=module)
     return stream.getvalue()
 

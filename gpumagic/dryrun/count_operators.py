@@ -10,7 +10,7 @@ run.
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -90,7 +90,6 @@ class Operators(TorchDispatchMode):
         self.count = 0
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
-        self._simple: set[Any] = set()  # operators that are no composites
         self._at_node: tuple[str, int] | None = None
         self._began = 0  # storages that had been made when the node began
 
@@ -156,16 +155,10 @@ class Operators(TorchDispatchMode):
 
     def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
         """Return a function that runs a composite operator's parts; None for other operators."""
-        if func in self._simple:
-            return None
         if name in IN_PARTS:  # to call a kernel that is not there would end the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
-        of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
-        if not of_aten or not _has_kernel(func.name(), _COMPOSITE):
-            self._simple.add(func)
-            return None
-        return _of_composite(func, name, args)
+        return _of_composite(func, name, args) if _is_composite(func) else None
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
         """Return the tensor that a run with data would write into, and whether that is certain."""
@@ -219,6 +212,12 @@ _EXPLICIT = (
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+    return of_aten and _has_kernel(func.name(), _COMPOSITE)
 
 
 def _of_composite(func: Any, name: str, args: Any) -> _Function | None:
