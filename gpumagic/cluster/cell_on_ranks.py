@@ -3,6 +3,7 @@
 import ast
 import linecache
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ import ipyparallel
 from gpumagic.cluster import engine, sending
 from gpumagic.cluster.engine import CellOrder, ErrorInRank, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
-from gpumagic.cluster.output import RankTime, Streamed
+from gpumagic.cluster.output import RankTime, show_new
 from gpumagic.cluster.scattered import Sharing, SplitValues, check
 from gpumagic.cluster.sending import Wants
 from gpumagic.display.progress_line import ProgressLine
@@ -64,7 +65,7 @@ class CellOnRanks:
         self.ranks, self.asked = list(ranks), asked
         self._engines, self._line = engines, line
         self.split = SplitValues(asked, space, len(ranks))
-        self._queues = dict(zip([rank.number for rank in ranks], self.split.queues, strict=True))
+        self._queues = dict(zip(ranks, self.split.queues, strict=True))
         # What is sent.
         there = sending.file_in_rank(file)
         # The text of the cells by file, to explain errors in ranks.
@@ -80,19 +81,19 @@ class CellOnRanks:
         self.sent_bytes = 0
         self.kept: dict[str, None] = {}  # names that changed both here and in ranks
         # How it runs and ends.
-        self._running: dict[int, tuple[int, Any]] = {}  # by rank: its part, and the answer
+        self._running: dict[RankEngine, tuple[int, Any]] = {}  # its part, and the answer
         self.outcomes: dict[int, Outcome] = {}  # by part
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
-        self.replaced: list[int] = []  # ranks that did not end
+        self.replaced: list[RankEngine] = []  # they did not end
         self._signaled: float | None = None
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
-        self._streamed = Streamed()
+        self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 
     def deliver(self) -> None:
         """Send ranks with work what they lack. Raises `GpuError`, and a rank's `RanksError`."""
-        busy = [rank for rank in self.ranks if self._queues[rank.number]]
+        busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # of ranks that want the same
         if self._prints:
             found = self._engines.answers(busy, sending.wanted, self._prints)
@@ -158,40 +159,37 @@ class CellOnRanks:
 
     def _next(self, rank: RankEngine) -> None:
         """Give a rank its next part, if there is one."""
-        queue = self._queues[rank.number]
+        queue = self._queues[rank]
         if queue and self._signaled is None:
             part = queue.popleft()
-            self._running[rank.number] = part, None
+            self._running[rank] = part, None
             given = sending.pack(self.split.part(part)) if self.asked.split else b""
             self.sent_bytes += len(given)
             order = replace(self._order, label=self._label(rank), given=given)
             with suppress(GpuError):  # it has died; reported with its cause in a moment
-                self._running[rank.number] = part, self._engines.ask(rank, engine.run, order)
+                self._running[rank] = part, self._engines.ask(rank, engine.run, order)
 
     def _label(self, rank: RankEngine) -> str:
         return str(rank.number) if len(self.ranks) > 1 else ""
 
-    def _pending(self) -> list[RankEngine]:
-        return [rank for rank in self.ranks if rank.number in self._running]
-
     def _look(self) -> None:
-        pending = [rank for rank in self._pending() if self._running[rank.number][1]]
+        pending = [rank for rank, (_, asked) in self._running.items() if asked]
         if pending:
-            self._running[pending[0].number][1].wait(_LOOK_S)
+            self._running[pending[0]][1].wait(_LOOK_S)
         if self._pressed:
             self.interrupted = True
             self._signal()
         for rank in pending:
-            part, asked = self._running[rank.number]
+            part, asked = self._running[rank]
             # The answer may come before the last output.
             over = asked.ready() and asked.wait_for_output(1)
-            self._streamed.take(rank.number, part, asked.metadata, self._label(rank))
+            show_new(asked.metadata, self._shown[rank.number, part], self._label(rank))
             if over:
                 self._take(rank, part, asked)
         self._engines.check()
-        for rank in self._pending():
+        for rank in [*self._running]:
             if rank.lost:  # errors that follow in other ranks are not the cause
-                del self._running[rank.number]
+                del self._running[rank]
                 self._fail(rank.number, "it has died", rank.lost, "", rank.died)
         if self._signaled is None:
             self._end_a_deadlock()
@@ -209,7 +207,7 @@ class CellOnRanks:
             lines = "\n".join(error.render_traceback())
             failure = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
             outcome = Outcome(rank.number, error=failure)
-        del self._running[rank.number]
+        del self._running[rank]
         self.outcomes[part] = outcome
         if outcome.error is not None:
             # A rank that was interrupted because another failed has not failed itself.
@@ -234,7 +232,8 @@ class CellOnRanks:
 
     def _end_a_deadlock(self) -> None:
         """Fail if all ranks wait, not in the same place; say where each rank waits."""
-        waits = {rank.number: self._where(rank) for rank in self._pending()}
+        cell = self._order.cell
+        waits = {rank.number: self._engines.pulse(rank, cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):
             return
@@ -247,30 +246,24 @@ class CellOnRanks:
             first = min(waits)
             self._fail(first, "ranks wait", words, _place(waits[first]), f"deadlock: {words}")
 
-    def _where(self, rank: RankEngine) -> dict[str, Any]:
-        place = self._engines.pulse(rank)
-        # A report on an earlier cell does not count.
-        return place if place and place["cell"] == self._order.cell else {}
-
     def _say(self, seconds: float) -> None:
         if seconds < self._said + _SAY_S:
             return
         self._said = seconds
         parts = [f"{len(self.outcomes)} of {self.split.total} parts"] if self.asked.chunk else []
-        for rank in self._pending()[:_SHOWN]:
-            where = self._where(rank)
+        for rank in [rank for rank in self.ranks if rank in self._running][:_SHOWN]:
+            where = self._engines.pulse(rank, self._order.cell)
             at = f"line {where['line']} {where['bar']}" if where and where["line"] else "runs"
             parts.append(f"rank {rank.number} {at}".rstrip())
         self._line.update(" · ".join([duration(seconds), *parts]))
 
     def _replace_stuck(self) -> None:
         """Replace ranks that do not end; the user decides about dead ones."""
-        stuck = [rank for rank in self.ranks if rank.number in self.replaced]
         try:
-            if stuck:
-                self._engines.replace(stuck, self._line.update)
+            if self.replaced:
+                self._engines.replace(self.replaced, self._line.update)
         except GpuError:
-            for rank in stuck:
+            for rank in self.replaced:
                 rank.lost = rank.lost or "it did not end its cell"
             raise
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import sending
+from gpumagic.cluster import launching, sending
 from gpumagic.cluster.output import MOST, WholeLines, whole_lines
 from gpumagic.cluster.sending import Print
 from gpumagic.errors import GpuError
@@ -47,9 +47,6 @@ _dist: Any = dist  # without the types that leave its stores out
 _PULSE_S = 0.5
 # A cell that runs this many pulses after it was to end waits in a collective.
 _FREE = 3
-
-orphaned: list[Callable[[], None]] = []
-"""Called before this engine ends because the notebook is gone; `launching.main` adds to it."""
 
 # Keys of the store.
 ENDING = "end/{}"
@@ -89,10 +86,7 @@ def _init_once(*args: Any, **kwargs: Any) -> None:
 
 
 def join(generation: int) -> None:
-    """Leave the group, if there is one, and join the next with all other ranks.
-
-    The store is in the notebook's process; each generation has its own keys.
-    """
+    """Leave the group, if there is one, and join the next one with all other ranks."""
     if dist.is_initialized():
         with faults.kept("leaving a process group"):  # of a group that another rank has broken
             dist.destroy_process_group()
@@ -100,7 +94,7 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # A connection of its own: one that waits for another rank answers nobody else.
+    # Keys and a connection of its own: one that waits for another rank answers nobody else.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
@@ -177,8 +171,7 @@ class ThisRank:
         try:
             return getattr(self.store, method)(*args)
         except RuntimeError:  # the watch of this cluster may be on another machine
-            for end_children in orphaned:
-                end_children()
+            launching.end(os.environ[launching.MARK])
             os._exit(1)
 
     def _interrupt(self, *_: object) -> None:
@@ -188,16 +181,13 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time twice a second; interrupt one that is to end.
-
-        The interrupt is repeated, since it may come before the code. If the cell then waits in a
-        collective, abort that.
-        """
+        """Report the cell's position and idle time twice a second; interrupt one that is to end."""
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
-            cell, said = self._running, ""
+            cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
+            # Again and again, since it may come before the code.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= _FREE and self._running == cell:
@@ -208,10 +198,10 @@ class ThisRank:
                 if place != last or busy - used > _PULSE_S / 4:
                     last, since = place, now
                 used = busy
-                pulse = dict(zip(("cell", "file", "line", "call"), place, strict=True))
+                said = dict(zip(("cell", "file", "line", "call"), place, strict=True))
                 bar = self.output.unfinished() if self.output else ""
-                said = json.dumps({**pulse, "idle": now - since, "bar": bar})
-            self._call("set", PULSE.format(self.rank), said)
+                said |= {"idle": now - since, "bar": bar}
+            self._call("set", PULSE.format(self.rank), json.dumps(said))
 
 
 _this: ThisRank

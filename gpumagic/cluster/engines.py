@@ -54,7 +54,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         pool.shutdown(wait=False)  # a second Ctrl-C waits for nothing
 
 
-@dataclass
+@dataclass(eq=False)
 class RankEngine:
     """One engine, by its rank in the group."""
 
@@ -80,7 +80,7 @@ class Engines:
         self.mark = uuid4().hex
         self._starts = count()
         self.ranks = [RankEngine(number, each) for each in plan.sets for number in each.ranks]
-        self._memory, self._generation = plan.virtual_memory, 0
+        self._generation = 0
         self._client: Any = None
         self._cluster: Any = None
         self._store: Any = None
@@ -91,22 +91,18 @@ class Engines:
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:
-        """Start all engines and join their group. After a `GpuError` nothing is left."""
-        try:
-            with deferred():
-                self._make()
-                environment = {launching.MARK: self.mark}
-                _run(self._cluster.start_controller(environment=environment))
-            for each in self.plan.sets:
-                self._launch(each)
-            with deferred():
-                self._client = _run(self._cluster.connect_client())
-                self._made.callback(self._client.close)
-            self._take(self.ranks, say)
-            self.join()
-        except BaseException:
-            self.stop()
-            raise
+        """Start all engines and join their group; if it raises, `stop` ends what was started."""
+        with deferred():
+            self._make()
+            environment = {launching.MARK: self.mark}
+            _run(self._cluster.start_controller(environment=environment))
+        for each in self.plan.sets:
+            self._launch(each)
+        with deferred():
+            self._client = _run(self._cluster.connect_client())
+            self._made.callback(self._client.close)
+        self._take(self.ranks, say)
+        self.join()
 
     def _make(self) -> None:
         """Start the store and the process that ends the engines; make the controller."""
@@ -172,23 +168,23 @@ class Engines:
             self._check_started(awaited, until)
             time.sleep(_LOOK_S)
         path = [each for each in sys.path if each] if self.plan.local else []
-        found = self._at_start(awaited, engine.set_up, self._at, path, self._memory)
+        found = self._at_start(awaited, engine.set_up, self._at, path, self.plan.virtual_memory)
         for rank, about in zip(awaited, found, strict=True):
             rank.about, rank.lost = about, ""
 
     def _at_start(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
         """Return the answers of starting ranks; raise if one dies."""
         until = time.monotonic() + _START_S
-        asked: dict[int, Any] = {}
+        asked: dict[RankEngine, Any] = {}
         try:
             for rank in ranks:
-                asked[rank.number] = self.ask(rank, function, *args)
+                asked[rank] = self.ask(rank, function, *args)
             while not all(each.ready() for each in asked.values()):
                 self._check_started(ranks, until)
                 time.sleep(_LOOK_S)
         except BaseException:
-            for rank in ranks:
-                if rank.number in asked and not asked[rank.number].ready():
+            for rank, each in asked.items():
+                if not each.ready():
                     rank.lost = rank.lost or "it waits for a rank that did not start"
             raise
         return [each.get(0) for each in asked.values()]
@@ -251,11 +247,11 @@ class Engines:
             rows.append({"rank": rank.number, "state": state, **about})
         return tuple(rows)
 
-    def pulse(self, rank: RankEngine) -> dict[str, Any]:
-        """Return a rank's last report on its cell; empty if none runs."""
+    def pulse(self, rank: RankEngine, cell: str) -> dict[str, Any]:
+        """Return a rank's last report on a cell; empty if there is none."""
         key = PULSE.format(rank.number)
-        found = self._store.get(key) if self._store.check([key]) else b""
-        return dict(json.loads(found or b"{}"))
+        found = json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        return found if found.get("cell") == cell else {}
 
     def interrupt(self, cell: str) -> None:
         """Have the ranks interrupt a cell, and no other cell."""

@@ -157,7 +157,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
 
     def _notes(self, cell: CellOnRanks) -> list[str]:
         lost = "did not end and was replaced; its variables are lost"
-        notes = [f"rank {number} {lost}" for number in cell.replaced]
+        notes = [f"rank {rank.number} {lost}" for rank in cell.replaced]
         if self._broken or cell.replaced:
             notes.append(_REWRAP)
         if kept := cell.kept:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from importlib import import_module
 from shlex import quote
 from typing import Any
 
@@ -98,8 +98,8 @@ class Plan:
     @property
     def virtual_memory(self) -> int:
         """The bytes of an engine's virtual GPU: this process's, or its share."""
-        virtual = [gpu for gpu in device.here() if gpu.virtual]
-        return (virtual and virtual[0].memory_total) or part_of_the_host(self.count)
+        here = (gpu.memory_total for gpu in device.here() if gpu.virtual)
+        return next(here, None) or part_of_the_host(self.count)
 
 
 # -- plans
@@ -226,9 +226,7 @@ def main() -> None:
     from ipyparallel.engine import app
     from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
-    from gpumagic.cluster import engine
-
-    engine.orphaned.append(partial(end, os.environ[MARK]))
+    import_module("gpumagic.cluster.engine")
     # Only cells handle interrupts: none must cut off an order or an answer.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
@@ -237,8 +235,6 @@ def main() -> None:
 # -- ending with the notebook
 _LOOK_S = 0.3
 _GONE_S = 1.0
-# For processes that started while others were killed.
-_AGAIN_S = 3.0
 
 
 def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
@@ -273,8 +269,7 @@ def watch(pid: str, mark: str, directory: str) -> None:
     """Wait until the parent has ended, then end the cluster."""
     while os.getppid() == int(pid):
         time.sleep(_LOOK_S)
-    until = time.monotonic() + _AGAIN_S
-    while time.monotonic() < until:
+    for _ in range(10):  # also for processes that started while others were killed
         end(mark)
         time.sleep(_LOOK_S)
     shutil.rmtree(directory, ignore_errors=True)

@@ -2,15 +2,16 @@
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
-from gpumagic.display.units import NOT_KNOWN, duration, share, size, some
+from gpumagic.display.units import duration, share, size, some
 
 MOST = 2**18
 """Characters of each stream that a rank sends in a cell."""
@@ -20,8 +21,7 @@ _BAR = 40  # characters of a progress bar
 class WholeLines:
     """A stream that passes on whole lines, each after the label of who printed it.
 
-    Text that a carriage return replaces (a progress bar) is not passed on, unless `bars`. `label`
-    returns None for text that is passed on as it is. After `most` characters, lines are counted.
+    Labels of None are for text as it is. After `most` characters, lines are counted.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class WholeLines:
 
     def _add(self, label: str, text: str) -> None:
         every = (self._begun.get(label, "") + text).split("\n")
+        # Text that a carriage return replaces, as by a progress bar, is left out.
         *lines, rest = (line[line.rfind("\r", 0, -1) + 1 :] for line in every)
         self._begun[label] = rest[:MOST]
         mark = f"[{label}] " if label else ""
@@ -78,43 +79,29 @@ def whole_lines(
     label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
 ) -> Iterator[WholeLines]:
     """Within, stdout and stderr pass on whole lines; yields the stream with progress bars."""
-    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    mine = {name: WholeLines(each, label, most, bars=bars) for name, each in before.items()}
-    for name, stream in mine.items():
-        setattr(sys, name, stream)
-    try:
-        yield mine["stderr"]
-    finally:
-        for name, stream in mine.items():
-            stream.end()
-            # Another stream may have replaced it since; keep that.
-            if getattr(sys, name) is stream:
-                setattr(sys, name, before[name])
+    mine: Any = [WholeLines(each, label, most, bars=bars) for each in (sys.stdout, sys.stderr)]
+    with redirect_stdout(mine[0]), redirect_stderr(mine[1]):
+        try:
+            yield mine[1]
+        finally:
+            for stream in mine:
+                stream.end()
 
 
-class Streamed:
-    """The output of a cell's ranks, shown as it arrives: their lines have labels already."""
+def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> None:
+    """Show a rank's new output, whose lines have labels; count in `shown` what was shown."""
+    from IPython.display import display
 
-    def __init__(self) -> None:
-        self._shown: dict[tuple[int, int, str], int] = {}  # length already read, by rank's part
-
-    def take(self, rank: int, part: int, metadata: Mapping[str, Any], label: str) -> None:
-        """Show new output of a rank's part; figures and tables below the label."""
-        from IPython.display import display
-
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            stream.write(self._new(rank, part, name, metadata[name]))
-            stream.flush()
-        for drawn in self._new(rank, part, "outputs", metadata["outputs"]):
+    for name in ("stdout", "stderr", "outputs"):
+        new = metadata[name][shown[name] :]
+        shown[name] += len(new)
+        if name != "outputs":
+            print(new, end="", file=getattr(sys, name), flush=True)
+            continue
+        for drawn in new:  # figures and tables
             if label:
                 print(f"[{label}]", flush=True)
             display(drawn["data"], metadata=drawn["metadata"] or {}, raw=True)
-
-    def _new(self, rank: int, part: int, name: str, every: Any) -> Any:
-        known = self._shown.get((rank, part, name), 0)
-        self._shown[rank, part, name] = len(every)
-        return every[known:]
 
 
 # -- the report
@@ -222,9 +209,7 @@ def _times(report: RanksReport) -> str:
 
 def _columns(record: RanksTable) -> list[table.Column]:
     rows = record.rows
-    memory = [
-        NOT_KNOWN if row.get("used") is None else share(row["used"], row["total"]) for row in rows
-    ]
+    memory = [share(row.get("used"), row.get("total")) for row in rows]
     virtual = ["virtual" if row.get("virtual") else row.get("name", "") for row in rows]
     return [
         table.Column("rank", [str(row["rank"]) for row in rows], number=True),

@@ -12,8 +12,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from numbers import Number
+from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -58,19 +59,15 @@ class Unsent:
 
 # -- kinds of values
 class Kind(NamedTuple):
-    """How to take some items of a value, and how to join parts."""
+    """How to take a slice of a value's items, and how to join parts."""
 
-    take: Callable[[Any, int, int], Any]
+    take: Callable[[Any, slice], Any]
     join: Callable[[Sequence[Any]], Any]
 
 
-def _take_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
-    part = tensor.detach().narrow_copy(0, start, stop - start)
+def _take_rows(tensor: Tensor, items: slice) -> Tensor:
+    part = tensor.detach().narrow_copy(0, items.start, items.stop - items.start)
     return part.requires_grad_(tensor.requires_grad)
-
-
-def _take_items(value: Any, start: int, stop: int) -> Any:
-    return value[start:stop]
 
 
 def _join_arrays(parts: Sequence[Any]) -> Any:
@@ -85,13 +82,13 @@ def _join_frames(parts: Sequence[Any]) -> Any:
     return sys.modules["pandas"].concat(filled)
 
 
-def _take_columns(value: Any, start: int, stop: int) -> Any:
+def _take_columns(value: Any, items: slice) -> Any:
     made = copy.copy(value)  # keeps the class without calling its constructor
     for name, column in value.items():
-        made[name] = take(column, start, stop)
+        made[name] = take(column, items.start, items.stop)
     # Other results of HuggingFace's tokenizers, by text.
     if encodings := getattr(value, "_encodings", None):
-        made._encodings = encodings[start:stop]
+        made._encodings = encodings[items]
     return made
 
 
@@ -116,20 +113,20 @@ _KINDS = {
         _take_rows, lambda parts: torch.cat([part.detach().cpu() for part in parts])
     ),
     ("builtins.list", "builtins.tuple", "builtins.range"): Kind(
-        _take_items,
+        getitem,
         lambda parts: (tuple if type(parts[0]) is tuple else list)(chain.from_iterable(parts)),
     ),
     ("builtins.dict", "collections.UserDict"): _COLUMNS,
-    ("numpy.ndarray",): Kind(_take_items, _join_arrays),
+    ("numpy.ndarray",): Kind(getitem, _join_arrays),
     ("pandas.DataFrame", "pandas.Series"): Kind(
-        lambda value, start, stop: value.iloc[start:stop], _join_frames
+        lambda value, items: value.iloc[items], _join_frames
     ),
     ("datasets.Dataset",): Kind(
-        lambda value, start, stop: value.select(range(start, stop)),
+        lambda value, items: value.select(range(items.start, items.stop)),
         lambda parts: sys.modules["datasets"].concatenate_datasets(list(parts)),
     ),
     ("torch.utils.data.Dataset",): Kind(
-        lambda value, start, stop: Subset(value, range(start, stop)), _refuse
+        lambda value, items: Subset(value, range(items.start, items.stop)), _refuse
     ),
 }
 
@@ -164,14 +161,13 @@ def take(value: Any, start: int, stop: int) -> Any:
     """Return the items from `start` up to `stop`, as a value of the same kind."""
     kind = _kind_of(value)
     assert kind is not None, "its length was asked before"
-    return kind.take(value, start, stop)
+    return kind.take(value, slice(start, stop))
 
 
 def shares(count: int, ranks: int) -> list[Bounds]:
     """Return the item range of each rank: ``[(0, 9), (9, 17)]`` for 17 items and 2 ranks."""
     each, more = divmod(count, ranks)
-    ends = accumulate((each + (rank < more) for rank in range(ranks)), initial=0)
-    return list(pairwise(ends))
+    return list(pairwise(each * rank + min(rank, more) for rank in range(ranks + 1)))
 
 
 def pieces(count: int, size: int) -> list[Bounds]:
@@ -189,10 +185,7 @@ def parts_in_words(name: str, bounds: list[Bounds]) -> str:
 
 
 class SplitValues:
-    """The variables of `--split`: one part per rank, or with `--chunk` parts of that size.
-
-    Without variables, each rank has one part.
-    """
+    """The variables of `--split`: a part for each rank, also without any; or parts of `--chunk`."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}
@@ -242,12 +235,6 @@ _NUMBERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "min": min,
     "max": max,
 }
-_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda parts: parts.sum(0) / len(parts),
-    "sum": lambda parts: parts.sum(0),
-    "min": lambda parts: parts.amin(0),
-    "max": lambda parts: parts.amax(0),
-}
 HOW = (*_NUMBERS, "last")
 
 
@@ -261,10 +248,12 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
         return parts[-1]
     try:
         if any(isinstance(part, Tensor) for part in parts):
-            return _TENSORS[how](torch.stack([torch.as_tensor(p).detach().cpu() for p in parts]))
+            stacked = torch.stack([torch.as_tensor(part).detach().cpu() for part in parts])
+            if how == "mean":  # torch takes none of integers
+                return stacked.sum(0) / len(parts)
+            return getattr(stacked, {"min": "amin", "max": "amax"}.get(how, how))(0)
         if any(comes_from(type(part), "numpy.ndarray") for part in parts):
-            numpy: Any = sys.modules["numpy"]
-            return getattr(numpy, how)(numpy.stack(list(parts)), axis=0)
+            return getattr(sys.modules["numpy"].stack(list(parts)), how)(axis=0)
         if all(isinstance(part, Number) for part in parts):
             return _NUMBERS[how](parts)
     except (RuntimeError, ValueError, TypeError) as error:  # complex numbers have no order

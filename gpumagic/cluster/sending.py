@@ -103,10 +103,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
-    """Return a hash of the value, and the variables that its functions read.
-
-    Raises `GpuError` if it cannot be sent.
-    """
+    """Return a hash of a value, and the variables that its functions read; or raise `GpuError`."""
     stream = io.BytesIO()
     pickler = NotebookPickler(stream)
     try:
@@ -129,15 +126,13 @@ def prints_here(names: Iterable[str]) -> dict[str, Print]:
 def prints_of(
     variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Print]]:
-    """Return the variables that a cell reads, also indirectly, with their fingerprints.
-
-    Leaves out those in `hidden`, which IPython defines.
-    """
+    """Return the variables that a cell reads, also indirectly, with their fingerprints."""
     values: dict[str, Any] = {}
     prints: dict[str, Print] = {}
     queue = deque(variables)
     while queue:
         name, value = queue.popleft()
+        # IPython defines the hidden ones.
         if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
             continue
         values[name] = value
@@ -163,9 +158,8 @@ def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = N
             make, args, *_ = tensor.__reduce_ex__(2)
             return _keep, (number, state, make, args)
 
-    module = types.ModuleType("gpumagic_pickle")
-    module.Pickler = Pickler  # type: ignore[attr-defined]
     stream = io.BytesIO()
+    module = types.SimpleNamespace(__name__="gpumagic_pickle", Pickler=Pickler)
     torch.save(values, stream, pickle_module=module)
     return stream.getvalue()
 
@@ -239,10 +233,7 @@ def wanted(prints: dict[str, Print]) -> Wants:
 
 
 def receive(variables: bytes, prints: dict[str, Print]) -> str:
-    """Take variables and remember what the notebook has; or return why not.
-
-    Empty `variables` mean that the rank has replaced the notebook's values by its own.
-    """
+    """Take variables, none if the rank has replaced them; return why not, or an empty string."""
     try:
         got = unpack(variables) or {}
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises

@@ -46,10 +46,7 @@ _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
 def _shared(
     names: Iterable[str], namespace: Mapping[str, Any], own: Iterable[str]
 ) -> tuple[dict[int, Any], list[str]]:
-    """Return the values of a cell that threads share, by id, and the names that hold tensors.
-
-    A function is copied if it reaches a tensor, or a name of the thread's own.
-    """
+    """Return the values of a cell that threads share, by id, and the names that hold tensors."""
     module, mine = namespace.get("__name__", "__main__"), dict.fromkeys(own)
     space = {**mine, **namespace}
     kept: dict[int, Any] = {}
@@ -62,6 +59,7 @@ def _shared(
         finder.variables(reached)
         if any(found.root == name for found in finder.tensors):
             with_tensors.append(name)
+        # A function is copied if it reaches a tensor, or a name of the thread's own.
         if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
             kept[id(value)] = value
     return kept, with_tensors
@@ -73,33 +71,28 @@ class DeviceThread:
     def __init__(
         self, device: Device, namespace: dict[str, Any], names: list[str], kept: dict[int, Any]
     ) -> None:
-        self.device, self._target = device, as_torch(device)
+        self.device, self.target = device, as_torch(device)
         self._namespace = namespace
         self.worker = Worker(str(device))
         self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
         self.number = 0  # the number of its current or last part
-        self._copies = CopiedVariables(
+        self.copies = CopiedVariables(
             namespace,
             names,
-            self._target,
+            self.target,
             stays=lambda value: id(value) in kept or issubclass(type(value), Dataset),
         )
-        self.copied_bytes, self.copy_seconds = self._copies.sent, self._copies.seconds
-        self.notes = self._copies.notes
+        self.copied_bytes, self.copy_seconds = self.copies.sent, self.copies.seconds
         self.sent: dict[str, None] = {}  # names of its parts
-
-    def place(self, stack: ExitStack) -> None:
-        """On the thread: place new tensors on the device until the stack is closed."""
-        place(stack, self._target, self._copies.globals)
 
     def run(self, codes: Sequence[CodeType | None], part: dict[str, Any]) -> Any:
         """On the thread: run the cell on a part; return its value and its variables."""
-        space = self._copies.globals
+        space = self.copies.globals
         space.update(self._brought(part))
         began, value = time.perf_counter(), None
         for code in codes:
             value = None if code is None else FunctionType(code, space)()
-        wait_for(self._target)
+        wait_for(self.target)
         self.seconds += time.perf_counter() - began
         self.parts += 1
         return value, space
@@ -114,7 +107,7 @@ class DeviceThread:
         shared = (type, Dataset)  # by all parts
         with _copying:
             copies = CopiedVariables(
-                space, part, self._target, stays=lambda value: issubclass(type(value), shared)
+                space, part, self.target, stays=lambda value: issubclass(type(value), shared)
             )
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.sent
@@ -122,10 +115,10 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Gathered functions keep its variables. An error loses them, or its frames
-        would keep copies on every device."""
+        """End the thread. Gathered functions keep its variables."""
         self.worker.close()
-        self._copies.close(emptied=failed)
+        # Frames of an error would keep the copies on every device.
+        self.copies.close(emptied=failed)
 
 
 class CellOnDevices:
@@ -213,7 +206,7 @@ class CellOnDevices:
         codes = [None if code is None else own_code(code) for code in self._codes]
         with ExitStack() as stack:
             modes(stack)
-            thread.place(stack)
+            place(stack, thread.target, thread.copies.globals)
             while True:
                 progress(f"{where}: {len(self._came)} of {self._split.total} parts")
                 try:
@@ -248,7 +241,7 @@ class CellOnDevices:
         sent = dict.fromkeys([*self._sent, *(name for each in threads for name in each.sent)])
         nbytes = sum(each.copied_bytes for each in threads)
         notes = [f"{device}: {device.note}" for device in self._devices if device.note]
-        notes += dict.fromkeys(line for each in threads for line in each.notes)
+        notes += dict.fromkeys(line for each in threads for line in each.copies.notes)
         said = [
             str(self._split),
             sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),

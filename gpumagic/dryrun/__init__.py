@@ -8,12 +8,12 @@ What depends on data ends the dry run, with the result up to there.
 import inspect
 import sys
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 from gpumagic.display import table
 from gpumagic.dryrun.result import LIMIT_S, Assigned, DryRun, Mismatch, Peak, Unknown
 from gpumagic.errors import GpuError, torch_needed
+from gpumagic.usercode.program import namespace_of
 from gpumagic.usercode.values import is_module
 from gpumagic.usercode.variables import variables_read
 
@@ -75,9 +75,10 @@ def dry_run(
     with torch_needed("dry_run"):
         from gpumagic.dryrun.follow_code import Subject, dry
         from gpumagic.dryrun.held_memory import target_of
-    space, module = _home(function)
+    space = namespace_of(function, sys._getframe(1))
     arguments = [("function", function), *zip(_names(function, args), args, strict=True)]
     arguments += kwargs.items()
+    module = space.get("__name__", "__main__")
     read = variables_read(["function"], {**space, "function": function}, module)
     known = {name for name, _ in arguments}
     reads = arguments + [(name, value) for name, value in read if name not in known]
@@ -106,17 +107,6 @@ def _refuse_jax(function: Any, given: object) -> None:
     leaves = jax.tree.leaves(given) if arrays else []
     if arrays and (hasattr(function, "lower") or any(isinstance(leaf, arrays) for leaf in leaves)):
         raise GpuError(f"dry_run is for torch; {OF_JAX}")
-
-
-def _home(function: Any) -> tuple[dict[str, Any], str]:
-    """The global variables of a callable, and the name of its module."""
-    inner = inspect.unwrap(function) if isinstance(function, FunctionType) else function
-    inner = getattr(inner, "__func__", inner)
-    if not isinstance(inner, FunctionType):
-        inner = getattr(type(inner), "forward", vars(type(inner)).get("__call__"))
-    if isinstance(inner, FunctionType):
-        return inner.__globals__, str(inner.__module__)
-    return {}, "__main__"
 
 
 def _names(function: Any, args: tuple[Any, ...]) -> list[str]:

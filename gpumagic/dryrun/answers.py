@@ -32,6 +32,7 @@ from gpumagic.dryrun.fakes import (
     Stopped,
     host_value,
     is_real,
+    refusing,
     set_data,
     suspended,
 )
@@ -96,8 +97,7 @@ class Calls(TorchFunctionMode):
 
     def list_of(self, tensor: Any, frame: Any) -> Any:
         """The nested list of a tensor's elements."""
-        if tensor.device.type != "cpu":
-            self._crossings.note(True, "copy_", str(tensor.device), "cpu", tensor.nbytes)
+        self._crossings.note(True, "copy_", str(tensor.device), "cpu", tensor.nbytes)
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
@@ -124,11 +124,13 @@ class Calls(TorchFunctionMode):
                 "copy the tensor to host memory first."
             )
         if tensor.requires_grad and not force:
-            raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
-                "instead."
-            )
+            with suspended():
+                torch.empty(0, requires_grad=True).numpy()  # raises torch's own error
         raise Stopped("an array of a tensor's values depends on data")
+
+    def wait(self, device: Any = None) -> None:
+        """Count a wait of `torch.cuda.synchronize`."""
+        self._crossings.note(False, "synchronize", _named(device), "cpu", 0)
 
     def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         raise Stopped(f"{_NAMES[func]}() of a tensor depends on data")
@@ -156,26 +158,22 @@ def _nested(shape: Any) -> Any:
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("item", "__bool__", "__float__", "__int__", "__index__"), Calls.item),
-    **dict.fromkeys(("__complex__", "is_nonzero"), Calls.item),
     **dict.fromkeys(("__repr__", "__str__", "__format__"), Calls.shown),
     **dict.fromkeys(("numpy", "__array__"), Calls.numpy),
-    **dict.fromkeys(("__reduce_ex__", "__dlpack__", "__contains__", "data_ptr"), Calls.contents),
+    **dict.fromkeys(("__reduce_ex__", "__dlpack__", "data_ptr"), Calls.contents),
     "tolist": lambda calls, func, args, kwargs, frame: calls.list_of(args[0], frame),
     "pin_memory": lambda calls, func, args, kwargs, frame: args[0].clone(),
     "is_pinned": lambda calls, func, args, kwargs, frame: False,
     "share_memory_": lambda calls, func, args, kwargs, frame: args[0],
 }
-_ANSWERS = {
-    getattr(Tensor, name): answer for name, answer in _BY_NAME.items() if hasattr(Tensor, name)
-}
-_NAMES = {getattr(Tensor, n): n.strip("_") for n in _BY_NAME if hasattr(Tensor, n)}
+_ANSWERS = {getattr(Tensor, name): answer for name, answer in _BY_NAME.items()}
+_NAMES = {getattr(Tensor, name): name.strip("_") for name in _BY_NAME}
 _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: set_data(*args)  # type: ignore[attr-defined]
 
 
 def install(
     calls: Calls,
     note: Callable[[str], object],
-    wait: Callable[..., object],
     held: HeldMemory,
     virtual: bool,
 ) -> None:
@@ -188,28 +186,28 @@ def install(
         note("torch.compile was left out: what it saves in memory is not counted")
         return model if model is not None else (lambda function: function)
 
-    def allocated(device: Any = None) -> int:
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        return held.now.get(f"cuda:{index}", 0)
+    def not_known(device: Any = None) -> NotKnown:
+        return NotKnown("a peak of memory", whole=True)
 
+    def allocated(device: Any = None) -> int:
+        return held.now.get(_named(device), 0)
+
+    lazy = refusing("a lazy module has no dry run: its shapes are not known yet")
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", _nothing),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
         # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.
         (torch.utils, "swap_tensors", set_data),
-        *((kind, "__new__", _no_lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
+        *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
         (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
         (torch, "save", left_out("torch.save")),
-        (torch.jit, "save", left_out("torch.jit.save")),
         (torch, "compile", compiled),
-        (torch.cuda, "empty_cache", _nothing),
-        (torch.cuda, "reset_peak_memory_stats", _nothing),
-        (torch.cuda, "reset_accumulated_memory_stats", _nothing),
-        (torch.cuda, "synchronize", wait),
+        (torch.cuda, "synchronize", calls.wait),
         (torch.cuda, "memory_allocated", allocated),
         (torch.cuda, "memory_reserved", allocated),
-        *((torch.cuda, name, _not_known(name)) for name in _OF_ALLOCATOR),
+        # A peak can be set back.
+        *((torch.cuda, f"max_memory_{kind}", not_known) for kind in ("allocated", "reserved")),
         # A function mode is on: by that alone torch would leave its fused layers out.
         (torch.overrides, "has_torch_function", _nothing),
     ]
@@ -225,21 +223,16 @@ def install(
         module._foreach_supported_types.append(FakeTensor)
 
 
+def _named(device: Any) -> str:
+    return f"cuda:{torch.cuda._utils._get_device_index(device, optional=True)}"
+
+
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-def _no_lazy(*args: Any, **kwargs: Any) -> None:
-    raise Stopped("a lazy module has no dry run: its shapes are not known yet")
-
-
 # Of a batch; the others are taken to be like these.
 _SAMPLES = 64
-_OF_ALLOCATOR = ("max_memory_allocated", "max_memory_reserved")  # a peak can be set back
-
-
-def _not_known(name: str) -> Callable[..., NotKnown]:
-    return lambda device=None: NotKnown(f"{name}()", whole=True)
 
 
 def _in_this_process(loader: Any) -> Any:

@@ -17,16 +17,15 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from types import FrameType
 from typing import Any
 
-from gpumagic.dryrun.fakes import Stopped, suspended
+from gpumagic.dryrun.fakes import Stopped, refusing, suspended
 from gpumagic.placement import suspended as unplaced
-from gpumagic.usercode.files import is_users
+from gpumagic.usercode.files import is_users, shell
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
@@ -59,11 +58,10 @@ class Confinement:
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
-        core: Any = sys.modules.get("IPython.core.interactiveshell")
-        if core is not None and (shell := core.InteractiveShell._instance) is not None:
+        if (ipython := shell()) is not None:
             from IPython.core.displaypub import CapturingDisplayPublisher
 
-            shell.display_pub = CapturingDisplayPublisher()
+            ipython.display_pub = CapturingDisplayPublisher()
 
     def begin(self) -> bool:
         """Refuse from now on; return whether the kernel refuses everything to C++ code too."""
@@ -71,9 +69,10 @@ class Confinement:
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None:  # its bars start a thread
             bars.tqdm.monitor_interval = 0
-        setattr(threading.Thread, "start", _refusing("starting a thread"))  # noqa: B010
+        setattr(threading.Thread, "start", refusing("starting a thread: a dry run does not"))  # noqa: B010
         setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010
-        builtins.input = getpass.getpass = _refusing("asking for input")
+        asks = refusing("asking for input: a dry run does not")
+        builtins.input = getpass.getpass = asks
         self._import_without_fakes()
         sys.addaudithook(self._audit)
         return held_by_the_kernel()
@@ -113,13 +112,6 @@ class Confinement:
         SourceFileLoader.exec_module = execute  # type: ignore[assignment, method-assign]
 
 
-def _refusing(what: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **options: Any) -> Any:
-        raise Stopped(f"{what}: a dry run does not")
-
-    return refuse
-
-
 def _at_once(pool: Any, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
     """Run a job for a pool of threads at once, before the code continues."""
     future = Future[Any]()
@@ -145,8 +137,9 @@ def held_by_the_kernel() -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     machine = os.uname().machine
-    code = _filter(machine)
-    refused = libc.prctl(_SECCOMP, _FILTER, ctypes.byref(_Program(len(code) // 8, code)), 0, 0)
+    steps = ctypes.create_string_buffer(_filter(machine))
+    program = struct.pack("HP", len(steps) // 8, ctypes.addressof(steps))
+    refused = libc.prctl(_SECCOMP, _FILTER, program, 0, 0)
     return _no_file_written(libc) and refused == 0 and machine in _CALLS
 
 
@@ -158,24 +151,18 @@ _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 _WRITING = sum(1 << bit for bit in (1, *range(4, 13)))
 
 
-class _Beneath(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
-
-
 def _no_file_written(libc: Any) -> bool:
     """Refuse every write to a file but to the null device."""
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 1:
         return False
     truncating = _TRUNCATE if version >= 3 else 0
-    rules = ctypes.c_uint64(_WRITING | truncating)
-    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(8), 0)
+    rules = struct.pack("=Q", _WRITING | truncating)
+    ruleset = libc.syscall(_CREATE_RULESET, rules, ctypes.c_size_t(len(rules)), 0)
     if ruleset < 0:
         return False
-    allowed = _Beneath(_WRITE_FILE | truncating, os.open(os.devnull, os.O_PATH))
-    libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(allowed), 0)
+    allowed = struct.pack("=Qi", _WRITE_FILE | truncating, os.open(os.devnull, os.O_PATH))
+    libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, allowed, 0)
     return bool(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
 
 
@@ -206,10 +193,6 @@ _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
         (140, 30),
     ),
 }
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
 def _filter(machine: str) -> bytes:

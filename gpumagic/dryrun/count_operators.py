@@ -10,8 +10,7 @@ run.
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -58,33 +57,29 @@ class Crossings:
     """Count copies and waits as a watch does, from what the fakes' operators would do."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[Any, ...], Count] = {}
-        self.silent = False  # while variables are moved, which is reported by itself
+        self.counts: dict[tuple[Any, ...], Count] = {}
 
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
         """Count a copy or wait that the running line would make; `how`: through whose code."""
         nothing = source == destination or "meta" in (source, destination)
-        if self.silent or nothing or (copy and not nbytes):
+        if nothing or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
         user, found = locate(inner)
         how = found if how is None else how
         at = (None, 0) if user is None else in_cell(user)
         key = (copy, operator, source, destination, how, at)
-        if key not in self._counts:
+        if key not in self.counts:
             kind = "copy" if copy else "wait"
-            self._counts[key] = count_for(kind, operator, source, destination, how, user, inner)
-        count = self._counts[key]
-        count.count += 1
-        count.calls += 1
-        count.nbytes += nbytes
+            self.counts[key] = count_for(kind, operator, source, destination, how, user, inner)
+        self.counts[key].add(nbytes, None)
 
     def ledger(self, virtual: bool) -> Ledger:
         """What was counted."""
-        entries = (replace(count.entry(), seconds=None) for count in self._counts.values())
-        return Ledger(merged(entries), virtual, predicted=True)
+        entries = merged(count.entry() for count in self.counts.values())
+        return Ledger(entries, virtual, predicted=True)
 
 
 class Operators(TorchDispatchMode):
@@ -95,7 +90,6 @@ class Operators(TorchDispatchMode):
         self.count = 0
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
-        self._simple: set[Any] = set()  # operators that are no composites
         self._at_node: tuple[str, int] | None = None
         self._began = 0  # storages that had been made when the node began
 
@@ -141,8 +135,6 @@ class Operators(TorchDispatchMode):
         except RuntimeError as error:
             if "found two different devices" in str(error):
                 raise RuntimeError(_mismatch(str(error))) from None
-            if type(error) is not RuntimeError and "same device" in str(error):
-                raise RuntimeError(str(error)) from None  # a kind of torch's own
             raise
 
     def _before(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -163,26 +155,18 @@ class Operators(TorchDispatchMode):
 
     def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
         """Return a function that runs a composite operator's parts; None for other operators."""
-        if func in self._simple:
-            return None
         if name in IN_PARTS:  # to call a kernel that is not there would end the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
-        of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
-        if not of_aten or not _has_kernel(func.name(), _COMPOSITE):
-            self._simple.add(func)
-            return None
-        return _of_composite(func, name, args)
+        return _of_composite(func, name, args) if _is_composite(func) else None
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
-        """Return the tensor that a run with data would write into, and whether that is certain.
-
-        Under any mode torch's C++ copies into a new tensor where it otherwise writes in place.
-        """
+        """Return the tensor that a run with data would write into, and whether that is certain."""
         number = _node()
         if number != self._at_node:
             self._at_node, self._began = number, self._held.made
             self.backward |= number is not None
+        # Under any mode torch's C++ copies into a new tensor where it otherwise writes in place.
         first: Any = next(iter(args), None)
         # A sparse tensor has no storage.
         if number is None or not isinstance(first, Tensor) or first.layout is not torch.strided:
@@ -228,6 +212,12 @@ _EXPLICIT = (
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+    return of_aten and _has_kernel(func.name(), _COMPOSITE)
 
 
 def _of_composite(func: Any, name: str, args: Any) -> _Function | None:
@@ -311,25 +301,18 @@ def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
 _RESULTS: dict[str, _Function] = {
     "_transformer_encoder_layer_fwd": lambda src, **_: torch.empty_like(src),
     "_native_multi_head_attention": _layer,
-    **dict.fromkeys(("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"), lambda **_: False),
     **dict.fromkeys(
         ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"), _loss
     ),
     "log_sigmoid_forward": _log_sigmoid,
     "record_stream": lambda **_: None,
-    **dict.fromkeys(
-        ("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
-        lambda self, **_: torch.empty_like(self),
-    ),
 }
 
 
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
-    """Have attention hold what it would on CUDA, for as long as the result lives.
-
-    torch's C++ would ask the driver, which a forked child must not do, or take the CPU's way.
-    """
+    """Have attention hold what it would on CUDA, for as long as the result lives."""
+    # torch's C++ would ask the driver, which a forked child must not do, or take the CPU's way.
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):  # inference mode goes past the first
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)
@@ -347,10 +330,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none.
-
-    The kernels for half precision hold as much as the one that is used here.
-    """
+    """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none."""
     given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
     groups = enable_gqa and query.shape[-3] != key.shape[-3]
@@ -361,6 +341,7 @@ def _attention(
         )[0]
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
+    # The kernels for half precision hold as much as this one.
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return aten._scaled_dot_product_efficient_attention(
         *given, mask, learns, dropout_p, is_causal, scale=scale

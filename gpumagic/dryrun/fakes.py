@@ -45,6 +45,15 @@ class Stopped(BaseException):
         raised.append(self)
 
 
+def refusing(reason: str) -> Callable[..., Any]:
+    """Return a function whose call ends the dry run."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise Stopped(reason)
+
+    return refuse
+
+
 # Of the kernel's answers, as libraries in C put them: C's own, and SQLite's.
 _REFUSED = (os.strerror(errno.EACCES), "disk I/O error")
 

@@ -31,7 +31,7 @@ from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.count_operators import Crossings, Operators, attend_as_cuda
 from gpumagic.dryrun.fakes import Fakes, NotKnown, Stopped, describe, is_refusal, raised
-from gpumagic.dryrun.forked import OverLimit, let_backward_run, run_forked
+from gpumagic.dryrun.forked import let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import (
     Before,
     HeldMemory,
@@ -105,14 +105,13 @@ def dry(subject: Subject) -> DryRun:
             put_in_force(outer)  # a fork leaves it
         return _Following(subject).run(before)
 
-    try:
-        result: DryRun = run_forked(work, subject.limit + _GRACE_S)
-    except OverLimit:
-        limit = f"the time limit of {subject.limit:g} s"
-        end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
-        seconds = time.monotonic() - before.time
-        return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
-    return result
+    result: DryRun | None = run_forked(work, subject.limit + _GRACE_S)
+    if result is not None:
+        return result
+    limit = f"the time limit of {subject.limit:g} s"
+    end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
+    seconds = time.monotonic() - before.time
+    return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
 
 
 class _Following:
@@ -141,7 +140,7 @@ class _Following:
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
-        install(calls, self.note, self._waited, self._held, before.virtual)
+        install(calls, self.note, self._held, before.virtual)
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():
@@ -172,34 +171,25 @@ class _Following:
             backward=self._operators.backward,
             seconds=time.monotonic() - before.time,
             virtual=subject.virtual,
-            cards=tuple(on_card(self._held, card, self._fullest()) for card in subject.cards),
+            cards=tuple(on_card(self._held, card) for card in subject.cards),
         )
-
-    def _fullest(self) -> str:
-        """Return the GPU that held most: its own, or `cuda:0` if the code names that itself."""
-        gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
-        return max(gpus, key=lambda device: gpus[device], default=str(self._target))
-
-    def _move(self, variables: Any, target: torch.device) -> Any:
-        self._crossings.silent = True
-        moves = move_all(variables, target, self._subject.namespace, check_room=False)
-        self._crossings.silent = False
-        return moves
 
     def _bring(self, target: torch.device) -> None:
         subject, here = self._subject, dict[str, tuple[str, ...]]()
         if subject.cards:  # nothing is on the card yet, whatever is on the GPUs here
             every = [*subject.reads, *subject.namespace.items()]
-            here = {m.name: m.sources for m in self._move(every, torch.device("cpu")).moved}
+            moves = move_all(every, torch.device("cpu"), subject.namespace, check_room=False)
+            here = {moved.name: moved.sources for moved in moves.moved}
             self._held.begin()
         if subject.move:
-            moves = self._move(subject.reads, target)
+            moves = move_all(subject.reads, target, subject.namespace, check_room=False)
             self._moved = tuple(
                 replace(moved, sources=here.get(moved.name, moved.sources)) for moved in moves.moved
             )
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
             self._held.reset_peak()
+        self._crossings.counts.clear()  # moves are reported by themselves
         enter(target, batches=subject.move, namespace=subject.namespace)
 
     # -- while it runs
@@ -239,10 +229,6 @@ class _Following:
 
     def _tracked(self) -> None:
         self.note("this backward pass goes on into what an earlier cell computed: not followed")
-
-    def _waited(self, device: Any = None) -> None:
-        name = str(torch.device("cuda", torch.cuda.current_device()) if device is None else device)
-        self._crossings.note(False, "synchronize", name, "cpu", 0)
 
     # -- after it
     def _mismatches(self) -> tuple[Mismatch, ...]:
@@ -314,10 +300,7 @@ def leave_out_magics(
     transform: Callable[[str], str],
     flags: int = 0,
 ) -> Callable[[ast.Module], Any]:
-    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements.
-
-    The runner gives the value of the last expression.
-    """
+    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements."""
 
     def execute(part: ast.Module) -> Any:
         value = None

@@ -34,15 +34,10 @@ _SHARED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.s ([0-9a-f]+) \S+ \d+\s*(.*)")
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
 
 
-class OverLimit(TimeoutError):
-    """Signal that a call of `run_forked` exceeded its own limit, not somebody else's."""
-
-
 def run_forked(work: Callable[[], Any], limit: float) -> Any:
-    """Call `work()` in a copy of this process and return its result, which must be plain data.
+    """Call `work()` in a copy of this process; return its plain data, None after `limit` seconds.
 
-    Ctrl-C kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and
-    `GpuError` when this system has no fork or the copy has crashed.
+    Raises `GpuError` when this system has no fork or the copy has crashed.
     """
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
@@ -61,13 +56,15 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
         # A second at a time: a signal that another thread gets is handled only after a wait.
         while not receiver.poll(min(limit, 1.0)):
             if time.monotonic() > end:
-                raise OverLimit
+                return None
         with suppress(EOFError):  # it has ended without an answer
             answer = receiver.recv()
     finally:
         receiver.close()
         if pid:
-            status = _end(pid)
+            with deferred():
+                os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
+                status = os.waitpid(pid, 0)[1]
     if answer is None:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
         raise GpuError(f"the dry run's process ended by {how}; nothing of yours has changed")
@@ -77,16 +74,6 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     if not done:
         raise GpuError(f"the dry run failed, a fault of gpumagic: {kept[-1][1]}")
     return value
-
-
-def _end(pid: int) -> int:
-    """Kill the copy and return its status; an interrupt is raised once it has ended."""
-    try:
-        os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
-        return os.waitpid(pid, 0)[1]
-    except KeyboardInterrupt:
-        _end(pid)
-        raise
 
 
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:

@@ -73,9 +73,7 @@ class HeldMemory:
     ) -> None:
         """Count the storage of a fake, once, for as long as it lives.
 
-        A run with data would write into `replaced`, a tensor. If that is not certain, its memory is
-        reused if nothing else refers to it; otherwise both count from the next change. The
-        memory of an `existing` tensor is allocated already, even if it is met later.
+        A run with data may write into `replaced`. `existing` memory is allocated already.
         """
         if tensor.layout is not torch.strided:
             return  # a sparse one has no storage of its own
@@ -108,6 +106,7 @@ class HeldMemory:
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
         elif old is not None and not certain:
+            # Reused if nothing else refers to it; otherwise both count from the next change.
             self._leaving = old
         else:
             self._raise(device)
@@ -215,8 +214,9 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
     return Device("cuda", 0, name=first.name, memory_total=first.total), chosen
 
 
-def on_card(held: HeldMemory, card: Card, device: str) -> OnCard:
-    """Whether what was counted on the device has room on a card, and from which line on not."""
+def on_card(held: HeldMemory, card: Card) -> OnCard:
+    """Whether what was counted on the fullest GPU fits on a card, and from which line on not."""
+    device = max(held.most.keys() - {"cpu"}, key=held.most.__getitem__, default="")
     rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)
     return OnCard(card, held.most.get(device, 0), at)

@@ -214,6 +214,13 @@ def test_waits_that_copy_nothing_are_counted():
     assert read == {("item", "print", "", 12), ("synchronize", "", "", 0)}
 
 
+def test_an_index_on_the_cpu_is_copied():
+    x, index = torch.ones(9, device="cuda:1"), torch.arange(3)
+    (copy,) = dry_run(lambda: x[index]).ledger.copies
+    assert (copy.operator, copy.source, copy.destination) == ("index", "cpu", "cuda:1")
+    assert (copy.nbytes, copy.implicit) == (24, True)
+
+
 def test_a_signal_to_its_group_reaches_the_copy_alone():
     seen = []
     before = signal.signal(signal.SIGUSR1, lambda *args: seen.append(1))

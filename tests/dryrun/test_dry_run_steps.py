@@ -190,7 +190,6 @@ LOSSES = {
         a, b, pos_weight=torch.ones(256, device=a.device)
     ),
     "labels": lambda a, b: F.multilabel_soft_margin_loss(a, b),
-    "margins": lambda a, b: F.multi_margin_loss(a, b.argmax(1)),
     "smoothed": lambda a, b: F.cross_entropy(a, b.argmax(1), label_smoothing=0.1),
 }
 

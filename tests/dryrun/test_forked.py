@@ -151,8 +151,7 @@ def test_a_limit_is_a_kill():
     (end,) = dry_run(forever, limit=0.2).unknown
     assert end.ended
     assert end.where.function == "forever"
-    with pytest.raises(TimeoutError):
-        run_forked(lambda: time.sleep(60), 0.2)
+    assert run_forked(lambda: time.sleep(60), 0.2) is None
     assert time.monotonic() - started < 20
 
 
