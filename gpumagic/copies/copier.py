@@ -15,7 +15,6 @@ import pickle
 import sys
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -102,10 +101,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     def write(self, values: Any) -> None:
         """Read the originals; raise pickle's error if one cannot be copied."""
-        with warnings.catch_warnings():
-            # Python 3.12 warns that 3.14 will not copy iterators of itertools.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.dump(values)
+        self.dump(values)
 
     def read(self) -> Any:
         """Make the copies; call `StorageCopier.copy` first."""
@@ -186,7 +182,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         if kind not in self._ours:
             # Members of an enumeration are compared by identity; C made ctypes' classes.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
-            ours = not (stays or self._storages.know(kind))
+            ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
         return self._ours[kind]
 
@@ -234,8 +230,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not (held or vars(function)) or self._is_of_library(function)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library has the function by its name; a decorated one of the notebook is
-        found there by its name too."""
+        """Whether a library has the function by its name, which decorated ones of ours keep."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)

@@ -4,8 +4,7 @@ TensorFlow silently copies an operand from another device, and keeps the copy wh
 lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
 "explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
 `tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
-that it has captured, if they are on another device. Not seen: other copies within a function, and
-what NumPy reads by itself (`np.asarray(x)`). Only reads are timed.
+that it has captured, if they are on another device. docs/frameworks.md says what is not seen.
 
 Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
 `convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
@@ -151,12 +150,12 @@ class TensorFlowCopies(CopyCounting):
         """Count the NumPy arrays among an operator's operands."""
         # Integers are mostly shapes and indices, which stay with the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
-        return self._given(arrays) if arrays else None
+        return self._given(arrays)
 
     def _given(self, arrays: list[Any]) -> Any:
-        call = self.called_from(sys._getframe(), _VARIABLES)
         arrays = [array for array in arrays if array.ndim]
-        if call is None or not arrays or call.function in _ASKED:
+        call = self.called_from(sys._getframe(), _VARIABLES) if arrays else None
+        if call is None or call.function in _ASKED:
             return None
         return partial(self._converted, call, arrays)
 

@@ -241,10 +241,7 @@ def walk(
     most: int = sys.maxsize,
     depth: int = sys.maxsize,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield each value once with its path, level by level; at most so many, and so many steps away.
-
-    `into` returns what to go on to: most often `parts_of`, or nothing.
-    """
+    """Yield each value once with its path, level by level, and all that `into` returns of it."""
     seen: dict[int, Any] = {}  # keeps visited values alive, so that their ids stay unique
     todo = deque(values)
     while todo and len(seen) < most:
@@ -268,16 +265,13 @@ def parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 # -- functions, and the global names that they read
 def of_function(function: Any, name: str) -> Any:
-    """Return `__name__` or `__module__` of a function of C or Python; None for anything else.
-
-    Torch's C functions get the module that C leaves empty.
-    """
+    """Return `__name__` or `__module__` of a function of C or Python; None for anything else."""
     if type(function) is MethodType:
         function = function.__func__
     if not isinstance(function, (types.BuiltinFunctionType, FunctionType)):
         return None
     found = getattr(function, name, None)
-    owner = getattr(function, "__self__", None)
+    owner = getattr(function, "__self__", None)  # torch's C functions have no module
     return "torch" if found is None and "torch" in str(type(owner)) else found
 
 
