@@ -358,11 +358,11 @@ def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
 
 def _is_plain(kind: type) -> bool:
     """Whether `object.__new__` makes its instances: no base is made in C."""
-    for base in kind.__mro__[:-1]:
-        new = type(vars(base).get("__new__"))
-        if not base.__flags__ & _MADE_IN_PYTHON or new is types.BuiltinFunctionType:
-            return False
-    return True
+    return all(
+        base.__flags__ & _MADE_IN_PYTHON
+        and type(vars(base).get("__new__")) is not types.BuiltinFunctionType
+        for base in kind.__mro__[:-1]
+    )
 
 
 def _has_no_way(copier: Copier, kind: Any) -> bool:

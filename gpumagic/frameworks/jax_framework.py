@@ -318,8 +318,7 @@ def _fix(
     frame: FailedFrame, node: ast.AST, odd: Sequence[ast.expr], target: str, nbytes: int | None
 ) -> Fix | None:
     """Write `jax.device_put` around the odd operands."""
-    if (stmt := statement(node)) is None:
-        return None
+    stmt: Any = statement(node)
     edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
     put = as_code(target)
     edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]

@@ -62,11 +62,8 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Return the frameworks that a cell imports by these names (imported now), or that are in use.
-
-    One that a library has imported for itself, as tensorboard does TensorFlow, is not: placing
-    would start it, and JAX then takes most of each GPU's memory.
-    """
+    """Return the frameworks that a cell imports by these names (imported now), or uses already."""
+    # Placing for one that a library has imported for itself would start it, and take its memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
             with suppress(Exception):  # of the user's library, whose error the cell shows

@@ -14,14 +14,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
-from tensorflow.python.framework import constant_op, kernels, op_callbacks, op_def_registry
+from tensorflow.python.framework import constant_op, op_callbacks, op_def_registry
 
 from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, inside_of
@@ -54,13 +54,6 @@ def own(device: str) -> str:
     """Return TensorFlow's name of a device: ``"/GPU:1"``."""
     kind, _, number = device.partition(":")
     return f"/GPU:{number}" if kind == "cuda" else "/CPU:0"
-
-
-@lru_cache(maxsize=512)
-def takes_shapes(operation: str) -> bool:
-    """Whether a GPU takes some operands of an operation in host memory: shapes, axes, indices."""
-    every = kernels.get_registered_kernels_for_op(operation).kernel
-    return any(kernel.host_memory_arg for kernel in every if kernel.device_type != "CPU")
 
 
 def size_of(tensor: Any) -> int | None:
@@ -170,17 +163,11 @@ class TensorFlowCopies(CopyCounting):
             self.refuse(counts)
 
     def _seen(
-        self,
-        operation: Any,
-        operands: Sequence[Any],
-        attributes: Sequence[Any],
-        results: Sequence[Any],
-        op_name: Any = None,
-        graph: Any = None,
+        self, operation: Any, operands: Any, attributes: Any, results: Any, **about: Any
     ) -> None:
         """Count an operation; TensorFlow calls this after each, also within functions."""
         __tracebackhide__ = True
-        if graph is None:
+        if about.get("graph") is None:
             name = operation.decode() if isinstance(operation, bytes) else operation
             self.guarded(self._look, name, operands, results, sys._getframe())
 
@@ -212,8 +199,7 @@ class TensorFlowCopies(CopyCounting):
                 return []
             operator = "tf.function"
         else:
-            shapes = operand.dtype.is_integer and takes_shapes(operation)
-            if shapes or not self._is_data(operand.dtype) or (id(operand), there) in self._copied:
+            if not self._is_data(operand.dtype) or (id(operand), there) in self._copied:
                 return []
             self._copied[id(operand), there] = operand
             operator = "batch" if id(operand) in self._batches else "operand"

@@ -252,11 +252,9 @@ def _logical_cpus() -> int:
 
 def _variables(value: object) -> list[tf.Variable]:
     """The variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(value, keras.Variable):
-        return [value.value]
     if isinstance(value, tf.Module):
         return [*value.variables]
+    keras = sys.modules.get("keras")
     if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
         return [variable.value for variable in value.variables]
     return []

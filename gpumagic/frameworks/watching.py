@@ -192,11 +192,7 @@ class CopyCounting:
                     self._patches.close()
 
     def door(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
-        """Return a function that calls `ask` and then `real`, with the same arguments.
-
-        `ask` may raise strict's error, and then `real` is not called. It returns None, or a
-        function that is called with the result of `real` and its seconds.
-        """
+        """Return a function that calls `ask`, `real`, and what `ask` returned with the result."""
 
         def door(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True

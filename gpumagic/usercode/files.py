@@ -295,8 +295,6 @@ def called(code: CodeType, at: int) -> str:
         tree = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    if isinstance(tree, ast.Await):
-        tree = tree.value
     function = tree.func if isinstance(tree, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr

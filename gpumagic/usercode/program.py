@@ -30,10 +30,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 def compile_cell(
     tree: ast.Module, filename: str, flags: int = 0
 ) -> tuple[CodeType, CodeType | None]:
-    """Compile the statements of a cell, and its last expression, None if it has none.
-
-    `eval` of either returns a coroutine if the flag `inspect.CO_COROUTINE` is set.
-    """
+    """Compile the statements of a cell, and its last expression, None if it has none."""
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
         last = _compiled(ast.Expression(body[-1].value), filename, "eval", flags)
@@ -72,11 +69,9 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
 
 
 def own_code(code: CodeType) -> CodeType:
-    """Return a copy of the code object, with those of the functions which it defines.
-
-    torch.compile caches by code object, and writes names into the globals of the first function
-    with that code; another function with the same code would not find them.
-    """
+    """Return a copy of the code object, with those of the functions which it defines."""
+    # torch.compile writes names into the globals of the first function with a code object: another
+    # function with the same would not find them.
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_consts=tuple(consts))
 

@@ -175,29 +175,16 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
     if kind in _PARTS:
         return [((".", name), getattr(value, name)) for name in _PARTS[kind]]
     if issubclass(kind, _MAPPINGS):
-        pairs = list(islice(_pairs(value), most))
+        held = own(value).get("data") if issubclass(kind, UserDict) else value
+        pairs = list(islice(dict.items(held), most)) if issubclass(type(held), dict) else []
         steps, held = [("[]", key) for key, _ in pairs], [item for _, item in pairs]
     else:
-        held = list(islice(_elements(value), most))
+        base: Any = next((base for base in _SEQUENCES if issubclass(kind, base)), None)
+        held = [] if base is None else list(islice(base.__iter__(value), most))
         names = getattr(kind, "_fields", None)
         steps = [(".", name) for name in names] if names else [("[]", n) for n in range(len(held))]
     # A list of a million numbers is passed over at C speed.
     return [] if set(map(type, held)) <= PLAIN else list(zip(steps, held, strict=False))
-
-
-def _pairs(mapping: Any) -> Iterator[tuple[Any, Any]]:
-    kind = type(mapping)
-    if issubclass(kind, UserDict):
-        yield from _pairs(own(mapping).get("data"))
-    elif issubclass(kind, dict):
-        yield from dict.items(mapping)
-
-
-def _elements(sequence: Any) -> Iterator[Any]:
-    for base in _SEQUENCES:
-        if issubclass(type(sequence), base):
-            return base.__iter__(sequence)
-    return iter(())
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
