@@ -30,6 +30,7 @@ from gpumagic.usercode.values import MISSING, PLAIN, defined_in, own
 _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
 _CAPTURED = "a function has captured it: give it as an argument, or make it in this cell"
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
+_OWN_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 _origins: dict[tuple[str, str], Origin] = {}
 """Origins of variables that cells moved for good, by the framework's and the variable's name."""
@@ -279,6 +280,8 @@ def operands(
 ) -> Iterator[tuple[ast.expr, Sequence[Any]]]:
     """Yield the largest expressions in a node whose values are or hold arrays, with these."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, _OWN_SCOPES):
+            continue
         whole = isinstance(child, ast.expr) and not isinstance(child, _LITERALS)
         value = frame.scope.value(child) if whole else MISSING
         arrays = () if value is MISSING else held(value)

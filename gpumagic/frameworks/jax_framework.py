@@ -136,7 +136,10 @@ class Jax(ArrayFramework):
 
     def where(self, array: Any) -> str:
         """Return the device that an array is on; ``"cuda:0 + cuda:1"`` if sharded over two."""
+        on_host = (array.sharding.memory_kind or "").endswith("_host")
         own = sorted(array.sharding.device_set, key=lambda device: device.id)
+        if on_host and own[0].platform != "cpu":
+            return "cpu"
         return " + ".join(map(self.name_of, own))
 
     def nbytes(self, array: Any) -> int:

@@ -68,8 +68,8 @@ def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
         if named & packages:
             with suppress(Exception):  # of the user's library, whose error the cell shows
                 importlib.import_module(module)
-    here = {module: packages for module, packages in _PACKAGES.items() if _is_imported(module)}
-    return [_made(m) for m in here if named & here[m] or holds(namespace, here[m])]
+    ready = {module: packages for module, packages in _PACKAGES.items() if _is_imported(module)}
+    return [_made(m) for m in ready if named & ready[m] or holds(namespace, ready[m])]
 
 
 def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:

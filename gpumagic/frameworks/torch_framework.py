@@ -52,6 +52,10 @@ class Torch(Framework):
         """Whether it is a tensor, by its type."""
         return issubclass(type(value), Tensor)
 
+    def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+        """Return the variables that are tensors of torch's own class; none of IPython's own."""
+        return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
+
     def where(self, array: Tensor) -> str:
         return str(array.device)
 
