@@ -210,7 +210,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def _shares(self, value: Any) -> bool:
         kind = type(value)
         if kind is types.FunctionType:
-            return not self.is_notebooks(value) and self._is_library_function(value)
+            held = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
+            return not self.is_notebooks(value) and (not held or self._is_of_library(value))
         if kind is _CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
         if kind is types.BuiltinFunctionType:  # of a module made in C, or bound to an object
@@ -224,10 +225,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self._kinds[kind] = copied, not copied and _is_shared_kind(kind), _of_its_module(kind)
         copied, shared, of_module = self._kinds[kind]
         return not copied and (shared or id(value) in of_module)
-
-    def _is_library_function(self, function: types.FunctionType) -> bool:
-        held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
-        return not (held or vars(function)) or self._is_of_library(function)
 
     def _is_of_library(self, function: Any) -> bool:
         """Whether a library has the function by its name, which decorated ones of ours keep."""

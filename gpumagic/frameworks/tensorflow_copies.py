@@ -163,11 +163,17 @@ class TensorFlowCopies(CopyCounting):
             self.refuse(counts)
 
     def _seen(
-        self, operation: Any, operands: Any, attributes: Any, results: Any, **about: Any
+        self,
+        operation: Any,
+        operands: Sequence[Any],
+        attributes: Sequence[Any],
+        results: Sequence[Any],
+        op_name: Any = None,
+        graph: Any = None,
     ) -> None:
         """Count an operation; TensorFlow calls this after each, also within functions."""
         __tracebackhide__ = True
-        if about.get("graph") is None:
+        if graph is None:
             name = operation.decode() if isinstance(operation, bytes) else operation
             self.guarded(self._look, name, operands, results, sys._getframe())
 
