@@ -15,7 +15,6 @@ import pickle
 import sys
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -102,10 +101,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     def write(self, values: Any) -> None:
         """Read the originals; raise pickle's error if one cannot be copied."""
-        with warnings.catch_warnings():
-            # Python 3.12 warns that 3.14 will not copy iterators of itertools.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.dump(values)
+        self.dump(values)
 
     def read(self) -> Any:
         """Make the copies; call `StorageCopier.copy` first."""
@@ -186,7 +182,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         if kind not in self._ours:
             # Members of an enumeration are compared by identity; C made ctypes' classes.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
-            ours = not (stays or self._storages.know(kind))
+            ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
         return self._ours[kind]
 
@@ -214,7 +210,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def _shares(self, value: Any) -> bool:
         kind = type(value)
         if kind is types.FunctionType:
-            return not self.is_notebooks(value) and self._is_library_function(value)
+            held = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
+            return not self.is_notebooks(value) and (not held or self._is_of_library(value))
         if kind is _CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
         if kind is types.BuiltinFunctionType:  # of a module made in C, or bound to an object
@@ -229,13 +226,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         copied, shared, of_module = self._kinds[kind]
         return not copied and (shared or id(value) in of_module)
 
-    def _is_library_function(self, function: types.FunctionType) -> bool:
-        held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
-        return not (held or vars(function)) or self._is_of_library(function)
-
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library has the function by its name; a decorated one of the notebook is
-        found there by its name too."""
+        """Whether a library has the function by its name, which decorated ones of ours keep."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -363,11 +355,11 @@ def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
 
 def _is_plain(kind: type) -> bool:
     """Whether `object.__new__` makes its instances: no base is made in C."""
-    for base in kind.__mro__[:-1]:
-        new = type(vars(base).get("__new__"))
-        if not base.__flags__ & _MADE_IN_PYTHON or new is types.BuiltinFunctionType:
-            return False
-    return True
+    return all(
+        base.__flags__ & _MADE_IN_PYTHON
+        and type(vars(base).get("__new__")) is not types.BuiltinFunctionType
+        for base in kind.__mro__[:-1]
+    )
 
 
 def _has_no_way(copier: Copier, kind: Any) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.frameworks.framework import FrameworksOn
+from gpumagic.frameworks.framework import NO_OTHERS, FrameworksOn
 from gpumagic.usercode.values import comes_from, is_tensor, own, torch_here
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 # Bytes between allocations, as in torch: a multiple of every element size.
 _ALIGNMENT = 64
-# A whole storage is copied, so that `as_strided` and `storage_offset` stay valid, unless its
-# tensors use only a small part.
-_SMALL = 2**20
 
 
 @dataclass
@@ -46,9 +43,9 @@ class Stretch:
 class StorageCopier:
     """Tensors and arrays to copy, each once, by the number that `add` returns."""
 
-    def __init__(self, others: FrameworksOn | None = None) -> None:
+    def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
         self.nbytes = self.sent = 0  # sent: to another device
-        self._others = others
+        self.others = others
         self._sources: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
@@ -60,11 +57,7 @@ class StorageCopier:
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
             # Others, such as masked arrays, say how they are pickled.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
-        return self._others is not None and self._others.of(value) is not None
-
-    def know(self, kind: type) -> bool:
-        """Whether a framework knows a class by its identity, so that it must not be copied."""
-        return self._others is not None and self._others.know(kind)
+        return self.others.of(value) is not None
 
     def reduce(self, source: Any, kind: type, held: dict[str, Any]) -> Any:
         """Return how pickle recreates an array, as one of class `kind` with attributes `held`."""
@@ -134,8 +127,8 @@ class StorageCopier:
             from gpumagic.moving.move import bytes_of
 
             self._count(bytes_of(source), sent=home != source.device)
-        elif self._others is not None and (framework := self._others.of(source)) is not None:
-            self._made[index] = framework.copy(source, self._others.device)
+        elif (framework := self.others.of(source)) is not None:
+            self._made[index] = framework.copy(source, self.others.device)
             self._count(framework.nbytes(source), sent=True)
         else:
             return _of_array(index, source)
@@ -147,11 +140,6 @@ class StorageCopier:
 
     def _copy_family(self, family: list[Stretch]) -> None:
         """Copy overlapping tensors and arrays, once for each device on which a copy is made."""
-        source = family[0].source
-        if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
-            self._made[family[0].index] = _own_copy(source)
-            self._count(source.nbytes, sent=False)
-            return
         start, stop = min(p.start for p in family), max(p.stop for p in family)
         lead = start % _ALIGNMENT
         buffers: dict[Any, Any] = {}
@@ -241,19 +229,8 @@ def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
     import numpy
 
     source = piece.source
-    if buffer is None:
-        return _own_copy(source)
-    layout = {"offset": offset, "strides": source.strides}
-    made: Any = numpy.ndarray(source.shape, source.dtype, numpy.asarray(buffer), **layout)
-    made.flags.writeable = source.flags.writeable
-    return made
-
-
-def _own_copy(source: Any) -> Any:
-    """Return an array that owns its memory, as `ndarray.resize` needs."""
-    import numpy
-
-    made = numpy.array(source, order="K", subok=False)
+    memory = None if buffer is None else numpy.asarray(buffer)
+    made: Any = numpy.ndarray(source.shape, source.dtype, memory, offset, source.strides)
     made.flags.writeable = source.flags.writeable
     return made
 
@@ -272,14 +249,9 @@ def _lies_plainly(tensor: torch.Tensor) -> bool:
 
 
 def _of_tensor(index: int, source: torch.Tensor, home: Any) -> Stretch:
-    size, storage = source.element_size(), source.untyped_storage()
+    size, first = source.element_size(), source.data_ptr()
     low, high = _reach(tuple(source.shape), size, (step * size for step in source.stride()))
-    first = source.data_ptr()
-    start, stop = first + low, first + high
-    if high and storage.nbytes() <= 2 * (high - low) + _SMALL:
-        start = _base(source)
-        stop = start + storage.nbytes()
-    return Stretch(index, source, first, start, stop, source.device, home)
+    return Stretch(index, source, first, first + low, first + high, source.device, home)
 
 
 def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> torch.Tensor:
@@ -302,15 +274,11 @@ def _copied_alone(tensor: torch.Tensor, home: torch.device) -> Any:
     return made if made.is_inference() else made.requires_grad_(tensor.requires_grad)
 
 
-def _base(tensor: torch.Tensor) -> int:
-    """Return the address of its storage."""
-    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
-
-
 def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
     torch = torch_here()
     for source in (piece.source for piece in family if is_tensor(piece.source)):
-        storage, base = source.untyped_storage(), _base(source)
+        storage = source.untyped_storage()
+        base = source.data_ptr() - int(source.storage_offset()) * source.element_size()
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))

@@ -19,7 +19,7 @@ from gpumagic.copies.storages import StorageCopier
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
-from gpumagic.frameworks.framework import FrameworksOn
+from gpumagic.frameworks.framework import NO_OTHERS, FrameworksOn
 from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.values import comes_from, torch_here
 
@@ -32,10 +32,8 @@ _FUNCTION = "(function)"
 class CopiedVariables:
     """Make copies, on one device, of the variables that a piece of code reads.
 
-    `names` are the code's; functions of the notebook are followed. Tensors are copied to `device`,
-    arrays of other frameworks to the device that `others` has. `stays` decides what else is shared.
-    Raises GpuError for a variable that cannot be copied, with what to type instead, and
-    torch.OutOfMemoryError; then nothing is left behind.
+    Functions of the notebook are followed. `stays` decides what else is shared. Raises GpuError for
+    a variable that cannot be copied, and torch.OutOfMemoryError; then nothing is left behind.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class CopiedVariables:
         names: Iterable[str],
         device: torch.device | None,
         *,
-        others: FrameworksOn | None = None,
+        others: FrameworksOn = NO_OTHERS,
         function: Callable[..., Any] | None = None,
         stays: Callable[[Any], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -71,8 +69,7 @@ class CopiedVariables:
                 from gpumagic.moving.move import wait_for
 
                 wait_for(device)
-            if others is not None:
-                others.wait()
+            others.wait()
             self.seconds = clock() - start
         except BaseException as error:  # noqa: BLE001  its frames would keep the copies alive
             self.close()
@@ -83,10 +80,7 @@ class CopiedVariables:
         return self._storages.tensors()
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the memory at once.
-
-        Without `emptied`, functions made with these variables keep them.
-        """
+        """Free the memory at once; unless `emptied`, functions made here keep the variables."""
         made = self._storages.made()
         self._storages.clear()
         space, self.globals, self.function = self.globals, {}, None
@@ -181,11 +175,11 @@ class Trial:
         namespace: dict[str, Any],
         values: Mapping[str, Any],
         *,
-        others: FrameworksOn | None = None,
+        others: FrameworksOn = NO_OTHERS,
         clock: Callable[[], float],
     ) -> None:
         self.device = device
-        self.where = str(device if others is None else others.device)
+        self.where = str(device or others.device)
         self._others = others
         self._program, self._values = program, values
         self.stack = ExitStack()  # to undo on the thread that was set up
@@ -204,8 +198,7 @@ class Trial:
         space = self.copies.globals
         if self.device is not None:
             place(self.stack, self.device, space)
-        if self._others is not None:
-            self._others.place(self.stack)
+        self._others.place(self.stack)
         space.update(self._values)
         if self.copies.function is not None:
             space[FUNCTION] = self.copies.function

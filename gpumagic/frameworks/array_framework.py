@@ -79,10 +79,7 @@ class ArrayFramework(Framework):
         return nullcontext() if self.copies is None else self.copies.count(tally, strict)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on another device, the array itself if it is there, or GpuError.
-
-        JAX itself may move an array that is not `committed`.
-        """
+        """Return a copy on another device, the array itself if it is there, or GpuError."""
         raise NotImplementedError
 
     def move(
@@ -93,10 +90,7 @@ class ArrayFramework(Framework):
         origins: Origins,
         line: Any = None,
     ) -> Moves:
-        """Copy the arrays of these variables to `device`, and rebind their names in `namespace`.
-
-        An array that cannot be copied stays, with the others of its variable.
-        """
+        """Copy the arrays of these variables to `device`, and rebind their names in `namespace`."""
         moving, there = _Moving(self, namespace), str(device)
         for name, value in variables:
             arrays = moving.copy(name, value, there, lambda array: self.bring(array, device))
@@ -117,11 +111,7 @@ class ArrayFramework(Framework):
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move the present values of the moved variables, also new ones, back to where they were.
-
-        Copies that other variables hold by now go back too. An unchanged copy is replaced by its
-        original, if its origin has that.
-        """
+        """Move the moved variables' present values, and copies that others hold by now, back."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -228,10 +218,7 @@ def arrays_in(value: Any, framework: Framework, there: str = "") -> list[Any]:
 def _replaced(
     value: Any, framework: Framework, new: Callable[[Any], Any], seen: dict[int, Any]
 ) -> Any:
-    """Replace each array in `value`, in place if possible; return `value` or its replacement.
-
-    `seen` has each object's replacement, so that shared objects stay shared and cycles end.
-    """
+    """Replace each array in `value`, in place if possible; return `value` or its replacement."""
     if type(value) in PLAIN:
         return value
     if id(value) in seen:
@@ -291,10 +278,7 @@ def failures(
 def operands(
     node: ast.AST, frame: FailedFrame, held: Callable[[Any], Sequence[Any]]
 ) -> Iterator[tuple[ast.expr, Sequence[Any]]]:
-    """Yield the largest expressions in a node whose values are or hold arrays, with these.
-
-    `held` returns a value's arrays. An item of an array has gone, and is where the array is.
-    """
+    """Yield the largest expressions in a node whose values are or hold arrays, with these."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _OWN_SCOPES):
             continue
@@ -305,6 +289,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
+        # An item of an array has gone, and is where the array is.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

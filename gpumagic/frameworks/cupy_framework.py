@@ -1,7 +1,4 @@
-"""Support CuPy: its device, arrays and memory pool. It has real GPUs only.
-
-CuPy never copies an operand silently, so its copies are not counted: the code names each.
-"""
+"""Support CuPy: real GPUs, arrays and the memory pool; it makes no copies that code hides."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

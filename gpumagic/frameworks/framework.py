@@ -1,8 +1,4 @@
-"""Define what gpumagic asks of a framework: its devices, its arrays, its copies.
-
-Where an array of any library is, is read by the protocols for exchanging arrays, and by the class
-of the value: an object that answers every attribute is no array. Nothing is imported.
-"""
+"""Define what gpumagic asks of a framework, and ask any library's array where it is."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from gpumagic.device import Device
+from gpumagic.device import CPU, Device
 from gpumagic.errors import as_typed
 from gpumagic.ledger.entry import Memory, Tally
 from gpumagic.moving.moved import Moves, Origins
@@ -67,7 +63,7 @@ class Pool:
 
 def device_of(value: Any) -> str | None:
     """Return ``"cuda:1"``, ``"cuda"`` (only the driver knows which), ``"cpu"``; or None."""
-    kind = type(value)
+    kind = type(value)  # an object that answers every attribute is no array
     if hasattr(kind, "__dlpack_device__"):
         try:
             number, ordinal = map(int, value.__dlpack_device__())
@@ -108,11 +104,9 @@ def wholes(places: Iterable[Place]) -> dict[Place, Place]:
     found: dict[Place, Place] = {}
     whole: Place | None = None
     for place in sorted({*places}, key=lambda each: (each.device, each.address, -each.nbytes)):
-        inside = whole is not None and (
-            place.device == whole.device
-            and place.address + place.nbytes <= whole.address + whole.nbytes
-        )
-        whole = whole if inside and whole is not None else place
+        end = place.address + place.nbytes
+        if whole is None or place.device != whole.device or end > whole.address + whole.nbytes:
+            whole = place
         found[place] = whole
     return found
 
@@ -128,10 +122,7 @@ def _root(kind: type) -> str:
 
 
 class Framework(Protocol):
-    """Define the contract of an imported framework; method bodies here are the defaults.
-
-    The adapters' methods have a docstring only where they do more than is said here.
-    """
+    """Define the contract of an imported framework; method bodies here are the defaults."""
 
     name: str
     """As its people write it: ``"JAX"``."""
@@ -155,10 +146,8 @@ class Framework(Protocol):
     ) -> AbstractContextManager[Any]:
         """Make new arrays on `device` unless the code names one, within the context.
 
-        With `batches`, batches of the framework's loaders are brought there. Names in `namespace`
-        that were imported from the framework make their arrays there too. The context's value has
-        the bytes of these batches' arrays, `delivered`, and the libraries whose first GPU was
-        `taken` as this one; it is None if the framework does neither.
+        Batches of loaders are brought there, and names in `namespace` are placed too. The context's
+        value may have the bytes `delivered` in batches, and whose first GPU was `taken` as this.
         """
 
     def is_array(self, value: object) -> bool:
@@ -182,10 +171,7 @@ class Framework(Protocol):
         origins: Origins,
         line: Any = None,
     ) -> Moves:
-        """Move the arrays of these variables to `device`; GpuError if there is no room.
-
-        `origins` receives the origin of each, as it moves. Names in `namespace` may be rebound.
-        """
+        """Move the arrays of these variables, which may rebind names; GpuError without room."""
 
     def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origins of arrays that a cell has moved for good."""
@@ -214,10 +200,7 @@ class Framework(Protocol):
         """Return the bytes of its arrays on a device now, and their peak if known."""
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
-        """Begin to measure memory; return a function that ends it and returns the peaks.
-
-        Devices on which nothing was allocated, or whose peak is unknown, are left out.
-        """
+        """Begin to measure memory; return a function that ends it and returns the known peaks."""
         before, peak_before = self.allocated(device)
 
         def stop() -> list[Memory]:
@@ -232,10 +215,7 @@ class Framework(Protocol):
         """Return the pieces of memory of an array: one on each device where it has data."""
 
     def live(self) -> list[Any]:
-        """List all its live arrays, also unreachable ones; empty if it cannot.
-
-        This starts nothing.
-        """
+        """List all its live arrays, also unreachable ones; empty if it cannot. Starts nothing."""
         return []
 
     def pool(self, device: Device) -> Pool | None:
@@ -284,18 +264,17 @@ class FrameworksOn:
         return next((each for each in self.frameworks if each.is_array(value)), None)
 
 
+NO_OTHERS = FrameworksOn(CPU)
+
+
 def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
     """Replace an attribute until `stack` is closed; what others put there meanwhile stays."""
-    inherited, real = name not in vars(owner), vars(owner).get(name)
+    real = vars(owner)[name]
     setattr(owner, name, ours)
 
     @stack.callback
     def put_back() -> None:
-        if vars(owner).get(name) is not ours:
-            return
-        if inherited:
-            delattr(owner, name)
-        else:
+        if vars(owner).get(name) is ours:
             setattr(owner, name, real)
 
 

@@ -2,8 +2,8 @@
 
 An operand on another device is copied silently: NumPy's always, JAX's unless it is committed to its
 device. Not counted: a single number as an operand, constants that a program closes over (they are
-compiled in), and what a program over several devices exchanges while it runs. On virtual GPUs an
-array counts as read once, as on a GPU, where JAX keeps the copy.
+compiled in), what a program over several devices exchanges while it runs, and calls of what was
+compiled ahead of time, after the first. On virtual GPUs an array counts as read once, as on a GPU.
 
 A compiled program, and every function of `jax.numpy` is one, is called by C++ without Python. So
 while something counts, a call that moves something is not kept in C++'s tables, and passes through
@@ -15,7 +15,6 @@ raises `GpuError` and has patched nothing.
 
 import ctypes
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -143,7 +142,6 @@ class JaxCopies(CopyCounting):
     def _patch(self, stack: ExitStack) -> None:
         from jax._src import pjit, traceback_util
         from jax._src.array import ArrayImpl
-        from jax._src.interpreters import pxla
         from jax._src.lib import _jax, xla_client
 
         _leave_out(traceback_util.register_exclusion)
@@ -160,9 +158,16 @@ class JaxCopies(CopyCounting):
         replace(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
             _read_as_on_gpus(ArrayImpl, stack)
-        gate = _Gate(pjit._get_fastpath_data, pxla.MeshExecutableFastpathData)
-        replace(stack, pxla, "MeshExecutableFastpathData", gate.data)
-        replace(stack, pjit, "_get_fastpath_data", gate.ask)
+        real, refused = pjit._get_fastpath_data, []
+
+        def keep(executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
+            """Keep a call in C++'s tables only if nothing moves in it."""
+            if executable is None or not _moves_any(executable, args):
+                return real(executable, out_tree, args, *rest)
+            refused.append(True)
+            return None
+
+        replace(stack, pjit, "_get_fastpath_data", keep)
         tables = pjit._cpp_pjit_cache_fun_only, pjit._cpp_pjit_cache_explicit_attributes
 
         def clear() -> None:
@@ -172,7 +177,7 @@ class JaxCopies(CopyCounting):
 
         clear()  # a call that is kept there from before would not come by
         # What was not kept would come by Python for ever.
-        stack.callback(lambda: clear() if gate.refused else None)
+        stack.callback(lambda: clear() if refused else None)
         stack.callback(self._read.clear)
 
     def _put(self, aval: Any, sharding: Any, xs: Any, devices: Any, *a: Any, **kw: Any) -> Any:
@@ -312,34 +317,6 @@ def _shards(array: Any) -> list[tuple[Any, int]]:
     for size in sharding.shard_shape(array.shape):
         part *= size
     return [(device, part) for device in sharding._addressable_device_assignment]
-
-
-class _Gate:
-    """Keep a call in C++'s tables only if nothing moves in it."""
-
-    def __init__(self, real: Callable[..., Any], data: Callable[..., Any]) -> None:
-        self._real = real
-        self._data = data
-        self._here = threading.local()
-        self.refused = False  # whether any call was not kept
-
-    def ask(self, executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
-        """Replace ``pjit._get_fastpath_data``: return the entry for a table, or None."""
-        if executable is not None and _moves_any(executable, args):
-            self.refused = True
-            return None
-        self._here.still = True
-        try:
-            return self._real(executable, out_tree, args, *rest)
-        finally:
-            self._here.still = False
-
-    def data(self, *args: Any) -> Any:
-        """Replace the entry's class, which functions compiled ahead of time call themselves."""
-        if getattr(self._here, "still", False):
-            return self._data(*args)
-        self.refused = True
-        return None
 
 
 def _moves_any(executable: Any, args: Sequence[Any]) -> bool:

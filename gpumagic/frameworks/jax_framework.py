@@ -3,8 +3,7 @@
 JAX returns before its devices are done. A device works in order, so a small computation is done
 once everything before it is; that is how waiting works here. Reading memory never starts JAX.
 
-If GPUs are virtual, JAX has logical devices of the CPU: number 0 is the CPU, number k + 1 is
-virtual GPU k. `jax.devices("gpu")` then returns the virtual GPUs, as on a machine with GPUs.
+Virtual GPU k is logical device k + 1 of the CPU, and `jax.devices("gpu")` returns it.
 """
 
 import ast
@@ -251,10 +250,7 @@ class Jax(ArrayFramework):
         return Pool(self.name, *map(told.get, names)) if told else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error between devices; None for any other.
-
-        So it is where what the frames show does not agree with what the error says.
-        """
+        """Explain JAX's error between devices; None for any other, or if the frames disagree."""
         for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
             said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))
@@ -280,10 +276,7 @@ class Jax(ArrayFramework):
 
 
 def _has_data(array: Any) -> bool:
-    """Whether an array has data, waiting for it; one whose computation failed on the CPU has none.
-
-    JAX ends the process if asked for the address of missing data.
-    """
+    """Whether an array has data: asked for a failed one's address, JAX ends the process."""
     if next(iter(array.sharding.device_set)).platform == "cpu":
         try:
             array.block_until_ready()
@@ -328,8 +321,7 @@ def _fix(
     frame: FailedFrame, node: ast.AST, odd: Sequence[ast.expr], target: str, nbytes: int | None
 ) -> Fix | None:
     """Write `jax.device_put` around the odd operands."""
-    if (stmt := statement(node)) is None:
-        return None
+    stmt: Any = statement(node)
     edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
     put = as_code(target)
     edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]

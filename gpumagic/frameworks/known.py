@@ -62,17 +62,14 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Return the frameworks that a cell imports by these names (imported now), or that are in use.
-
-    One that a library has imported for itself, as tensorboard does TensorFlow, is not: placing
-    would start it, and JAX then takes most of each GPU's memory.
-    """
-    return [
-        _made(module)
-        for module in _PACKAGES
-        if (named & _PACKAGES[module] and _importable(module))
-        or (module in sys.modules and holds(namespace, _PACKAGES[module]))
-    ]
+    """Return the frameworks that a cell imports by these names (imported now), or uses already."""
+    # Placing for one that a library has imported for itself would start it, and take its memory.
+    for module, packages in _PACKAGES.items():
+        if named & packages:
+            with suppress(Exception):  # of the user's library, whose error the cell shows
+                importlib.import_module(module)
+    ready = {module: packages for module, packages in _PACKAGES.items() if _is_imported(module)}
+    return [_made(m) for m in ready if named & ready[m] or holds(namespace, ready[m])]
 
 
 def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
@@ -99,15 +96,6 @@ def imports_of(tree: ast.AST | None) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.add(node.module or "")
     return {name.partition(".")[0] for name in names}
-
-
-def _importable(module: str) -> bool:
-    """Whether a module can be imported; the cell's own import then raises the error, if any."""
-    try:
-        importlib.import_module(module)
-    except Exception:  # noqa: BLE001  the user's library, whose error the cell shows
-        return False
-    return True
 
 
 class _Finder:

@@ -8,7 +8,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -180,7 +179,8 @@ def move(value: object, where: object) -> Moves:
     >>> params = gpumagic.move(params, 1).value  # of JAX
     """
     caller = sys._getframe(1)
-    name = name_in(caller, lambda held: held is value) or _described(value)
+    name = name_in(caller, lambda held: held is value)
+    name = name or ("a tensor" if is_tensor(value) else f"the {class_name(type(value))}")
     names = {name: value}
     needed = needed_in({**caller.f_globals, **names}, "gpumagic.move")
     device = needed.find(where)
@@ -190,11 +190,6 @@ def move(value: object, where: object) -> Moves:
     if moves.left and not moves.moved and not needed.torch:
         raise GpuError(f"move: {moves.left[0].reason}; nothing was moved")
     return replace(moves, value=names[name])
-
-
-def _described(value: object) -> str:
-    """Return ``"a tensor"`` or ``"the list"`` for a value without a name."""
-    return "a tensor" if is_tensor(value) else f"the {class_name(type(value))}"
 
 
 def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
@@ -244,10 +239,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
-"""The objects that this thread or task has entered, and what ends each entry."""
-
-
 class on:
     """Make new tensors and modules on a device: ``with gpumagic.on(1):`` or ``@gpumagic.on(1)``.
 
@@ -288,9 +279,7 @@ class on:
         self._running: list[ExitStack] = []
 
     def __enter__(self) -> Any:
-        stack = self._enter(sys._getframe(1).f_globals)
-        self._running.append(stack)
-        _entered.set((*_entered.get(), (self, stack)))
+        self._running.append(self._enter(sys._getframe(1).f_globals))
         return self.device
 
     def _enter(self, namespace: dict[str, Any] | None) -> ExitStack:
@@ -303,12 +292,7 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        # One object may be entered again, by several threads and tasks: end this context's own.
-        mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
-        stack = (mine or self._running)[-1]
-        self._running.remove(stack)
-        _entered.set(tuple(each for each in _entered.get() if each[1] is not stack))
-        stack.close()
+        self._running.pop().close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         # The body of such a function runs after the call, when nothing is placed any more.

@@ -4,8 +4,7 @@ TensorFlow silently copies an operand from another device, and keeps the copy wh
 lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
 "explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
 `tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
-that it has captured, if they are on another device. Not seen: other copies within a function, and
-what NumPy reads by itself (`np.asarray(x)`). Only reads are timed.
+that it has captured, if they are on another device. docs/frameworks.md says what is not seen.
 
 Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
 `convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
@@ -15,14 +14,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
-from tensorflow.python.framework import constant_op, kernels, op_callbacks, op_def_registry
+from tensorflow.python.framework import constant_op, op_callbacks, op_def_registry
 
 from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, inside_of
@@ -55,13 +54,6 @@ def own(device: str) -> str:
     """Return TensorFlow's name of a device: ``"/GPU:1"``."""
     kind, _, number = device.partition(":")
     return f"/GPU:{number}" if kind == "cuda" else "/CPU:0"
-
-
-@lru_cache(maxsize=512)
-def takes_shapes(operation: str) -> bool:
-    """Whether a GPU takes some operands of an operation in host memory: shapes, axes, indices."""
-    every = kernels.get_registered_kernels_for_op(operation).kernel
-    return any(kernel.host_memory_arg for kernel in every if kernel.device_type != "CPU")
 
 
 def size_of(tensor: Any) -> int | None:
@@ -151,12 +143,12 @@ class TensorFlowCopies(CopyCounting):
         """Count the NumPy arrays among an operator's operands."""
         # Integers are mostly shapes and indices, which stay with the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
-        return self._given(arrays) if arrays else None
+        return self._given(arrays)
 
     def _given(self, arrays: list[Any]) -> Any:
-        call = self.called_from(sys._getframe(), _VARIABLES)
         arrays = [array for array in arrays if array.ndim]
-        if call is None or not arrays or call.function in _ASKED:
+        call = self.called_from(sys._getframe(), _VARIABLES) if arrays else None
+        if call is None or call.function in _ASKED:
             return None
         return partial(self._converted, call, arrays)
 
@@ -213,8 +205,7 @@ class TensorFlowCopies(CopyCounting):
                 return []
             operator = "tf.function"
         else:
-            shapes = operand.dtype.is_integer and takes_shapes(operation)
-            if shapes or not self._is_data(operand.dtype) or (id(operand), there) in self._copied:
+            if not self._is_data(operand.dtype) or (id(operand), there) in self._copied:
                 return []
             self._copied[id(operand), there] = operand
             operator = "batch" if id(operand) in self._batches else "operand"

@@ -1,8 +1,7 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
-If GPUs are virtual, TensorFlow has logical devices of the CPU: number 0 is the CPU, number k + 1 is
-virtual GPU k. `tf.device("/GPU:1")` and the lists of `tf.config` then return these, and are put
-back when virtual GPUs go. The name of a missing GPU is left to TensorFlow.
+Virtual GPU k is logical device k + 1 of the CPU: `tf.device("/GPU:1")` and the lists of `tf.config`
+return these, and are put back when virtual GPUs go. A missing GPU's name is left to TensorFlow.
 
 The private `context.context()` is used to set the device between two hooks, since a `with` cannot
 span them.
@@ -36,7 +35,7 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and reaches no variable elsewhere: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# Bits by which ids are shifted to serve as addresses, so that no two tensors seem to overlap.
+# TensorFlow tells no address: ids, shifted by so many bits, serve, so that none seem to overlap.
 _APART = 48
 # TensorFlow's own, before anything stands in front of it.
 _physical_devices = tf.config.list_physical_devices
@@ -170,10 +169,7 @@ class TensorFlow(ArrayFramework):
         return isinstance(value, tf.Variable) or bool(_variables(value))
 
     def where(self, array: Any) -> str:
-        """Return the device of the operation that made it; for a model, its variables' devices.
-
-        Small integers count as a GPU's, as TensorFlow says, although it keeps them in host memory.
-        """
+        """Return the device of the operation that made it; for a model, its variables' devices."""
         names = {self.name_of(each.device) for each in _variables(array) or [array]}
         return " + ".join(sorted(names))
 
@@ -217,10 +213,7 @@ class TensorFlow(ArrayFramework):
         return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
-        """Return its pieces of memory; for a model, its variables'.
-
-        TensorFlow tells no address: each tensor counts as memory of its own.
-        """
+        """Return its pieces of memory; for a model, its variables'."""
         return [
             Place(self.name_of(memory or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
@@ -232,8 +225,8 @@ class TensorFlow(ArrayFramework):
         """List all tensors and variables that Python knows."""
         if not self.started():
             return []
-        kinds = {self._tensor, *_subclasses(tf.Variable)}
-        return [each for each in gc.get_objects() if type(each) in kinds]
+        kinds = self._tensor, tf.Variable
+        return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
     def pool(self, device: Device) -> Pool | None:
         """Return TensorFlow's bytes allocated on a GPU, and their peak; None for a virtual one."""
@@ -257,20 +250,11 @@ def _logical_cpus() -> int:
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
 
 
-def _subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    other: type
-    for other in kind.__subclasses__():
-        yield from _subclasses(other)
-
-
 def _variables(value: object) -> list[tf.Variable]:
     """The variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(value, keras.Variable):
-        return [value.value]
     if isinstance(value, tf.Module):
         return [*value.variables]
+    keras = sys.modules.get("keras")
     if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
         return [variable.value for variable in value.variables]
     return []

@@ -5,7 +5,6 @@ The only file of this room that imports torch: it is imported once torch is in u
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.moved import Moves, Origins
 from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
-
-_GONE = "virtual GPUs are off, so what was on one can no longer be used: create it again"
 
 
 class Torch(Framework):
@@ -45,11 +42,6 @@ class Torch(Framework):
     def place(
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> Iterator[Placement]:
-        """Make new tensors on `device` unless the code names one, within the context.
-
-        Its value has the bytes of each tensor of each batch that loaders have brought there, and
-        the libraries whose first GPU was taken as this device.
-        """
         placed = enter(self.own(device), batches=batches, namespace=namespace)
         try:
             yield placed
@@ -114,11 +106,7 @@ class Torch(Framework):
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
 
-        found = explain(error, namespace=namespace)
-        if found is None or torch.cuda.device_count():
-            return found
-        gone = any("cuda" in device for operand in found.operands for device in operand.devices)
-        return replace(found, fix=None, first=None, reason=_GONE) if gone else found
+        return explain(error, namespace=namespace)
 
 
 def _with_context() -> list[str]:

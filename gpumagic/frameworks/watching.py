@@ -151,10 +151,7 @@ class Counter:
 
 
 class CopyCounting:
-    """Count an array framework's copies and waits by the user's line, for all counts in force.
-
-    The first count patches the framework, and the end of the last one undoes it.
-    """
+    """Count an array framework's copies and waits by the user's line, for all counts in force."""
 
     framework: str
     inside: Callable[[str], bool]
@@ -195,11 +192,7 @@ class CopyCounting:
                     self._patches.close()
 
     def door(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
-        """Return a function that calls `ask` and then `real`, with the same arguments.
-
-        `ask` may raise strict's error, and then `real` is not called. It returns None, or a
-        function that is called with the result of `real` and its seconds.
-        """
+        """Return a function that calls `ask`, `real`, and what `ask` returned with the result."""
 
         def door(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -229,11 +222,7 @@ class CopyCounting:
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, frame: FrameType | None, never: Collection[str] = ()) -> Call | None:
-        """Return the framework's caller; None if that is gpumagic, or if nothing counts.
-
-        So it is for what the framework's functions in `never` do. If no user's frame led here, one
-        of the counting threads' did.
-        """
+        """Return the framework's caller; None if gpumagic, or a function in `never`, called."""
         if not self.counters():
             return None
         function, printing = "", False
@@ -247,7 +236,7 @@ class CopyCounting:
         if frame is not None and is_ours(frame.f_code.co_filename):
             return None
         user, via = locate(frame)
-        if user is None:
+        if user is None:  # then one of the counting threads led here
             user = next(filter(None, (of_thread(one.thread) for one in self._running)), None)
         return Call(user, frame, via or (PRINT if printing else ""), function)
 

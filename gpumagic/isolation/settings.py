@@ -1,8 +1,7 @@
 """Restore what code changed in the process or its thread: settings and random state.
 
 These are the settings that 1,668 public notebooks change, and the ones that change later numbers or
-speed. A setting that cannot be read is not restored. One that cannot be restored
-is kept as a fault, and the others are restored.
+speed. A setting that cannot be restored is kept as a fault, and the others are restored.
 """
 
 from __future__ import annotations
@@ -235,11 +234,10 @@ class Randomness:
             _tensorflow()._set_global_seed(seed)
             if drawn is not None:
                 _tensorflow()._rng.setstate(drawn)
-        for name, state in self._devices.items():
-            _set(name, state)
-        for name, generator in _generators().items():
-            if name not in self._devices:
-                # As `torch.manual_seed` does for a device initialized later.
+        for name, generator in _generators().items():  # the CPU's is the first
+            if name in self._devices:
+                generator.set_state(self._devices[name])
+            else:  # as `torch.manual_seed` does for a device initialized later
                 generator.manual_seed(torch_here().initial_seed())
         self._start = self._devices
 
@@ -249,11 +247,10 @@ class Randomness:
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
             torch_here().cuda.init()  # it will be used, and has no generator yet
-        now = _states()
-        self._start = dict(now)
+        self._start, generators = _states(), _generators()
         for name in here:
-            self._start[name] = now[here[0]]
-            _set(name, now[here[0]])
+            self._start[name] = self._start[here[0]]
+            generators[name].set_state(self._start[name])
 
     def drawn(self) -> set[str]:
         """Return the devices on which torch drew random numbers, or was seeded, since the start."""
@@ -287,19 +284,10 @@ def _generators() -> dict[str, Any]:
     found: dict[str, Any] = {"cpu": torch.default_generator}
     if torch.cuda.is_initialized():
         found |= {f"cuda:{n}": made for n, made in enumerate(torch.cuda.default_generators)}
+    if torch.backends.mps.is_available():
+        found["mps:0"] = torch._C._mps_get_default_generator()
     return found
 
 
 def _states() -> dict[str, Tensor]:
-    states = {name: generator.get_state() for name, generator in _generators().items()}
-    torch = torch_here()
-    if torch is not None and torch.backends.mps.is_available():
-        states["mps:0"] = torch.mps.get_rng_state()
-    return states
-
-
-def _set(name: str, state: Tensor) -> None:
-    if name.startswith("mps"):
-        torch_here().mps.set_rng_state(state)
-    elif name in (generators := _generators()):
-        generators[name].set_state(state)
+    return {name: generator.get_state() for name, generator in _generators().items()}

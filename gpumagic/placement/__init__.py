@@ -1,7 +1,4 @@
-"""Say which placement is in force, in this thread or asyncio task.
-
-A placement is the device on which new tensors are created.
-"""
+"""Say which placement, a device for new tensors, is in force in this thread or asyncio task."""
 
 import os
 import threading

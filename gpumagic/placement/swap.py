@@ -37,10 +37,7 @@ _device_constructors()
 def enter(
     device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
 ) -> Placement:
-    """Begin a placement; `leave` must be called with what this returns.
-
-    In `namespace`, names that were imported from torch earlier are placed too.
-    """
+    """Begin a placement, also of names in `namespace`; `leave` must be called with the result."""
     outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}

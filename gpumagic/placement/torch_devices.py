@@ -30,10 +30,7 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 
 def tell_cuda_order() -> None:
-    """Tell `gpumagic.device` which GPU each ordinal is, once CUDA itself can be asked.
-
-    Before that, where no driver tells of a GPU, how many there are.
-    """
+    """Tell `gpumagic.device` which GPU each ordinal is, once CUDA itself can be asked."""
     if torch.cuda.is_initialized():
         every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         known = all(hasattr(properties, "uuid") for properties in every)
@@ -41,7 +38,7 @@ def tell_cuda_order() -> None:
             Device("cuda", n, f"GPU-{p.uuid}", None, p.name, p.total_memory)
             for n, p in enumerate(every if known else ())
         ]
-    else:
+    else:  # where no driver tells of a GPU, how many there are
         ask = torch.version.cuda and not names.has_virtual() and not names.physical_gpus()
         found = [Device("cuda", n) for n in range(torch.cuda.device_count() if ask else 0)]
     names.set_cuda_order(found or None, _free)

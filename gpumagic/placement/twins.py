@@ -3,11 +3,8 @@
 A twin looks up the placement of its own context and calls the original with that device; without a
 placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone.
 
-A library that picks the first GPU gets the placement's, as with CUDA_VISIBLE_DEVICES. Libraries
-write `torch.device("cuda:0")`, `set_device(0)`, `.to(0)`, and ask how many GPUs there are. Only
-names and numbers are replaced: a device that exists already, such as a tensor's, stays what it is.
-Nothing is replaced in the user's, torch's and Python's code, nor is a name that the user's code
-holds and passes to a library.
+A library that picks the first GPU by name or number gets the placement's, as it would with
+CUDA_VISIBLE_DEVICES. The user's, torch's and Python's code, and devices that exist, are left alone.
 """
 
 import types
@@ -68,15 +65,13 @@ def _library_of(file: str) -> str:
 
 def _library_at(frame: FrameType | None, given: object) -> str:
     """Return the library that names a device at this frame; empty if the user or torch does."""
-    while frame is not None and _passes_on(frame):
+    while frame is not None and (
+        str(frame.f_globals.get("__name__")).startswith(_PASSING_MODULES)
+        or frame.f_code.co_name in _PASSING_METHODS
+    ):
         frame = frame.f_back
     library = "" if frame is None else _library_of(frame.f_code.co_filename)
     return "" if library and _is_users(given, frame) else library
-
-
-def _passes_on(frame: FrameType) -> bool:
-    module = str(frame.f_globals.get("__name__"))
-    return module.startswith(_PASSING_MODULES) or frame.f_code.co_name in _PASSING_METHODS
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
@@ -345,15 +340,12 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a finder of a `device_map`: threads use its devices, so numbers become devices.
-
-    A map with the first GPU alone gets the placement's; one with several GPUs is the user's wish.
-    """
+    """Adapt a finder of a `device_map`: threads use its devices, so numbers become devices."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:
+    if gpus.keys() == {0}:  # several GPUs are the user's wish
         gpus[0] = place.take(str(find.__module__).partition(".")[0])
     return {part: gpus.get(device, device) for part, device in device_map.items()}
 

@@ -3,9 +3,6 @@
 Files under ``site-packages`` or ``dist-packages``, Python's own library, torch and gpumagic are
 libraries, and so are files that a library writes and imports. Cells, input at a prompt, scripts and
 editable installs are the user's. A line is plain data, which keeps no frame and so no tensor alive.
-
-When an error leaves a function, Python adds its frame to the traceback, except after a bare `raise`
-from Python 3.11 on. Before, one frame of ours stays, which a notebook leaves out.
 """
 
 import ast
@@ -46,14 +43,9 @@ _STAND_INS = (
 )
 
 
-def _folder_of(package: str) -> str:
-    """Return a package's folder without importing it; the null device if it is not installed."""
-    found = find_spec(package)
-    place = found.origin if found else None
-    return os.path.join(os.path.dirname(os.path.abspath(place)), "") if place else os.devnull
-
-
-_TORCH = _folder_of("torch")
+# Found without importing it; the null device if it is not installed.
+_place = getattr(find_spec("torch"), "origin", None)
+_TORCH = os.path.join(os.path.dirname(os.path.abspath(_place)), "") if _place else os.devnull
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _LIBRARIES = (
     _OURS,
@@ -303,8 +295,6 @@ def called(code: CodeType, at: int) -> str:
         tree = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    if isinstance(tree, ast.Await):
-        tree = tree.value
     function = tree.func if isinstance(tree, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr
@@ -333,7 +323,8 @@ R = TypeVar("R")
 def leave_out_ours(error: BaseException) -> None:
     """Remove the calling function and our frames below it from an error's traceback.
 
-    Call it in an `except` that ends with a bare `raise`. `python -X dev` keeps the frames.
+    Call it in an `except` that ends with a bare `raise`, after which Python adds no frame from 3.11
+    on. `python -X dev` keeps the frames.
     """
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):

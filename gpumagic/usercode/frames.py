@@ -4,7 +4,6 @@ Only the traceback of an exception is changed. None of the user's code is run.
 """
 
 import ast
-import builtins
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from gpumagic.usercode.variables import NamesReader, names_read
 
 _FRAMES = 200
 _ERRORS = 20
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
 _place = attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 _HIDE = "__tracebackhide__"
 
@@ -46,21 +44,15 @@ def errors(error: BaseException) -> Iterator[BaseException]:
         queue.append(current.__cause__)
         if not current.__suppress_context__:
             queue.append(current.__context__)
-        if _GROUP is not None and issubclass(type(current), _GROUP):
-            queue.extend(current.exceptions)  # type: ignore[attr-defined]
 
 
 def cut_ours(error: BaseException) -> None:
     """Remove our frames that replace torch's or Python's code from an error's tracebacks."""
     for each in errors(error):
-        trace = each.__traceback__
-        while trace is not None:
-            after = trace.tb_next
-            while after is not None and stands_in(after.tb_frame.f_code.co_filename):
-                after = after.tb_next
-            if after is not trace.tb_next:
-                trace.tb_next = after
-            trace = after
+        chain = _chain(each.__traceback__)
+        theirs = [tb for tb in chain[1:] if not stands_in(tb.tb_frame.f_code.co_filename)]
+        for trace, after in zip([*chain[:1], *theirs], [*theirs, None], strict=False):
+            trace.tb_next = after
 
 
 def end_at_user(error: BaseException) -> None:

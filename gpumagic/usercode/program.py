@@ -1,10 +1,8 @@
 """Compile the code of a cell, to run once, or again and again inline.
 
-Everything that IPython allows at the top of a cell compiles here: `await`, `async for`, `async
-with` and asynchronous comprehensions.
-
-The loop is part of the compiled code, as in `timeit`, but at the top of a module, so that the code
-means what it means in a cell, and costs that too. Lines and file are the user's.
+What IPython allows at the top of a cell compiles here, also `await`. The loop is part of the
+compiled code, as in `timeit`, but at the top of a module, so that the code means what it means in a
+cell, and costs that too. Lines and file are the user's.
 """
 
 import __future__ as future
@@ -32,10 +30,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 def compile_cell(
     tree: ast.Module, filename: str, flags: int = 0
 ) -> tuple[CodeType, CodeType | None]:
-    """Compile the statements of a cell, and its last expression, None if it has none.
-
-    `eval` of either returns a coroutine if the flag `inspect.CO_COROUTINE` is set.
-    """
+    """Compile the statements of a cell, and its last expression, None if it has none."""
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
         last = _compiled(ast.Expression(body[-1].value), filename, "eval", flags)
@@ -74,11 +69,9 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
 
 
 def own_code(code: CodeType) -> CodeType:
-    """Return a copy of the code object, with those of the functions which it defines.
-
-    torch.compile caches by code object, and writes names into the globals of the first function
-    with that code; another function with the same code would not find them.
-    """
+    """Return a copy of the code object, with those of the functions which it defines."""
+    # torch.compile writes names into the globals of the first function with a code object: another
+    # function with the same would not find them.
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_consts=tuple(consts))
 
@@ -130,10 +123,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile Python, or a call of a function with the variables `passed` as its arguments.
-
-    GpuError for code that cannot be repeated.
-    """
+    """Compile Python, or a call of a function with `passed` variables; GpuError if it awaits."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -141,19 +131,26 @@ def program(
     if isinstance(code, str):
         name, function = filename or _remember(code), None
         tree = ast.parse(code, name)
-        _refuse(tree)
+        if not tree.body:
+            raise GpuError("there is no code to run; give some, such as 'a @ a'")
+        if line := awaits(tree):
+            raise GpuError(
+                f"line {line} awaits, which cannot be run again and again; await it in a cell "
+                "before"
+            )
         text = code if text is None else text
         read = names_read(ast.Module([*before.body, *tree.body], []))
         assigned = names_assigned(tree)
     else:
         read = [*_read_by(code, namespace), *names_read(before)]
         name, function, assigned = "<gpumagic.compare>", code, []
+        filename = getattr(getattr(inspect.unwrap(code), "__code__", None), "co_filename", name)
         tree = ast.parse(f"f({', '.join(f'{each}={each}' for each in passed)})", name)
         tree.body[0].value.func.id = FUNCTION  # type: ignore[attr-defined]
         text = text or _text_of(code)
     return Program(
         text=text,
-        filename=_file_of(function, name),
+        filename=filename or name,
         reads=tuple(dict.fromkeys(read)),
         assigned=tuple(assigned),
         function=function,
@@ -173,15 +170,6 @@ def namespace_of(code: object, caller: FrameType) -> dict[str, Any]:
 def _run(code: CodeType, space: dict[str, Any]) -> Any:
     # Unlike `exec` it adds nothing to variables that may be the user's.
     return FunctionType(own_code(code), space)()
-
-
-def _refuse(tree: ast.Module) -> None:
-    if not tree.body:
-        raise GpuError("there is no code to run; give some, such as 'a @ a'")
-    if line := awaits(tree):
-        raise GpuError(
-            f"line {line} awaits, which cannot be run again and again; await it in a cell before"
-        )
 
 
 def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
@@ -214,8 +202,3 @@ def _text_of(function: Any) -> str:
         return inspect.getsource(function).strip()
     except (OSError, TypeError, SyntaxError):
         return "lambda"
-
-
-def _file_of(function: Any, otherwise: str) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return otherwise if code is None else str(code.co_filename)

@@ -175,29 +175,16 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
     if kind in _PARTS:
         return [((".", name), getattr(value, name)) for name in _PARTS[kind]]
     if issubclass(kind, _MAPPINGS):
-        pairs = list(islice(_pairs(value), most))
+        held = own(value).get("data") if issubclass(kind, UserDict) else value
+        pairs = list(islice(dict.items(held), most)) if issubclass(type(held), dict) else []
         steps, held = [("[]", key) for key, _ in pairs], [item for _, item in pairs]
     else:
-        held = list(islice(_elements(value), most))
+        base: Any = next((base for base in _SEQUENCES if issubclass(kind, base)), None)
+        held = [] if base is None else list(islice(base.__iter__(value), most))
         names = getattr(kind, "_fields", None)
         steps = [(".", name) for name in names] if names else [("[]", n) for n in range(len(held))]
     # A list of a million numbers is passed over at C speed.
     return [] if set(map(type, held)) <= PLAIN else list(zip(steps, held, strict=False))
-
-
-def _pairs(mapping: Any) -> Iterator[tuple[Any, Any]]:
-    kind = type(mapping)
-    if issubclass(kind, UserDict):
-        yield from _pairs(own(mapping).get("data"))
-    elif issubclass(kind, dict):
-        yield from dict.items(mapping)
-
-
-def _elements(sequence: Any) -> Iterator[Any]:
-    for base in _SEQUENCES:
-        if issubclass(type(sequence), base):
-            return base.__iter__(sequence)
-    return iter(())
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
@@ -241,10 +228,7 @@ def walk(
     most: int = sys.maxsize,
     depth: int = sys.maxsize,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield each value once with its path, level by level; at most so many, and so many steps away.
-
-    `into` returns what to go on to: most often `parts_of`, or nothing.
-    """
+    """Yield each value once with its path, level by level, and all that `into` returns of it."""
     seen: dict[int, Any] = {}  # keeps visited values alive, so that their ids stay unique
     todo = deque(values)
     while todo and len(seen) < most:
@@ -268,16 +252,13 @@ def parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 # -- functions, and the global names that they read
 def of_function(function: Any, name: str) -> Any:
-    """Return `__name__` or `__module__` of a function of C or Python; None for anything else.
-
-    Torch's C functions get the module that C leaves empty.
-    """
+    """Return `__name__` or `__module__` of a function of C or Python; None for anything else."""
     if type(function) is MethodType:
         function = function.__func__
     if not isinstance(function, (types.BuiltinFunctionType, FunctionType)):
         return None
     found = getattr(function, name, None)
-    owner = getattr(function, "__self__", None)
+    owner = getattr(function, "__self__", None)  # torch's C functions have no module
     return "torch" if found is None and "torch" in str(type(owner)) else found
 
 

@@ -222,10 +222,7 @@ def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
 def names_read(
     tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES
 ) -> list[str]:
-    """Return the global names that the code of `tree` reads, in the order of their first use.
-
-    Without names of tensors (in `values`) of which only metadata is read: `x.shape`.
-    """
+    """Return the global names that code reads, by first use; no tensor read for metadata alone."""
     reader = NamesReader(transform, values)
     reader.visit(tree)
     if _BY_NAME & reader.read.keys():

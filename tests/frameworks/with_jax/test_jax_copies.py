@@ -45,8 +45,6 @@ PROGRAMS = [
     ),
     ("f = jax.jit(jnp.multiply)\nfor _ in range(5):\n    f(a, n)", {TO_0: 160}),
     ("f = jax.jit(jnp.multiply)\nf(a, a)\nf(b, b)\nf(a, loose_b)", {("cuda:1", "cuda:0"): 32}),
-    ("f = jax.jit(jnp.sin).lower(a).compile()\nfor _ in range(3):\n    f(n)", {TO_0: 96}),
-    ("f = jax.jit(jnp.sin).lower(a).compile()\nf(a)\nf(loose_b)", {("cuda:1", "cuda:0"): 32}),
     ("jax.jit(lambda p: p['w'] * p['b'])({'w': n, 'b': a})", {TO_0: 32}),
     ("jax.jit(lambda x, y: x + 1)(a, n)", {}),
     ("jax.jit(lambda x: x + 1, donate_argnums=0)(jax.device_put(n, gpu[0]))", {TO_0: 32}),
@@ -156,9 +154,8 @@ def test_the_bytes_are_those_that_move(counted, code, moved):
     assert faults.all_kept() == []
 
 
-# Calls of what was compiled ahead of time are kept, however they were made.
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "moved"), [p for p in PROGRAMS if "compile()" not in p[0]])
+@pytest.mark.parametrize(("code", "moved"), PROGRAMS)
 def test_the_bytes_are_those_that_jax_itself_logs(names, code, moved, capfd, monkeypatch):
     """Its transfer guard is in C++, and tells of each copy to a device, unless a call is kept."""
     import jax
@@ -345,14 +342,12 @@ def test_errors_pass_and_nothing_stays_patched(counted, code):
 def _doors():
     from jax._src import pjit
     from jax._src.array import ArrayImpl
-    from jax._src.interpreters import pxla
     from jax._src.lib import xla_client
 
     owners = {
         xla_client: ("batched_device_put", "batched_copy_array_to_devices_with_sharding"),
         ArrayImpl: ("_value", "block_until_ready"),
         pjit: ("_get_fastpath_data",),
-        pxla: ("MeshExecutableFastpathData",),
     }
     found = [vars(owner)[name] for owner, all_names in owners.items() for name in all_names]
     return [*found, xla_client.batched_block_until_ready]
