@@ -147,10 +147,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of values too; its errors name the running line.
-
-        `earlier` nodes are those of a `torch.autograd.Function`, or older than the check.
-        """
+        """Check the backward pass of values too, with `earlier` for nodes older than the call."""
         queue = {node for node in _nodes(values) if _MARK not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return

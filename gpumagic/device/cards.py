@@ -82,11 +82,7 @@ CARDS = tuple(
 
 
 def card(given: str) -> Card:
-    """Return the card of a name in any spelling, or of a size such as ``24GiB``; else GpuError.
-
-    ``"H100 80GB"``, ``"NVIDIA A100-SXM4-80GB"``, ``"rtx4090"``, ``"4070 ti super"`` are names; the
-    size may be left out if it is unique.
-    """
+    """Return the card of a name in any spelling, or of a size such as ``24GiB``; else GpuError."""
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
@@ -119,8 +115,7 @@ _UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB"
 
 
 def bytes_in(text: str) -> int | None:
-    """Parse a size, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, to bytes; None for any other
-    text."""
+    """Parse a size, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, to bytes; else None."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|BYTES)\s*", text.upper())
     return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 

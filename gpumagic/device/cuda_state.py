@@ -116,10 +116,7 @@ def started() -> list[int]:
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Check for the death of CUDA now; None while it works, or has not started.
-
-    `where` is the code that has run, `error` what it has raised. This waits for nothing.
-    """
+    """Check for the death of CUDA, without waiting, after the code `where` and its error."""
     global _death
     if (cuda := working()) is not None:
         said = _asked(cuda)

@@ -181,8 +181,6 @@ def _freest(devices: Sequence[Device]) -> Device:
 
 def _list(devices: Sequence[Device]) -> str:
     labels = [str(device) for device in devices]
-    if len(labels) > 8:
-        labels = [*labels[:3], "…", labels[-1]]
     text = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
     names = ["virtual" if device.virtual else device.name for device in devices]
     told = ", ".join(dict.fromkeys(filter(None, names)))
@@ -197,8 +195,6 @@ def there_is(devices: Sequence[Device]) -> str:
 
 
 def _choices(devices: Sequence[Device], cpu: bool = True) -> str:
-    if len(devices) > 4:
-        return f"{devices[0].ordinal} to {devices[-1].ordinal}{' or cpu' * cpu}"
     ordinals = ", ".join(str(d.ordinal) for d in devices)
     return " or ".join(filter(None, [ordinals, "cpu" * cpu]))
 

@@ -83,10 +83,7 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move back what cells moved, turn virtual GPUs off, and say so.
-
-    Raises GpuError if tensors that were created there would be lost, unless `force`.
-    """
+    """Move back what cells moved, and turn virtual GPUs off unless tensors would be lost."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 
@@ -124,11 +121,7 @@ def move_back(namespace: dict[str, Any]) -> str:
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
-    """Return the memory of all GPUs, of those named, of variables, or a tree of one variable.
-
-    It is a Snapshot of the GPUs if no framework here uses them. The second value is the report of
-    all GPUs, None if it was not made.
-    """
+    """Return the memory of GPUs, of variables, or a tree of one, and the report of all GPUs."""
     from gpumagic.frameworks.known import started
 
     if torch_here() is None and not started():
@@ -173,8 +166,6 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     from gpumagic.cluster import gpu_cluster
 
     verb, what = asked.verb or "status", asked.what
-    if verb == "start":
-        what = " ".join(what).replace(" ,", ",").replace(", ", ",").split()  # "0, 1"
     _check_arguments(verb, what)
     if verb == "start":
         ways = ("slurm", "partition", "ssh", "mpi", "ip", "python")

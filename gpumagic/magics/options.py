@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Magic(NamedTuple):
-    """The arguments of a magic: how its usage shows them, how they are parsed, and which options
-    do not combine."""
+    """The arguments of a magic: their usage, how they are parsed, and what does not combine."""
 
     usage: str
     name: str = "where"  # the attribute of the parsed line

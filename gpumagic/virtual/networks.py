@@ -94,7 +94,7 @@ def _check(op: Any, *args: Any) -> None:
     given = zip(op._schema.arguments, args, strict=False)
     found = [(a.name, x, x) for a, x in given if isinstance(x, Tensor)]
     if len({tensor.device for _, tensor, _ in found}) > 1:
-        mixed(KernelPlan(op, True).read(), found, args)
+        mixed(KernelPlan(op, True).read(), found)
 
 
 def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
@@ -159,10 +159,7 @@ def _autocast(x: Any) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Run the CPU's operator on the same bytes; its graph is freed with the saved tensors.
-
-    With `shapes_of`, the arguments by name, tensors are without data: results only have shapes.
-    """
+    """Run the CPU's operator on the same bytes; with `shapes_of`, make results of these shapes."""
 
     @staticmethod
     def forward(ctx: Any, op: Any, shapes_of: Any, structure: Any, *leaves: Any) -> Any:

@@ -15,7 +15,7 @@ import torch._decomp  # registers the decompositions of recurrent networks
 
 from gpumagic.telemetry.state_files import COUNTERS, VirtualFacts
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import checks, cuda_api, flip, gate
+from gpumagic.virtual import cuda_api, flip, gate
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.flip import writes
 from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
@@ -191,7 +191,6 @@ def _refusal(full: str) -> Kernel:
 def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]) -> None:
     """Give torch these virtual GPUs until `stack` closes; `rows` get their counters."""
     stack.callback(GPUS.clear)
-    stack.callback(checks.listeners.clear)
     for each, row in zip(facts, rows, strict=True):
         number = uuid.UUID(each.uuid.removeprefix("GPU-"))
         stack.callback(_add(Properties(each.name, each.memory_total, number), row).unpublish)
@@ -199,7 +198,8 @@ def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]
     cuda_api.install(stack)
     register(stack)
     torch.cuda.init()
-    stack.callback(_back_to_first)
+    # In a bad fork C++ would refuse, and there is nothing to leave in order.
+    stack.callback(lambda: in_bad_fork() or C._accelerator_setDeviceIndex(0))
 
 
 def _add(properties: Properties, row: Any) -> MemoryAccount:
@@ -209,17 +209,10 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
     return account
 
 
-def _back_to_first() -> None:
-    if not in_bad_fork():  # where C++ would refuse, and there is nothing to leave in order
-        C._accelerator_setDeviceIndex(0)
-
-
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Let virtual GPUs answer for real ones in a forked child, which may not call their driver.
+    """Let virtual GPUs answer for real ones, given with the bytes allocated there, in a fork.
 
-    Tensors cannot be made on them: it is for following code on tensors without data. Each is given
-    by what ``torch.cuda.get_device_properties`` says of it, and the bytes allocated there. Virtual
-    GPUs that are on are there no more.
+    Tensors cannot be made on them. Virtual GPUs that are on are there no more.
     """
     on = bool(GPUS)  # and they are to stand aside
     GPUS.clear()
