@@ -53,21 +53,16 @@ class Card:
 
     @property
     def workspace(self) -> int:
-        """Estimated bytes of cuBLAS's workspace, for one thread."""
-        return cublas_workspace(self.capability)
+        """Estimated bytes of a workspace of torch's for cuBLAS: each stream of a thread has one."""
+        default = _WORKSPACE_HOPPER if self.capability >= _HOPPER else _WORKSPACE
+        asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
+        return sum(int(kib) * int(count) for kib, count in pairs) * 1024
 
     @property
     def usable(self) -> int:
         """Bytes available for tensors."""
         return max(self.total - CONTEXT - self.workspace, 0)
-
-
-def cublas_workspace(capability: tuple[int, int]) -> int:
-    """Bytes of one of torch's workspaces for cuBLAS: each stream of a thread has one."""
-    default = _WORKSPACE_HOPPER if capability >= _HOPPER else _WORKSPACE
-    asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-    pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
-    return sum(int(kib) * int(count) for kib, count in pairs) * 1024
 
 
 def _card(text: str, capability: tuple[int, int]) -> Card:

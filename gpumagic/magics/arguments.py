@@ -201,7 +201,9 @@ def completions(context: Any) -> dict[str, Any]:
     if match is None or "--" in words or words[-1:] == ["restore"]:
         return {"completions": []}  # IPython completes paths and Python
     typed, last = match[1], match[3]
-    option = next((o for o in options(typed.lstrip("%")) if o.takes_next(words)), None)
+    # Whose value is typed.
+    valued = (option for option in options(typed.lstrip("%")) if option.examples)
+    option = next((each for each in valued if {*words[-1:]} & {*each.flags}), None)
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)

@@ -9,8 +9,8 @@ from typing import Any
 from IPython.display import display
 
 from gpumagic import device, faults
-from gpumagic.display.units import both, many, size, some
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic.display.units import both, many, some
+from gpumagic.errors import GpuError
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.files import user_namespace
@@ -65,19 +65,13 @@ def virtual_on(
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
-    from gpumagic.virtual import LARGEST
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
     before = virtual.enabled()
     virtual.enable(int(number), memory, force=force, asserts=asserts)
-    each = device.here()[0].memory_total or 0
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
-    if memory is None and not before and each < LARGEST:
-        print(
-            f"{size(each)} each, all that fits in this machine's RAM; change it with --memory 4GiB"
-        )
     for line in too_late():
         print(line)
 
@@ -143,14 +137,6 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
         print("torch can use none of these GPUs; %gpus --doctor says why.")
         return gpus(), whole
     return report.of(named), whole
-
-
-def record(on: bool) -> str:
-    """Start or stop recording the line of each allocation, and return the line that says so."""
-    with torch_needed("%gpumem --record"):
-        from gpumagic.memory.allocator import record
-
-    return record(on)
 
 
 _NEW_RANK = (

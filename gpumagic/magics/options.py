@@ -67,10 +67,6 @@ class Option(NamedTuple):
         """The option as one can type it: ``--virtual 2``."""
         return " ".join([self.flag, *self.examples[:1]])
 
-    def takes_next(self, words: list[str]) -> bool:
-        """Whether the word after these is its value."""
-        return bool(self.examples) and not {*words[-1:]}.isdisjoint(self.flags)
-
     def given(self, parsed: Any) -> bool:
         """Whether it was typed in a parsed line."""
         if self.flag.startswith("--no-"):

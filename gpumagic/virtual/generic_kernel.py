@@ -135,12 +135,6 @@ def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
     return functools.partial(_run, KernelPlan(op, dense))
 
 
-def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run `op` on the GPU that its tensors are on."""
-    __tracebackhide__ = True
-    return kernel_of(op)(*args, **kwargs)
-
-
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True  # CUDA's errors have no such frame
     try:

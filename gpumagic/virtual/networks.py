@@ -140,17 +140,14 @@ def recurrent(op: Any) -> Callable[..., Any]:
         leaves, shape = tree_flatten(list(given.values()))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         fake = any(isinstance(x, FakeTensor) for x in tensors)
-        if not (fake or _are_plain(tensors)) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
+        modes = C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack()
+        plain = not modes and {*map(type, tensors)} <= {Tensor, nn.Parameter}
+        if not (fake or plain) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
             return op.decompose(*given.values())
         fused: Any = _Fused  # torch's types have no `apply`
         return fused.apply(op, given if fake else None, shape, *leaves)
 
     return kernel
-
-
-def _are_plain(tensors: list[Tensor]) -> bool:
-    modes = C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack()
-    return not modes and {*map(type, tensors)} <= {Tensor, nn.Parameter}
 
 
 def _autocast(x: Any) -> Any:

@@ -18,7 +18,7 @@ from gpumagic.usercode.files import unseen
 from gpumagic.virtual import cuda_api, flip, gate
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.flip import writes
-from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
+from gpumagic.virtual.generic_kernel import kernel_of, on_metadata
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import collective, cpu_kernels, overload, own_kernels
@@ -57,7 +57,7 @@ def register(stack: ExitStack) -> None:
     C._jit_override_can_fuse_on_gpu(False)
     rest = torch.library.Library("_", "IMPL", "CUDA")
     stack.callback(rest._destroy)
-    rest.fallback(run)
+    rest.fallback(lambda op, *args, **kwargs: kernel_of(op)(*args, **kwargs))
 
 
 def _register_dense(aten: Any) -> None:
