@@ -201,15 +201,13 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
-    """Return a GPU's event for timing; `give_events` takes it back for the next caller.
-
-    It is never destroyed: what an error's traceback holds is destroyed whenever Python likes.
-    """
+    """Return a GPU's event for timing, which is never destroyed; `give_events` takes it back."""
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])
     if spare:
         return spare.pop()
     event = kind(enable_timing=True)
+    # What an error's traceback holds would be destroyed whenever Python likes.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event
 

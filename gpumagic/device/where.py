@@ -26,12 +26,9 @@ def resolve(
 ) -> list[Device]:
     """Return the devices that a WHERE names, in its order; at least one.
 
-    ``1``, ``gpu:1``, ``gpu``, ``cuda:1``, ``cuda``, ``/gpu:1``, ``/device:GPU:1``, ``cpu``,
-    ``/cpu:0``, ``xpu:1``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU
-    with the most free memory), ``all``, or several with commas; an integer, a Device, or a
-    ``torch.device``. With ``?`` a missing device becomes the CPU, with a ``note``. A bare ``cuda``,
-    ``xpu`` or ``gpu`` means `current`. An AMD GPU is ``cuda:1``, as ROCm's torch says, and an Intel
-    one ``xpu:1``; ``1`` and ``gpu:1`` are whichever torch has.
+    It is a text as in docs/magics.md, an integer, a Device, or a ``torch.device``. With ``?`` a
+    missing device becomes the CPU, with a ``note``. A bare ``cuda``, ``xpu`` or ``gpu`` means
+    `current`; ``1`` and ``gpu:1`` are whichever kind torch has.
 
     Raises GpuError: not a WHERE, not here, named twice, or ambiguous; without `cpu`, not a GPU.
     """

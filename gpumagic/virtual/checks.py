@@ -36,12 +36,6 @@ TAKEN_FROM_CPU = frozenset(
 SAME = "Expected all tensors to be on the same device, but"
 
 
-def one_gpu(found: Found) -> VirtualGpu | None:
-    """Return the GPU that all the tensors are on; None if they are not on one."""
-    first, *others = {tensor.get_device() for _, tensor, _ in found}
-    return None if others or first < 0 else GPUS[first]
-
-
 def mixed(plan: Any, found: Found) -> VirtualGpu:
     """Return the GPU that runs an operator with tensors on several devices, or raise as CUDA."""
     __tracebackhide__ = True

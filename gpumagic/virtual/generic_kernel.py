@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS
 from gpumagic.usercode.files import leave_out_ours
 from gpumagic.virtual import checks
-from gpumagic.virtual.checks import Found, mixed, one_gpu
+from gpumagic.virtual.checks import Found, mixed
 from gpumagic.virtual.cuda_api import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.flip import (
     adopt,
@@ -213,8 +213,10 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     """Return the GPU of an operator's tensors, or of its result; None if its parts have several."""
     __tracebackhide__ = True
     if found:
-        gpu = one_gpu(found)
-        return gpu if gpu is not None or plan.composite else mixed(plan, found)
+        first, *others = {tensor.get_device() for _, tensor, _ in found}
+        if first >= 0 and not others:
+            return GPUS[first]
+        return None if plan.composite else mixed(plan, found)
     gpu = gpu_of(kwargs.get("device"))
     size = next((x for x in args if isinstance(x, (list, tuple))), None)
     if size is not None:
@@ -339,14 +341,11 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    shares = _shares_bytes(plan, result.data_ptr(), found)
-    return adopt(result.clone() if shares else result, gpu)
-
-
-def _shares_bytes(plan: KernelPlan, pointer: int, found: Found) -> bool:
-    """Whether a result has an argument's bytes, which the schema does not tell."""
+    # It may have an argument's bytes, which the schema does not tell.
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
-    return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
+    pointer = result.data_ptr()
+    shares = pointer != 0 and any(low.data_ptr() == pointer for low in strided)
+    return adopt(result.clone() if shares else result, gpu)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:

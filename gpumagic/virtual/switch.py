@@ -29,10 +29,9 @@ C: Any = torch._C
 Kernel = Callable[..., Any]
 # Kernels of the last two move bytes between processes, or torch itself recreates them.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
-"""Composite operators whose results share an argument's bytes, which their schema does not tell."""
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # bytes, which no schema tells
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""The same, and composite operators that copy, read a number, or choose by the device."""
+"""Composite operators that share or copy bytes, read a number, or choose by the device."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""
@@ -210,10 +209,7 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Let virtual GPUs answer for real ones, given with the bytes allocated there, in a fork.
-
-    Tensors cannot be made on them. Virtual GPUs that are on are there no more.
-    """
+    """Let virtual GPUs without tensors answer, in a fork, for real ones and their bytes in use."""
     on = bool(GPUS)  # and they are to stand aside
     GPUS.clear()
     for real, allocated in gpus:

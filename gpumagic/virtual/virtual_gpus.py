@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
 
@@ -135,7 +135,8 @@ _POOL = (0, 0)
 
 def memory_functions(stack: ExitStack) -> dict[str, Any]:
     """Return the functions of ``torch._C`` by name; closing `stack` forgets what was set."""
-    stack.callback(_set_metadata, "")
+    set_metadata = partial(setattr, memory_account, "metadata")
+    stack.callback(set_metadata, "")
     stack.callback(memory_account.observers.clear)
     of_account: dict[str, Callable[[MemoryAccount], Any]] = {
         "memoryStats getDeviceStats": _stats,
@@ -155,7 +156,7 @@ def memory_functions(stack: ExitStack) -> dict[str, Any]:
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_memoryMetadataSupported": lambda: True,
-        "_cuda_setMemoryMetadata": _set_metadata,
+        "_cuda_setMemoryMetadata": set_metadata,
         "_cuda_getMemoryMetadata": lambda: memory_account.metadata,
         "_cuda_record_memory_history": _record,
         "_cuda_isHistoryEnabled": lambda: any(gpu.account.events is not None for gpu in GPUS),
@@ -177,10 +178,6 @@ def _set_fraction(fraction: float, index: int) -> None:
 def _empty_cache() -> None:
     for gpu in GPUS:
         gpu.account.empty_cache()
-
-
-def _set_metadata(text: str) -> None:
-    memory_account.metadata = text
 
 
 def _stats(account: MemoryAccount) -> dict[str, Any]:
