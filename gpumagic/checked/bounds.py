@@ -76,8 +76,6 @@ class Indexing(NamedTuple):
         if self.unless in given:
             return
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
-        if isinstance(of, (tuple, list)):  # the size of a sparse tensor, first its batches
-            of = of[values.dim() - 1 + (self.dim or 0)] if isinstance(values, Tensor) else None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
         if isinstance(of, Tensor):
@@ -107,7 +105,6 @@ _ALONG = (
 _LOSS = "input target weight size_average ignore_index"
 _LEAST, _LARGEST = 5e-324, torch.finfo(torch.double).max
 _FINITE = "finite numbers from 0"
-_COLUMNS, _ROWS = "col_indices values size", "row_indices values size"
 _BCE, _TO_1, _TARGETS = "F.binary_cross_entropy", "numbers from 0 to 1", "targets from 0 to 1"
 # Negative indices are allowed where the kernel counts them from the end.
 _TABLE = (
@@ -121,8 +118,6 @@ _TABLE = (
     Indexing("F.one_hot", "tensor num_classes", "tensor", "num_classes", "numbers from 0"),
     Indexing("bincount poisson", "input", "input", unit="numbers from 0"),
     Indexing("repeat_interleave", "input repeats", "repeats", unit="numbers from 0"),
-    Indexing("sparse_csr_tensor", f"crow_indices {_COLUMNS}", "col_indices", "size", dim=1),
-    Indexing("sparse_csc_tensor", f"ccol_indices {_ROWS}", "row_indices", "size", dim=0),
     Indexing(_BCE, "input target", "input", unit=_TO_1, high=1),
     Indexing(_BCE, "input target", "target", unit=_TARGETS, high=1),
     Indexing("bernoulli", "input p", "input", unit=_TO_1, high=1, unless="p"),
@@ -196,10 +191,7 @@ def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
 
 # -- values out of bounds
 def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
-    """Return the error for the first value that is out of its bounds in a call, or None.
-
-    May fail for arguments that torch refuses.
-    """
+    """Return the error for the first value that is out of its bounds in a call, or None."""
     with uncounted(), torch._C.DisableTorchFunction():
         for bounded in (bounded for find in finds for bounded in find(args, kwargs)):
             if text := _described(bounded, args, kwargs):
@@ -269,11 +261,7 @@ def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
 
 # -- the user's names
 class RunningCall:
-    """The user's expression around a call of torch that runs now, and the names of its arguments.
-
-    Arguments that no variable holds are named by their expressions, if it is certain which is
-    which.
-    """
+    """The user's expression around a running call of torch, and the names of its arguments."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         frame: FrameType | None = sys._getframe(1)

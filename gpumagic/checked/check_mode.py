@@ -105,10 +105,8 @@ class check(FunctionMode):
 class NanFinder:
     """Find the first operation that makes NaN or infinity from finite numbers, while a mode runs.
 
-    An operation whose inputs have NaN passes it on, and is not the one. Infinity that the code
-    writes itself (a mask of -inf, or of the least number) is an input, as is what a library makes
-    in a forward pass; NaN that comes of it is made. A `GradScaler` skips a step whose gradients
-    overflow in float16: that is no error.
+    Infinity that the code writes itself (a mask of -inf, or of the least number) is an input, as is
+    what a library makes in a forward pass. A `GradScaler` skips steps that overflow in float16.
     """
 
     def __init__(self, mode: FunctionMode) -> None:
@@ -147,10 +145,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of values too; its errors name the running line.
-
-        `earlier` nodes are those of a `torch.autograd.Function`, or older than the check.
-        """
+        """Check the backward pass of values too, with `earlier` for nodes older than the call."""
         queue = {node for node in _nodes(values) if _MARK not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return

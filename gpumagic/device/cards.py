@@ -53,21 +53,16 @@ class Card:
 
     @property
     def workspace(self) -> int:
-        """Estimated bytes of cuBLAS's workspace, for one thread."""
-        return cublas_workspace(self.capability)
+        """Estimated bytes of a workspace of torch's for cuBLAS: each stream of a thread has one."""
+        default = _WORKSPACE_HOPPER if self.capability >= _HOPPER else _WORKSPACE
+        asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+        pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
+        return sum(int(kib) * int(count) for kib, count in pairs) * 1024
 
     @property
     def usable(self) -> int:
         """Bytes available for tensors."""
         return max(self.total - CONTEXT - self.workspace, 0)
-
-
-def cublas_workspace(capability: tuple[int, int]) -> int:
-    """Bytes of one of torch's workspaces for cuBLAS: each stream of a thread has one."""
-    default = _WORKSPACE_HOPPER if capability >= _HOPPER else _WORKSPACE
-    asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-    pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
-    return sum(int(kib) * int(count) for kib, count in pairs) * 1024
 
 
 def _card(text: str, capability: tuple[int, int]) -> Card:
@@ -82,11 +77,7 @@ CARDS = tuple(
 
 
 def card(given: str) -> Card:
-    """Return the card of a name in any spelling, or of a size such as ``24GiB``; else GpuError.
-
-    ``"H100 80GB"``, ``"NVIDIA A100-SXM4-80GB"``, ``"rtx4090"``, ``"4070 ti super"`` are names; the
-    size may be left out if it is unique.
-    """
+    """Return the card of a name in any spelling, or of a size such as ``24GiB``; else GpuError."""
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
@@ -119,8 +110,7 @@ _UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB"
 
 
 def bytes_in(text: str) -> int | None:
-    """Parse a size, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, to bytes; None for any other
-    text."""
+    """Parse a size, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, to bytes; else None."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|BYTES)\s*", text.upper())
     return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 

@@ -116,10 +116,7 @@ def started() -> list[int]:
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Check for the death of CUDA now; None while it works, or has not started.
-
-    `where` is the code that has run, `error` what it has raised. This waits for nothing.
-    """
+    """Check for the death of CUDA, without waiting, after the code `where` and its error."""
     global _death
     if (cuda := working()) is not None:
         said = _asked(cuda)
@@ -204,15 +201,13 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
-    """Return a GPU's event for timing; `give_events` takes it back for the next caller.
-
-    It is never destroyed: what an error's traceback holds is destroyed whenever Python likes.
-    """
+    """Return a GPU's event for timing, which is never destroyed; `give_events` takes it back."""
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])
     if spare:
         return spare.pop()
     event = kind(enable_timing=True)
+    # What an error's traceback holds would be destroyed whenever Python likes.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event
 

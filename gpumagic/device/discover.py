@@ -109,8 +109,7 @@ def has_virtual() -> bool:
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Set the devices that CUDA reports, by ordinal, and what reads one's free bytes; None removes
-    them."""
+    """Set the devices that CUDA reports, and what reads one's free bytes; None removes them."""
     # A started CUDA no longer reads the environment, and its own order counts.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
@@ -205,11 +204,7 @@ def _bare(uuid: str | None) -> str:
 
 
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
-    """Return CUDA's devices by ordinal, with ``ordinal`` and ``ordinal_certain`` set.
-
-    `env` has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. A process sees at most one
-    MIG device, and then no other GPU.
-    """
+    """Return CUDA's devices by ordinal, as CUDA_VISIBLE_DEVICES in `env` selects them."""
     gpus = [device for device in physical if not _is_mig(device)]
     text = env.get("CUDA_VISIBLE_DEVICES")
     by_uuid = text is not None and text.startswith(("GPU-", "MIG-"))

@@ -26,12 +26,9 @@ def resolve(
 ) -> list[Device]:
     """Return the devices that a WHERE names, in its order; at least one.
 
-    ``1``, ``gpu:1``, ``gpu``, ``cuda:1``, ``cuda``, ``/gpu:1``, ``/device:GPU:1``, ``cpu``,
-    ``/cpu:0``, ``xpu:1``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU
-    with the most free memory), ``all``, or several with commas; an integer, a Device, or a
-    ``torch.device``. With ``?`` a missing device becomes the CPU, with a ``note``. A bare ``cuda``,
-    ``xpu`` or ``gpu`` means `current`. An AMD GPU is ``cuda:1``, as ROCm's torch says, and an Intel
-    one ``xpu:1``; ``1`` and ``gpu:1`` are whichever torch has.
+    It is a text as in docs/magics.md, an integer, a Device, or a ``torch.device``. With ``?`` a
+    missing device becomes the CPU, with a ``note``. A bare ``cuda``, ``xpu`` or ``gpu`` means
+    `current`; ``1`` and ``gpu:1`` are whichever kind torch has.
 
     Raises GpuError: not a WHERE, not here, named twice, or ambiguous; without `cpu`, not a GPU.
     """
@@ -181,8 +178,6 @@ def _freest(devices: Sequence[Device]) -> Device:
 
 def _list(devices: Sequence[Device]) -> str:
     labels = [str(device) for device in devices]
-    if len(labels) > 8:
-        labels = [*labels[:3], "…", labels[-1]]
     text = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
     names = ["virtual" if device.virtual else device.name for device in devices]
     told = ", ".join(dict.fromkeys(filter(None, names)))
@@ -197,8 +192,6 @@ def there_is(devices: Sequence[Device]) -> str:
 
 
 def _choices(devices: Sequence[Device], cpu: bool = True) -> str:
-    if len(devices) > 4:
-        return f"{devices[0].ordinal} to {devices[-1].ordinal}{' or cpu' * cpu}"
     ordinals = ", ".join(str(d.ordinal) for d in devices)
     return " or ".join(filter(None, [ordinals, "cpu" * cpu]))
 

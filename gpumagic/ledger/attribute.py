@@ -237,7 +237,10 @@ class Alarm:
         if from_host and tensor.dim() == 0:
             return
         if implicit and self.strict:
-            raise refusal(count, _instead(count))
+            instead = "name the device: x.cpu() or x.to(...) first"
+            if count.operator == "index":
+                instead = f"bring the index there first: index.to('{count.destination}')"
+            raise refusal(count, instead)
         # What a library does is not the user's to fix; a copy that names its GPU is meant.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
@@ -284,9 +287,3 @@ def refusal(count: Count, instead: str) -> ImplicitCopyError:
     """Return strict's error for a count's next call, at its line."""
     line = "" if count.at is None else f"{line_at(*count.at).place}: "
     return ImplicitCopyError(f"{line}{words(count)}, which strict does not allow; {instead}")
-
-
-def _instead(count: Count) -> str:
-    if count.operator == "index":
-        return f"bring the index there first: index.to('{count.destination}')"
-    return "name the device: x.cpu() or x.to(...) first"

@@ -23,25 +23,17 @@ from gpumagic.usercode.files import leave_out_ours
 
 # Of copies at one line, the first so many are timed, then each of so many.
 _TIMED_FIRST, _TIMED_EVERY = 64, 16
-_MOST_PAIRS = 256
 
 
 class CopyTimer:
-    """Times the copies of a real GPU, by events of its own stream. Untested on a real GPU.
-
-    A copy may be in flight long after the call returned, so its time is that between two events,
-    which can be read only once both have passed: they wait here, never more than a few hundred.
-    """
+    """Time a real GPU's copies by events, read once both have passed. Untested on a real GPU."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
     def begin(self, count: int, index: int) -> tuple[Any, Any] | None:
-        """Put an event before a copy into the stream of GPU `index`, which will copy.
-
-        None if the copy, which comes after `count` others, is not to be timed.
-        """
+        """Put an event before a copy into the stream of GPU `index`; None if it is not timed."""
         if count >= _TIMED_FIRST and count % _TIMED_EVERY:
             return None
         stream = torch.cuda.current_stream(index)
@@ -58,8 +50,6 @@ class CopyTimer:
             self._waiting.append((counts, start, event, stream.device_index))
             while self._waiting and self._waiting[0][2].query():
                 self._read()
-            if len(self._waiting) > _MOST_PAIRS:
-                self._waiting.popleft()  # it stays untimed
 
     def read_all(self) -> None:
         """Read every pair of events, waiting until each has passed."""
@@ -168,16 +158,12 @@ After = Callable[[float], None]
 """A function that counts a call that has succeeded, with its seconds."""
 
 _DOING = "counting a copy or a wait"
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_modes = torch._C._len_torch_function_stack
 _without_overrides = torch._C.DisableTorchFunction
 # What a copy copies, and from what memory, is looked at for the first at a line, then now and then.
 _FIRST, _EVERY = 8, 64
 
 
-def counted(
-    base: Kernel, before: Callable[..., After | None], tensors: int = 0, *, within: str = ""
-) -> Kernel:
+def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
     """Return a wrapper of `base` that runs it, and counts the call if a watch is running."""
     # `before` is given the same arguments and may raise `ImplicitCopyError`; what it returns is
     # called afterwards. With `within`, waits of operators that `base` calls are under that name.
@@ -186,7 +172,7 @@ def counted(
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
-            if not attribute.running or (after := _ask(before, tensors, args, kwargs)) is None:
+            if not attribute.running or (after := _ask(before, args, kwargs)) is None:
                 return base(*args, **kwargs)
             outer = here.within, here.serial
             if within:
@@ -212,19 +198,11 @@ def counted(
 
 
 def _ask(
-    before: Callable[..., After | None], tensors: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    before: Callable[..., After | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> After | None:
-    """Call `before`, which looks at the first `tensors` arguments; no failure reaches the user."""
+    """Call `before` without the tensors' overrides; no failure of ours reaches the user."""
     __tracebackhide__ = True
     try:
-        # Where those are plain, nobody's overrides can be asked by that.
-        if (
-            tensors
-            and not _modes()
-            and type(args[0]) in _PLAIN
-            and (tensors == 1 or type(args[1]) in _PLAIN)
-        ):
-            return before(*args, **kwargs)
         with _without_overrides():
             return before(*args, **kwargs)
     except CrossDeviceWarning:
@@ -248,8 +226,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
     def before(self: Any, src: Any, non_blocking: bool = False) -> After | None:
         __tracebackhide__ = True
-        if type(src) not in _PLAIN:
-            src = as_tensor(src)
+        src = as_tensor(src)
         destination, source = self.get_device(), src.get_device()
         if source == destination or not (nbytes := crossing(self, src, non_blocking)):
             return None
@@ -270,7 +247,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
             return after
         return _on_real(found, after, destination if source == HOST else source)
 
-    return counted(base, before, 2)
+    return counted(base, before)
 
 
 def _on_real(found: Sequence[Count], after: After, index: int) -> After:
@@ -347,10 +324,7 @@ def sizing(base: Kernel, operator: str) -> Kernel:
 
 
 def counting_whole(base: Kernel, operator: str) -> Kernel:
-    """Wrap a virtual GPU's kernel, which runs as a whole and reads nothing by other operators.
-
-    An index or a value that lies on the CPU is brought.
-    """
+    """Wrap a virtual GPU's kernel, which runs as a whole and reads by no other operator."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True

@@ -23,7 +23,7 @@ from torch.cuda import device_count  # the original: a placement's twin may answ
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
 from gpumagic.ledger.attribute import HOST, Alarm, add, counts, here, serials
-from gpumagic.ledger.copy_kernels import INDEXING, WAITS, After, Kernel, counted
+from gpumagic.ledger.copy_kernels import INDEXING, WAITS, After, Kernel, counted, read_by
 from gpumagic.ledger.entry import Memory, Tally
 from gpumagic.usercode.files import is_ours, unseen
 
@@ -115,11 +115,14 @@ class Hooks:
         patch_synchronizing(self._patches)
 
     def _kernels(self) -> Iterator[tuple[str, Kernel]]:
-        yield "copy_", copy_kernels.copying(self._copy(), bool(self.virtual))
-        yield "_local_scalar_dense", counted(self._read(), copy_kernels.reading, 1)
+        copy, item = self._copy(), "_local_scalar_dense"
+        yield "copy_", copy_kernels.copying(copy, bool(self.virtual))
+        read = self._replaced(item) if self.virtual else functools.partial(read_by, copy)
+        yield item, counted(read, copy_kernels.reading)
         registered = set(C._dispatch_get_registrations_for_dispatch_key(self.key))
         for name in (*WAITS, *(INDEXING if self.virtual else ())):
-            for full in _overloads(name):
+            for overload in getattr(aten, name).overloads():
+                full = f"{name}.{overload}".removesuffix(".default")
                 if f"aten::{full}" not in registered:
                     continue
                 if full == "nonzero" and not self.virtual:
@@ -144,11 +147,6 @@ class Hooks:
         return lambda self, src, *rest: redispatch(
             anyones, self, copy_kernels.as_tensor(src), *rest
         )
-
-    def _read(self) -> Kernel:
-        if self.virtual:
-            return self._replaced("_local_scalar_dense")
-        return functools.partial(copy_kernels.read_by, self._copy())
 
     def _nonzero(self, tensor: torch.Tensor) -> Any:
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
@@ -182,11 +180,6 @@ class Hooks:
             torch.library._impls.update(ours & self._known)
 
 
-def _overloads(name: str) -> list[str]:
-    overloads = getattr(aten, name).overloads()
-    return [name if o == "default" else f"{name}.{o}" for o in overloads]
-
-
 def _virtual() -> str:
     module = sys.modules.get("gpumagic.virtual.virtual_gpus")
     return str(module.GPUS[0].properties.uuid) if module is not None and module.GPUS else ""
@@ -201,8 +194,11 @@ def install() -> bool:
     """Register our kernels in front of the devices' own; return whether these are virtual."""
     global hooks
     with _lock:
-        if hooks is None and (key := _key()) is not None:
-            hooks = Hooks(key, _virtual() if key == "CUDA" else "")
+        # Where there is no device there is no copy, and nothing to watch.
+        if hooks is None and device_count():
+            hooks = Hooks("CUDA", _virtual())
+        elif hooks is None and torch.backends.mps.is_available():
+            hooks = Hooks("MPS")
         return hooks is not None and bool(hooks.virtual)
 
 
@@ -219,22 +215,12 @@ def uninstall() -> None:
 devices_changed.append(uninstall)
 
 
-def _key() -> str | None:
-    # Where there is no device there is no copy, and nothing to watch.
-    if device_count():
-        return "CUDA"
-    return "MPS" if torch.backends.mps.is_available() else None
-
-
 _changing = threading.RLock()
 
 
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
-    """Count within the context, also in nested contexts and in threads that the code starts.
-
-    It may be left by any thread.
-    """
+    """Count within the context and in threads started there; any thread may leave it."""
     outer = attribute.current.get()
     while outer is not None and not outer.live:  # a suspended generator's may end in any order
         outer = outer.outer

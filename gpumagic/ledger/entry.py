@@ -204,10 +204,7 @@ def of_thread(ident: int | None) -> FrameType | None:
 
 
 def is_implicit(operator: str, via: str, code: CodeType | None, at: int) -> bool:
-    """Whether the innermost Python code called an operator without a device being named.
-
-    Where it cannot be told, a copy counts as explicit: torch makes few others by itself.
-    """
+    """Whether Python code called an operator without a device being named; False if unknown."""
     if operator == "synchronize" or via in (LOADER, ENGINE):
         return False
     if operator != "copy_" or via:

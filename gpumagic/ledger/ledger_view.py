@@ -158,10 +158,7 @@ def _tensor_of(code: str) -> str:
 
 # -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """``3 transfers: 12.0 MiB to cuda:1; 1,000 waits at line 4: `loss.item()```.
-
-    Entries that came in the ways `without` (`Entry.via`) are said elsewhere.
-    """
+    """Return ``3 transfers: 12.0 MiB to cuda:1``, `without` entries that came in these ways."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:

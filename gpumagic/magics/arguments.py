@@ -41,15 +41,6 @@ _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
 
 
-class _StoreOnce(argparse.Action):
-    """Store an option's value; a second value is an error."""
-
-    def __call__(self, parser: Any, namespace: Namespace, values: Any, flag: Any = None) -> None:
-        if getattr(namespace, self.dest) is not self.default:
-            raise argparse.ArgumentError(self, "there are two values")
-        setattr(namespace, self.dest, values)
-
-
 class LineParser(argparse.ArgumentParser):
     """An argparse parser whose error is one line that ends with what to type."""
 
@@ -83,7 +74,7 @@ def parser_of(typed: str) -> LineParser:
         parser.add_argument(magic.name, nargs=magic.number, default=nothing)
     for option in options(name):
         if option.examples:
-            how = {"action": _StoreOnce, "type": option.type, "default": option.default}
+            how = {"type": option.type, "default": option.default}
             if option.optional:
                 how |= {"nargs": "?", "const": ""}
             parser.add_argument(*option.flags, **how, help="|".join(option.examples))
@@ -120,11 +111,7 @@ def filled(line: str) -> str:
 
 def checked(magic: str, line: str) -> Namespace:
     """Parse a magic's line; raises UsageError also for what does not combine."""
-    return _checked(magic, line if magic.endswith("gpumem") else filled(line))
-
-
-def _checked(magic: str, line: str) -> Namespace:
-    found = parse(magic, line)
+    found = parse(magic, line if magic.endswith("gpumem") else filled(line))
     for mistake in _mistakes(magic, found):
         raise UsageError(f"{magic}: {mistake}")
     return found
@@ -138,17 +125,13 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     for flag, needed in magic.needs.items():
         if flag in given and needed not in given:
             yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
-    word = _first_word(found, magic.name)
+    words = getattr(found, magic.name, "")
+    word = words[:1] if isinstance(words, list) else [words] * bool(words)
     for group in (*((flag, *word) for flag in magic.alone), *magic.excludes):
         if len(both := [each for each in group if each in (*given, *word)]) > 1:
             yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
     if typed.endswith("ongpu"):
         yield from _device_mistakes(typed, found.where, given)
-
-
-def _first_word(found: Namespace, name: str) -> list[str]:
-    words = getattr(found, name, "")
-    return words[:1] if isinstance(words, list) else [words] * bool(words)
 
 
 def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
@@ -180,11 +163,8 @@ def on_several(where: str) -> bool:
 
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
-    """Return what a ``%%ongpu`` or ``%ongpu`` line, `filled`, asks for; raises UsageError.
-
-    `standing` says that it is for all cells, `elsewhere` that something else than IPython runs it.
-    """
-    asked = _checked(magic, line)
+    """Return what a `filled` ``%%ongpu`` or ``%ongpu`` line asks for; raises UsageError."""
+    asked = checked(magic, line)
     where = asked.where
     asked.standing = magic == "%ongpu"
     asked.elsewhere = asked.dry_run or on_cluster(where) or on_several(where)
@@ -221,7 +201,9 @@ def completions(context: Any) -> dict[str, Any]:
     if match is None or "--" in words or words[-1:] == ["restore"]:
         return {"completions": []}  # IPython completes paths and Python
     typed, last = match[1], match[3]
-    option = next((o for o in options(typed.lstrip("%")) if o.takes_next(words)), None)
+    # Whose value is typed.
+    valued = (option for option in options(typed.lstrip("%")) if option.examples)
+    option = next((each for each in valued if {*words[-1:]} & {*each.flags}), None)
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)
@@ -253,7 +235,8 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
         return [*magic.verbs] if not words else []
     found = ["home", "off"] * (typed == "%ongpu")
     if typed == "%%ongpu" and not before:
-        found += _several()
+        found += ["0,1", "all"] * (len(here(memory=False)) > 1)
+        found += ["@all"] * (find_spec("ipyparallel") is not None)
     found += ["float32", "float64", "float16", "bfloat16"] * ("dtypes" in magic.completes)
     if "variables" in magic.completes:
         found += _variables(prefix)
@@ -262,12 +245,6 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found
-
-
-def _several() -> list[str]:
-    """Return how a `%%ongpu` line may name several GPUs: ``0,1``, ``all``, ``@all``."""
-    count = len(here(memory=False))
-    return ["0,1", "all"] * (count > 1) + ["@all"] * (find_spec("ipyparallel") is not None)
 
 
 def _variables(prefix: str) -> list[str]:

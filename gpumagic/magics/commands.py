@@ -33,7 +33,10 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
 
     def decorate(method: Any) -> Any:
         name = method.__name__
-        method.__doc__ = _with_options(method.__doc__, name)
+        before, _, after = method.__doc__.partition("{options}")
+        indent = before[before.rindex("\n") :]
+        rows = (f"{', '.join([*o.flags[:-1], o.usage]):24} {o.does}" for o in options(name))
+        method.__doc__ = before + indent.join(rows) + after
 
         @wraps(method)
         def run(self: Any, line: str, *cell: Any, **scope: Any) -> Any:
@@ -52,13 +55,6 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
         return no_var_expand(kind(run))
 
     return decorate
-
-
-def _with_options(text: str, magic: str) -> str:
-    before, _, after = text.partition("{options}")
-    indent = before[before.rindex("\n") :]
-    rows = (f"{', '.join([*o.flags[:-1], o.usage]):24} {o.does}" for o in options(magic))
-    return before + indent.join(rows) + after
 
 
 @magics_class
@@ -286,7 +282,9 @@ class GpuMagics(Magics):
         from gpumagic.magics import gpus
 
         if asked.record:
-            return print(gpus.record(asked.record == "on"))
+            with torch_needed("%gpumem --record"):
+                from gpumagic.memory.allocator import record
+            return print(record(asked.record == "on"))
         shown, report = gpus.memory_of(asked.what)
         before, self._last_memory = self._last_memory, report or self._last_memory
         if asked.since and before and report:

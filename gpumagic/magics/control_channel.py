@@ -35,10 +35,7 @@ _NAMED = 3
 
 
 class Sign(BaseComm):
-    """A comm in the kernel's list, which shows a front end that gpumagic is loaded.
-
-    A kernel would log a request that it does not know as an error.
-    """
+    """A comm in the kernel's list, by which a front end knows that it may send requests."""
 
     def publish_msg(self, *args: Any, **kwargs: Any) -> None:
         """Send nothing: a front end without gpumagic would warn of an unknown comm."""

@@ -9,8 +9,8 @@ from typing import Any
 from IPython.display import display
 
 from gpumagic import device, faults
-from gpumagic.display.units import both, many, size, some
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic.display.units import both, many, some
+from gpumagic.errors import GpuError
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.files import user_namespace
@@ -65,28 +65,19 @@ def virtual_on(
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
-    from gpumagic.virtual import LARGEST
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
     before = virtual.enabled()
     virtual.enable(int(number), memory, force=force, asserts=asserts)
-    each = device.here()[0].memory_total or 0
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
-    if memory is None and not before and each < LARGEST:
-        print(
-            f"{size(each)} each, all that fits in this machine's RAM; change it with --memory 4GiB"
-        )
     for line in too_late():
         print(line)
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move back what cells moved, turn virtual GPUs off, and say so.
-
-    Raises GpuError if tensors that were created there would be lost, unless `force`.
-    """
+    """Move back what cells moved, and turn virtual GPUs off unless tensors would be lost."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 
@@ -124,11 +115,7 @@ def move_back(namespace: dict[str, Any]) -> str:
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
-    """Return the memory of all GPUs, of those named, of variables, or a tree of one variable.
-
-    It is a Snapshot of the GPUs if no framework here uses them. The second value is the report of
-    all GPUs, None if it was not made.
-    """
+    """Return the memory of GPUs, of variables, or a tree of one, and the report of all GPUs."""
     from gpumagic.frameworks.known import started
 
     if torch_here() is None and not started():
@@ -152,14 +139,6 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
     return report.of(named), whole
 
 
-def record(on: bool) -> str:
-    """Start or stop recording the line of each allocation, and return the line that says so."""
-    with torch_needed("%gpumem --record"):
-        from gpumagic.memory.allocator import record
-
-    return record(on)
-
-
 _NEW_RANK = (
     "the new rank has none of the variables of %%ongpu @all cells; run those cells again, or type "
     "%gpucluster restore DIR"
@@ -173,8 +152,6 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     from gpumagic.cluster import gpu_cluster
 
     verb, what = asked.verb or "status", asked.what
-    if verb == "start":
-        what = " ".join(what).replace(" ,", ",").replace(", ", ",").split()  # "0, 1"
     _check_arguments(verb, what)
     if verb == "start":
         ways = ("slurm", "partition", "ssh", "mpi", "ip", "python")

@@ -23,11 +23,7 @@ _FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
-    """Turn bad input within into an error of one line that begins with the magic's name.
-
-    The same for an error of CUDA, unless the user's code raised it. IPython keeps the last error,
-    so its frames are cleared.
-    """
+    """Turn bad input, or CUDA's error, into one line that begins with the magic's name."""
     try:
         yield
     except (GpuError, RuntimeError) as error:
@@ -241,10 +237,7 @@ _STAMPING = "recording which cell allocates"
 
 
 def stamp_memory() -> tuple[str, str] | None:
-    """Have torch record the next cell's name with each allocation; return it and the previous name.
-
-    None if torch cannot, or CUDA does not run.
-    """
+    """Have torch record the next cell's name with allocations; return it and the previous one."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.working(), "memory", None)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
+# Cells of magics that choose the devices themselves.
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|diff|fit)'")
 # IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
@@ -69,11 +70,6 @@ def _line_of(body: list[ast.stmt]) -> str | None:
     if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
         return str(ast.literal_eval(call.args[0]))
     return None
-
-
-def _is_timed(body: list[ast.stmt]) -> bool:
-    """Whether it is a cell of a magic that chooses the devices itself, as `%%gputime` does."""
-    return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
@@ -167,7 +163,7 @@ class CellHooks:
             cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif cell and cell.tree is None:
             placed = self.standing and body and not (line or cell.silent)
-            if placed and not _is_timed(body):
+            if placed and not (len(body) == 1 and _TIMED.match(ast.unparse(body[0]))):
                 _begin_standing(body)
             cell.tree = own
         return tree

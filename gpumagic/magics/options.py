@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Magic(NamedTuple):
-    """The arguments of a magic: how its usage shows them, how they are parsed, and which options
-    do not combine."""
+    """The arguments of a magic: their usage, how they are parsed, and what does not combine."""
 
     usage: str
     name: str = "where"  # the attribute of the parsed line
@@ -67,10 +66,6 @@ class Option(NamedTuple):
     def example(self) -> str:
         """The option as one can type it: ``--virtual 2``."""
         return " ".join([self.flag, *self.examples[:1]])
-
-    def takes_next(self, words: list[str]) -> bool:
-        """Whether the word after these is its value."""
-        return bool(self.examples) and not {*words[-1:]}.isdisjoint(self.flags)
 
     def given(self, parsed: Any) -> bool:
         """Whether it was typed in a parsed line."""

@@ -117,10 +117,7 @@ def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any
 
 
 def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
-    """Time `text` as it was typed, show the Comparison, and assign it as the line asks.
-
-    `magic` is the line above the text, or empty; `scope` has the names of the calling function.
-    """
+    """Time `text`, below the line `magic`, with a function's names in `scope`; show the result."""
     from gpumagic import timing
 
     namespace = _names(shell, scope)
@@ -209,10 +206,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
 
 
 def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
-    """Return the code of a cell's text, below the line `magic` if given, and its file's name.
-
-    Raises GpuError for code that cannot be run elsewhere.
-    """
+    """Return a cell's code, below the line `magic` if given, and its file's name."""
     code, raw = shell.transform_cell(text), text
     if text.lstrip().startswith("%%ongpu"):
         raise GpuError("the cell says %%ongpu too; leave that line out")

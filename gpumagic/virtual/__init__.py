@@ -41,8 +41,7 @@ __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
 MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
-LARGEST = 16 * _GIB
-"""The capacity by default, if the host can hold it."""
+LARGEST = 16 * _GIB  # the capacity by default, if the host can hold it
 
 _on = ExitStack()
 _lock = threading.RLock()

@@ -7,7 +7,7 @@ error.
 
 With ``asserts=True`` the operator with a bad index succeeds, with wrong numbers, as it does on a
 GPU. The next wait raises CUDA's error, and from then on everything does, until the virtual GPUs are
-turned off. Copies and waits are reported to listeners.
+turned off.
 """
 
 import re
@@ -21,26 +21,9 @@ import torch
 from torch import Tensor
 
 from gpumagic.device import cuda_state
-from gpumagic.ledger.copy_kernels import INDEXING, brought
+from gpumagic.ledger.copy_kernels import INDEXING
 from gpumagic.telemetry.state_files import unpublish_death
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
-
-Listener = Callable[[str, str, torch.device, torch.device, int], object]
-
-listeners: list[Listener] = []
-"""Called as ``f(kind, operator, source, destination, nbytes)`` on the thread that ran the operator.
-
-kind is ``"copy"`` (bytes go from one device to another), ``"sync"`` (the host waits for a result
-that decides a value or a shape) or ``"index"`` (a CPU index is copied to the indexed tensor's GPU).
-"""
-
-
-def emit(kind: str, operator: str, source: Any, destination: Any, nbytes: int) -> None:
-    """Call every listener."""
-    __tracebackhide__ = True
-    for listener in listeners:
-        listener(kind, operator, source, destination, nbytes)
-
 
 Found = list[tuple[str, Tensor, Tensor]]
 """An operator's tensors in order: the argument's name, the tensor, and the CPU tensor that
@@ -53,18 +36,7 @@ TAKEN_FROM_CPU = frozenset(
 SAME = "Expected all tensors to be on the same device, but"
 
 
-def one_gpu(found: Found) -> VirtualGpu | None:
-    """Return the GPU that all the tensors are on; None if they are not on one."""
-    first = found[0][1].get_device()
-    if first < 0:
-        return None
-    for _, tensor, _ in found[1:]:
-        if tensor.get_device() != first:
-            return None
-    return GPUS[first]
-
-
-def mixed(plan: Any, found: Found, args: Any) -> VirtualGpu:
+def mixed(plan: Any, found: Found) -> VirtualGpu:
     """Return the GPU that runs an operator with tensors on several devices, or raise as CUDA."""
     __tracebackhide__ = True
     found = sorted(found, key=lambda each: each[0] not in plan.outs)
@@ -74,8 +46,6 @@ def mixed(plan: Any, found: Found, args: Any) -> VirtualGpu:
         if any(tensor.is_cuda and tensor.device != home for _, tensor, _ in found[1:]):
             where = f"either on cpu or on the same device as the indexed tensor ({home})"
             raise RuntimeError(f"indices should be {where}")
-        for tensor, operator, nbytes, _ in brought(plan.name, *args[1:]):
-            emit("index" if operator == "index" else "copy", operator, tensor.device, home, nbytes)
     elif plan.name == "masked_fill_" and found[1][1].device != home:
         mask = found[1][1].device
         raise RuntimeError(
@@ -159,7 +129,6 @@ def imitate_asserts(stack: ExitStack) -> None:
     global imitated
     if not imitated:
         imitated = True
-        listeners.append(lambda *event: wait())
         stack.callback(revive)
 
 

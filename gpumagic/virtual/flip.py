@@ -38,10 +38,7 @@ _POINTER = _pointer_in_capsule()
 
 
 def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Return the bytes of a dense tensor as a tensor on another device (`code`: a DLDevice).
-
-    NotImplementedError for the dtypes that DLPack does not have: the quantized ones.
-    """
+    """Return the bytes of a dense tensor as one on another device (`code`: a DLDevice)."""
     try:
         capsule = _to_dlpack(tensor)
     except BufferError:
@@ -60,10 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Turn a new CPU tensor into one of `gpu`, charged to it until its bytes are freed.
-
-    `depth`: the frames at the top that are not the user's, with that of `charge`.
-    """
+    """Turn a new CPU tensor into one of `gpu`, charged to it; `depth` frames are not the user's."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -98,12 +92,8 @@ def makers() -> dict[str, Callable[..., Tensor]]:
 def _made_there(op: Any) -> Callable[..., Tensor]:
     def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
         # The C++ class makes its first, empty parts on the current device.
-        before = C._accelerator_getDeviceIndex()
-        C._accelerator_setDeviceIndex(gpu_of(device).index)
-        try:
+        with torch.cuda.device(gpu_of(device).index):
             made: Tensor = op.redispatch(_COO, *args, device=device, **options)
-        finally:
-            C._accelerator_setDeviceIndex(before)
         return made
 
     return kernel

@@ -232,10 +232,7 @@ def static_problem() -> str | None:
 
 @functools.cache
 def trial(code: str | None = None) -> str | None:
-    """Return what went wrong in a child process that turned them on and used them, or None.
-
-    The code must print ``verdict: works``.
-    """
+    """Return what went wrong in a child that must print ``verdict: works``, or None."""
     code = code or _TRIAL.format(str(Path(__file__).parents[2]))
     with tempfile.TemporaryDirectory() as runtime:
         env = os.environ | {"OMP_NUM_THREADS": "1", "GPUMAGIC_RUNTIME_DIR": runtime}

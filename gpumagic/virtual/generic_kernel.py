@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from gpumagic.ledger.copy_kernels import INDEXING, WAITS, reads
+from gpumagic.ledger.copy_kernels import INDEXING, WAITS
 from gpumagic.usercode.files import leave_out_ours
 from gpumagic.virtual import checks
-from gpumagic.virtual.checks import Found, mixed, one_gpu
+from gpumagic.virtual.checks import Found, mixed
 from gpumagic.virtual.cuda_api import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.flip import (
     adopt,
@@ -73,6 +73,7 @@ class KernelPlan:
         self.dense = dense
         self.name: str = op._schema.name.split("::")[1]
         self.cpu = on_metadata(op, CPU)
+        self.waits = self.name in (*WAITS, *INDEXING)
         self.known = False
 
     def read(self) -> "KernelPlan":
@@ -88,8 +89,9 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        self.waits = self.name in (*WAITS, *INDEXING)
-        self.flip = _flip_for(full)
+        # For every other operator C++ has made plain tensors of conjugate and negative views.
+        lazy = (C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
+        self.flip: Callable[..., Tensor] = flip if any(lazy) else flip_plain
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
@@ -98,12 +100,6 @@ class KernelPlan:
         self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # by which elements count
         self.scratch = rule_of(self.name)
         return self
-
-
-def _flip_for(full: str) -> Callable[..., Tensor]:
-    # For every other operator C++ has made plain tensors of conjugate and negative views.
-    lazy = map(functools.partial(C._dispatch_has_kernel_for_dispatch_key, full), LAZY)
-    return flip if any(lazy) else flip_plain
 
 
 def _makes_all_new(op: Any) -> bool:
@@ -139,16 +135,10 @@ def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
     return functools.partial(_run, KernelPlan(op, dense))
 
 
-def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run `op` on the GPU that its tensors are on."""
-    __tracebackhide__ = True
-    return kernel_of(op)(*args, **kwargs)
-
-
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True  # CUDA's errors have no such frame
     try:
-        if checks.dead:
+        if checks.failed and (checks.dead or plan.waits):
             checks.wait()
         if not plan.known:
             plan.read()
@@ -176,8 +166,6 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
     if count > SMALL:
         _require_room(plan, found, low, low_kwargs, gpu)
-    if plan.waits:
-        _report_waits(plan, args, kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # as `_lift` would
@@ -203,8 +191,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the GPU of all tensors, or -1 if they differ or are in lists; whether to ask for room
-    (a number above SMALL); and the lowered arguments."""
+    """Return the tensors' GPU (-1: several, or lists), the elements, and lowered arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -226,8 +213,10 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     """Return the GPU of an operator's tensors, or of its result; None if its parts have several."""
     __tracebackhide__ = True
     if found:
-        gpu = one_gpu(found)
-        return gpu if gpu is not None or plan.composite else mixed(plan, found, args)
+        first, *others = {tensor.get_device() for _, tensor, _ in found}
+        if first >= 0 and not others:
+            return GPUS[first]
+        return None if plan.composite else mixed(plan, found)
     gpu = gpu_of(kwargs.get("device"))
     size = next((x for x in args if isinstance(x, (list, tuple))), None)
     if size is not None:
@@ -235,13 +224,6 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     elif any(isinstance(x, (int, float)) and x > _LARGE for x in args):  # arange, eye, linspace
         _require_results(plan, args, kwargs, gpu)
     return gpu
-
-
-def _report_waits(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    __tracebackhide__ = True
-    name = plan.name if plan.name in WAITS else "nonzero"
-    for nbytes in reads(plan.name, *args, **kwargs) if checks.listeners else ():
-        checks.emit("sync", name, gpu.device, HOST, nbytes)
 
 
 def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
@@ -277,17 +259,13 @@ def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) 
     __tracebackhide__ = True
     given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
-        args, given = tree_map_only(Tensor, _without_data, (args, given))
+        args, given = tree_map_only(Tensor, lambda x: x.to("meta"), (args, given))
         results = tree_leaves(plan.op(*args, **given))
     except Exception:  # noqa: BLE001  the CPU's kernel says it in its own words
         return
     for result in results:
         if isinstance(result, Tensor):
             gpu.account.require(result.shape, result.dtype)
-
-
-def _without_data(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
@@ -363,14 +341,11 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    shares = _shares_bytes(plan, result.data_ptr(), found)
-    return adopt(result.clone() if shares else result, gpu)
-
-
-def _shares_bytes(plan: KernelPlan, pointer: int, found: Found) -> bool:
-    """Whether a result has an argument's bytes, which the schema does not tell."""
+    # It may have an argument's bytes, which the schema does not tell.
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
-    return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
+    pointer = result.data_ptr()
+    shares = pointer != 0 and any(low.data_ptr() == pointer for low in strided)
+    return adopt(result.clone() if shares else result, gpu)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
@@ -379,12 +354,9 @@ def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGp
         return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
     if not plan.dense and low.is_nested:
         return tensor
-    if low.numel() > tensor.numel():
+    if low.shape != tensor.shape:
         new = adopt(low, gpu)
         return tensor.set_(new.untyped_storage(), 0, low.shape, low.stride())
-    if low.shape != tensor.shape:
-        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
-        tensor.set_(storage, offset, low.shape, low.stride())
     if low.data_ptr() != tensor.data_ptr():
         flip(tensor).copy_(low)
     return tensor

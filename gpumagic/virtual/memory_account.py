@@ -112,10 +112,7 @@ observers: list[Callable[[int, int, int, int], object]] = []
 
 
 class MemoryAccount:
-    """Account for the memory of one virtual GPU, of which ``limit`` bytes may be allocated.
-
-    The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.state_files`).
-    """
+    """Account for the memory of one virtual GPU, and publish the numbers in ``row``."""
 
     def __init__(self, ordinal: int, capacity: int, row: Any) -> None:
         self.ordinal = ordinal
@@ -139,10 +136,7 @@ class MemoryAccount:
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
-        """Allocate until `owner` dies, or raise ``torch.OutOfMemoryError``.
-
-        `depth`: the frames at the top that are surely not the user's.
-        """
+        """Allocate until `owner` dies, or raise; `depth` frames are surely not the user's."""
         # Every operator calls this, between kernels that fill the processor's caches. Its cost is
         # the memory that it touches, so `_count` does everything else.
         room = self._room - max(nbytes, _LEAST)

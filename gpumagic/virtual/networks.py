@@ -94,7 +94,7 @@ def _check(op: Any, *args: Any) -> None:
     given = zip(op._schema.arguments, args, strict=False)
     found = [(a.name, x, x) for a, x in given if isinstance(x, Tensor)]
     if len({tensor.device for _, tensor, _ in found}) > 1:
-        mixed(KernelPlan(op, True).read(), found, args)
+        mixed(KernelPlan(op, True).read(), found)
 
 
 def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
@@ -140,17 +140,14 @@ def recurrent(op: Any) -> Callable[..., Any]:
         leaves, shape = tree_flatten(list(given.values()))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         fake = any(isinstance(x, FakeTensor) for x in tensors)
-        if not (fake or _are_plain(tensors)) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
+        modes = C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack()
+        plain = not modes and {*map(type, tensors)} <= {Tensor, nn.Parameter}
+        if not (fake or plain) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
             return op.decompose(*given.values())
         fused: Any = _Fused  # torch's types have no `apply`
         return fused.apply(op, given if fake else None, shape, *leaves)
 
     return kernel
-
-
-def _are_plain(tensors: list[Tensor]) -> bool:
-    modes = C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack()
-    return not modes and {*map(type, tensors)} <= {Tensor, nn.Parameter}
 
 
 def _autocast(x: Any) -> Any:
@@ -159,10 +156,7 @@ def _autocast(x: Any) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Run the CPU's operator on the same bytes; its graph is freed with the saved tensors.
-
-    With `shapes_of`, the arguments by name, tensors are without data: results only have shapes.
-    """
+    """Run the CPU's operator on the same bytes; with `shapes_of`, make results of these shapes."""
 
     @staticmethod
     def forward(ctx: Any, op: Any, shapes_of: Any, structure: Any, *leaves: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from gpumagic.ledger.copy_kernels import crossing, fills
+from gpumagic.ledger.copy_kernels import fills
 from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.cuda_api import belongs_to_cuda
@@ -79,10 +79,7 @@ def own_kernels() -> dict[str, Kernel]:
 
 
 def cpu_kernels() -> dict[str, Kernel]:
-    """Return kernels for the dispatch key CPU: pinning, and operators with a generator.
-
-    C++ takes a virtual GPU's generator for one of the CPU, which it is; a real one it would refuse.
-    """
+    """Return kernels for the dispatch key CPU: pinning, and refusing a virtual GPU's generator."""
     named = (aten.randperm, aten.rand, aten.randn, aten.randint)
     ops = [*(packet.generator for packet in named), aten.randint.low_generator]
     return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
@@ -107,8 +104,7 @@ def _empty(op: Any) -> Kernel:
 
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if self.device != src.device:
-        nbytes = crossing(self, src, non_blocking)
-        checks.emit("copy", "copy_", src.device, self.device, nbytes)
+        checks.wait()
     target, source = (flip(t) if t.is_cuda else t for t in (self, src))
     _copy_on_cpu(target, source, non_blocking)
     return self
@@ -128,7 +124,7 @@ def _masked_fill(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 
 def _item(self: Tensor) -> Any:
-    checks.emit("sync", "item", self.device, HOST, self.element_size())
+    checks.wait()
     return aten._local_scalar_dense.default.redispatch(CPU, flip(self))
 
 
@@ -186,7 +182,6 @@ def _histc(self: Tensor, *options: Any) -> Any:
     return _count(numbers, *options).to(self.dtype)
 
 
-# Half in, float out: CUDA has kernels for it, the CPU has not.
 def _floats_only(multiply: Kernel, said: str) -> Kernel:
     def kernel(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not (self.is_floating_point() or self.is_complex()):
@@ -197,6 +192,7 @@ def _floats_only(multiply: Kernel, said: str) -> Kernel:
     return kernel
 
 
+# Half in, float out: CUDA has kernels for it, the CPU has not.
 def _softmax(softmax: Kernel) -> Kernel:
     return lambda x, dim, half_to_float: softmax(x.float() if half_to_float else x, dim, False)
 
@@ -243,10 +239,7 @@ def collective(operator: Any) -> Kernel:
 
 
 class _Loan:
-    """Keep the tensors of one collective with the CPU tensors that replace them.
-
-    Closures would refer to each other, and free them only at the next garbage collection.
-    """
+    """Keep a collective's tensors with their CPU tensors; closures would be a reference cycle."""
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}

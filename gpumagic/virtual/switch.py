@@ -15,10 +15,10 @@ import torch._decomp  # registers the decompositions of recurrent networks
 
 from gpumagic.telemetry.state_files import COUNTERS, VirtualFacts
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import checks, cuda_api, flip, gate
+from gpumagic.virtual import cuda_api, flip, gate
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.flip import writes
-from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
+from gpumagic.virtual.generic_kernel import kernel_of, on_metadata
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import collective, cpu_kernels, overload, own_kernels
@@ -29,10 +29,9 @@ C: Any = torch._C
 Kernel = Callable[..., Any]
 # Kernels of the last two move bytes between processes, or torch itself recreates them.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
-"""Composite operators whose results share an argument's bytes, which their schema does not tell."""
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # bytes, which no schema tells
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""The same, and composite operators that copy, read a number, or choose by the device."""
+"""Composite operators that share or copy bytes, read a number, or choose by the device."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""
@@ -57,7 +56,7 @@ def register(stack: ExitStack) -> None:
     C._jit_override_can_fuse_on_gpu(False)
     rest = torch.library.Library("_", "IMPL", "CUDA")
     stack.callback(rest._destroy)
-    rest.fallback(run)
+    rest.fallback(lambda op, *args, **kwargs: kernel_of(op)(*args, **kwargs))
 
 
 def _register_dense(aten: Any) -> None:
@@ -191,7 +190,6 @@ def _refusal(full: str) -> Kernel:
 def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]) -> None:
     """Give torch these virtual GPUs until `stack` closes; `rows` get their counters."""
     stack.callback(GPUS.clear)
-    stack.callback(checks.listeners.clear)
     for each, row in zip(facts, rows, strict=True):
         number = uuid.UUID(each.uuid.removeprefix("GPU-"))
         stack.callback(_add(Properties(each.name, each.memory_total, number), row).unpublish)
@@ -199,7 +197,8 @@ def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]
     cuda_api.install(stack)
     register(stack)
     torch.cuda.init()
-    stack.callback(_back_to_first)
+    # In a bad fork C++ would refuse, and there is nothing to leave in order.
+    stack.callback(lambda: in_bad_fork() or C._accelerator_setDeviceIndex(0))
 
 
 def _add(properties: Properties, row: Any) -> MemoryAccount:
@@ -209,18 +208,8 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
     return account
 
 
-def _back_to_first() -> None:
-    if not in_bad_fork():  # where C++ would refuse, and there is nothing to leave in order
-        C._accelerator_setDeviceIndex(0)
-
-
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Let virtual GPUs answer for real ones in a forked child, which may not call their driver.
-
-    Tensors cannot be made on them: it is for following code on tensors without data. Each is given
-    by what ``torch.cuda.get_device_properties`` says of it, and the bytes allocated there. Virtual
-    GPUs that are on are there no more.
-    """
+    """Let virtual GPUs without tensors answer, in a fork, for real ones and their bytes in use."""
     on = bool(GPUS)  # and they are to stand aside
     GPUS.clear()
     for real, allocated in gpus:

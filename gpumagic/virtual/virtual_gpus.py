@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
 
@@ -32,10 +32,7 @@ GPUS: list[VirtualGpu] = []
 
 @dataclass(frozen=True)
 class Properties:
-    """What ``torch.cuda.get_device_properties`` answers: the limits of an H100 SXM.
-
-    Of compute capability 9.0, by the CUDA programming guide's tables; sizes in bytes, rates in kHz.
-    """
+    """Limits of an H100 SXM, by the CUDA programming guide's tables: bytes, and kHz."""
 
     name: str
     total_memory: int
@@ -138,28 +135,28 @@ _POOL = (0, 0)
 
 def memory_functions(stack: ExitStack) -> dict[str, Any]:
     """Return the functions of ``torch._C`` by name; closing `stack` forgets what was set."""
-    stack.callback(_set_metadata, "")
+    set_metadata = partial(setattr, memory_account, "metadata")
+    stack.callback(set_metadata, "")
     stack.callback(memory_account.observers.clear)
-    stats, info = _of_account(_stats), _of_account(lambda a: (a.free, a.capacity))
-    reset_peak = _of_account(MemoryAccount.reset_peak)
-    reset_accumulated = _of_account(MemoryAccount.reset_accumulated)
+    of_account: dict[str, Callable[[MemoryAccount], Any]] = {
+        "memoryStats getDeviceStats": _stats,
+        "cudaMemGetInfo getMemoryInfo": lambda account: (account.free, account.capacity),
+        "resetPeakMemoryStats resetPeakStats": MemoryAccount.reset_peak,
+        "resetAccumulatedMemoryStats resetAccumulatedStats": MemoryAccount.reset_accumulated,
+    }
     return {
-        "_cuda_memoryStats": stats,
-        "_accelerator_getDeviceStats": stats,
-        "_cuda_cudaMemGetInfo": info,
-        "_accelerator_getMemoryInfo": info,
-        "_cuda_resetPeakMemoryStats": reset_peak,
-        "_accelerator_resetPeakStats": reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
-        "_accelerator_resetAccumulatedStats": reset_accumulated,
-        "_cuda_getMemoryFraction": _of_account(lambda a: a.limit / a.capacity),
+        f"{prefix}_{name}": _of_account(function)
+        for names, function in of_account.items()
+        for prefix, name in zip(("_cuda", "_accelerator"), names.split(), strict=True)
+    } | {
+        "_cuda_getMemoryFraction": _of_account(lambda account: account.limit / account.capacity),
         "_cuda_setMemoryFraction": _set_fraction,
         "_cuda_emptyCache": _empty_cache,
         "_accelerator_emptyCache": _empty_cache,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_memoryMetadataSupported": lambda: True,
-        "_cuda_setMemoryMetadata": _set_metadata,
+        "_cuda_setMemoryMetadata": set_metadata,
         "_cuda_getMemoryMetadata": lambda: memory_account.metadata,
         "_cuda_record_memory_history": _record,
         "_cuda_isHistoryEnabled": lambda: any(gpu.account.events is not None for gpu in GPUS),
@@ -181,10 +178,6 @@ def _set_fraction(fraction: float, index: int) -> None:
 def _empty_cache() -> None:
     for gpu in GPUS:
         gpu.account.empty_cache()
-
-
-def _set_metadata(text: str) -> None:
-    memory_account.metadata = text
 
 
 def _stats(account: MemoryAccount) -> dict[str, Any]:
@@ -231,15 +224,11 @@ def _frames(code: CodeType | None, at: int) -> list[dict[str, Any]]:
     return [{"name": code.co_name, "filename": code.co_filename, "line": line_of(code, at)}]
 
 
-def _snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
-    """Return what ``torch.cuda.memory._snapshot`` and ``memory_snapshot`` return.
-
-    The third item of `pool`: whether events are wanted.
-    """
-    traces = pool is None or len(pool) < 3 or pool[2]
+def _snapshot(*pool: Any) -> dict[str, Any]:
+    """Return what ``torch.cuda.memory._snapshot`` and ``memory_snapshot`` return."""
     return {
         "segments": [segment for gpu in GPUS for segment in _segments(gpu)],
-        "device_traces": [_trace(gpu) for gpu in GPUS] if traces else [],
+        "device_traces": [_trace(gpu) for gpu in GPUS],
         "allocator_settings": {},
         "external_annotations": [],
     }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpumagic.device.cards import CARDS, bytes_in, card, cards, cublas_workspace
+from gpumagic.device.cards import CARDS, Card, bytes_in, card, cards
 from gpumagic.errors import GpuError
 
 
@@ -65,9 +65,9 @@ def test_what_is_not_known_is_one_line(given, said):
 
 def test_the_workspace_of_cublas_is_what_torch_takes(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    assert cublas_workspace((9, 0)) == 32 * 2**20
-    assert cublas_workspace((8, 0)) == 8 * 2**20 + 128 * 1024
+    assert Card("", 0, (9, 0)).workspace == 32 * 2**20
+    assert Card("", 0, (8, 0)).workspace == 8 * 2**20 + 128 * 1024
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
-    assert cublas_workspace((9, 0)) == 8 * 2**20 + 128 * 1024
+    assert Card("", 0, (9, 0)).workspace == 8 * 2**20 + 128 * 1024
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     assert card("H100 80GB").workspace == 128 * 1024

@@ -2,9 +2,7 @@
 
 import inspect
 import json
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from IPython.core.error import UsageError
 
@@ -71,20 +69,6 @@ def test_help_is_what_the_question_mark_shows(shell, magic, asked):
     help_ = inspect.getdoc(shell.ip.find_line_magic(magic))
     assert done.text == f"{help_}\n"
     assert "Usage::" in help_
-
-
-def test_what_this_machine_can_hold_is_told_once(shell, monkeypatch):
-    from gpumagic import virtual
-
-    memory = SimpleNamespace(total=5 * 2**30, used=0, available=2**30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    try:
-        said = "2.0 GiB each, all that fits in this machine's RAM"
-        assert said in shell.run("%gpus --virtual 2").text
-        assert said not in shell.run("%gpus --virtual 2").text
-        assert "of 2 GiB are on already" in shell.run("%gpus --virtual 2 --memory 1GiB").text
-    finally:
-        virtual.disable()
 
 
 def test_turning_virtual_gpus_on_and_off(shell):
