@@ -183,10 +183,7 @@ def _process_columns(holders: Sequence[Holder], now: float) -> list[Column]:
 
 
 class GpuTable:
-    """The GPUs of a snapshot as text of 80 columns, or `width`, and as HTML.
-
-    Holders are summed by notebook; with `processes` each process is a row.
-    """
+    """The GPUs of a snapshot as text and as HTML; with `processes` each process is a row."""
 
     def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
         self.snapshot, self.processes, self.width = snapshot, processes, width

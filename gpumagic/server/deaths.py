@@ -21,8 +21,7 @@ from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20
-# jupyter_client looks every 3 s whether a kernel lives: what was counted up to so long before a
-# death may belong to it.
+# A death is noticed up to 3 s late; what was counted so long before it may belong to it.
 _RECENT_S = 10.0
 # A kernel that dies again and again before it runs a cell is one death.
 _AGAIN_S = 15.0

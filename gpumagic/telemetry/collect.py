@@ -32,10 +32,7 @@ _KNOWN: dict[str, Callable[[Path], Any]] = {
     "intel": IntelSource,
     "apple": lambda root: AppleSource(),
 }
-_THERE_ARE = (
-    f"there are {', '.join(_KNOWN)}, and"
-    " package.module:callable; correct it before the server or kernel starts"
-)
+_THERE_ARE = f"there are {', '.join(_KNOWN)}, package.module:callable; correct it, then restart"
 
 
 def chosen(
@@ -75,8 +72,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems that matter on a machine with these GPUs; ``named``: whether usable GPUs
-    have ordinals."""
+    """Return the problems that matter with these GPUs; ``named``: usable ones have ordinals."""
     there = [gpu for gpu in gpus if not gpu.lost]
     if there:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]

@@ -138,8 +138,7 @@ class NvmlSource:
         return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs, lost ones too; a reading is at most ``max_age`` of its intervals old.
-        Unless it is 0, Xid errors are watched."""
+        """Return all GPUs, lost ones too; unless ``max_age`` is 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
         for gpu, number in door.xids() if max_age else ():

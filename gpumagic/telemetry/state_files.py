@@ -70,8 +70,7 @@ class VirtualState(NamedTuple):
 class Publisher:
     """The counters of this process's virtual GPUs, which all processes of this user can read."""
 
-    # Rows of int64, one per GPU, to be indexed with ``RESERVED`` and its like, and to be written;
-    # after a fork the child finds private ones here.
+    # Writable rows of int64, one per GPU, indexed by ``RESERVED`` etc.; private in a forked child.
     counters: list[memoryview]
 
     def __init__(self, gpus: Sequence[VirtualFacts], folder: Path | None = None) -> None:
@@ -185,10 +184,7 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
-    """Parse the header and rows of a file; None if it is invalid or not of a living process.
-
-    The file of a process that has ended is removed.
-    """
+    """Parse a file; None if it is invalid. The file of a process that has ended is removed."""
     try:
         with path.open("rb") as file:
             header, rows = json.loads(file.read(_HEADER)), file.read()
