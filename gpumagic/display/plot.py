@@ -1,7 +1,6 @@
 """Draw curves in SVG, without JavaScript: axes, bands, names, crossings.
 
-Curves differ by color and dashes, and each is labelled with its name. Text has the page's color,
-and the curves' colors are visible on white and on black.
+Curves differ by color and dashes. Text has the page's color; theirs show on white and on black.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-A request names an orphan by pid and start time, so that another process with the same pid is left
-alone. Cells are recorded from separate sockets to the kernels' iopub channels, subscribed only to
-the begin and end of cells, not to their output. Times are the kernels'.
+A request names an orphan by pid and start time, since pids are used again. Cells are recorded from
+separate iopub sockets, subscribed to the begin and end of cells. Times are the kernels'.
 """
 
 import asyncio
@@ -44,28 +43,23 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     found = next((one for one in orphans if (one.pid, one.started) == named), None)
     if found is None:
         raise HTTPError(409, _NO_ORPHAN)
-    pid, name = found.pid, found.name or "unknown"
+    name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
-        process = psutil.Process(pid)
+        process = psutil.Process(found.pid)
         # Another process may have its pid since the snapshot; from here on psutil checks that.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
-            raise psutil.NoSuchProcess(pid)
+            raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
     except psutil.NoSuchProcess:
-        return True, f"process {pid} ({name}) has ended by itself"
-    if await _ends(pid):
-        return True, f"process {pid} ({name}) has ended"
-    again = 'ask again, with "force": true to kill it'
-    return False, f"process {pid} ({name}) still runs after {WAIT_S:.0f} s; {again}"
-
-
-async def _ends(pid: int) -> bool:
-    """Whether it ends within ``WAIT_S``; a zombie has ended, as in containers without init."""
-    left = WAIT_S
-    while is_alive(pid) and left > 0:
+        return True, f"{name} has ended by itself"
+    for _ in range(round(WAIT_S / _PAUSE_S)):
+        if not is_alive(found.pid):  # a zombie has ended, as in containers without init
+            return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
-        left -= _PAUSE_S
-    return not is_alive(pid)
+    return (
+        False,
+        f'{name} still runs after {WAIT_S:.0f} s; ask again with "force": true to kill it',
+    )
 
 
 KEPT_S = 600.0

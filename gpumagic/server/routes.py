@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,14 +105,15 @@ _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 
 def routes() -> list[tuple[Any, ...]]:
     """Return each path with its handler and argument."""
-    answers = {
-        "snapshot": (_snapshot, _JSON),
-        "history": (lambda route: route.hub.past(route.since()), _JSON),
-        "doctor": (_doctor, _JSON),
-        "deaths": (_deaths, _JSON),
-        "metrics": (_metrics, CONTENT_TYPE),
-        "monitor.js": (_renderer, "text/javascript; charset=utf-8"),
-        "tour": (_tour, _JSON),
+    encode = partial(json.dumps, ensure_ascii=False)
+    answers: dict[str, _Answer] = {
+        "snapshot": (lambda route: route.hub.fresh(), Snapshot.to_json, _JSON),
+        "history": (lambda route: route.hub.past(route.since()), bytes, _JSON),
+        "doctor": (lambda route: route.hub.checks(), encode, _JSON),
+        "deaths": (lambda route: [*map(vars, route.hub.deaths.events)], encode, _JSON),
+        "metrics": (lambda route: route.hub.fresh(), prometheus_text, CONTENT_TYPE),
+        "monitor.js": (_renderer, bytes, "text/javascript; charset=utf-8"),
+        "tour": (_tour, str, _JSON),
     }
     return [
         *((f"/gpumagic/api/{name}", GetRoute, {"given": given}) for name, given in answers.items()),
@@ -149,16 +151,17 @@ class Guard(JupyterHandler):
 
 
 class GetRoute(Guard, APIHandler):
-    """Answers GET with what a function returns, of a content type."""
+    """Answers GET with what a function returns, encoded, of a content type."""
 
-    def initialize(self, given: tuple[Callable[[GetRoute], Awaitable[str | bytes]], str]) -> None:
+    def initialize(self, given: _Answer) -> None:
         """Take the argument of the route's entry."""
-        self._answer, self._type = given
+        self._answer, self._encode, self._type = given
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        self.finish(await self._answer(self), set_content_type=self._type)
+        found = await ensure_async(self._answer(self))
+        self.finish(self._encode(found), set_content_type=self._type)
 
     def since(self) -> float | None:
         """Return the argument ``since``, in Unix time."""
@@ -171,33 +174,17 @@ class GetRoute(Guard, APIHandler):
         raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
-async def _snapshot(route: GetRoute) -> str:
-    """Return a snapshot at most a second old."""
-    return (await route.hub.fresh()).to_json()
+# A function of the route, the encoder of its value, and the content type.
+_Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 
 
-async def _doctor(route: GetRoute) -> str:
-    """Return the doctor's checks of this server."""
-    return json.dumps(await route.hub.checks(), ensure_ascii=False)
-
-
-async def _deaths(route: GetRoute) -> str:
-    """Return the last deaths of this server's kernels, the oldest first."""
-    return json.dumps([vars(event) for event in route.hub.deaths.events], ensure_ascii=False)
-
-
-async def _metrics(route: GetRoute) -> bytes:
-    """Return a snapshot in Prometheus's text format."""
-    return prometheus_text(await route.hub.fresh())
-
-
-async def _renderer(route: GetRoute) -> bytes:
+def _renderer(route: GetRoute) -> bytes:
     """Return the renderer's JavaScript, also the widget's; a browser's copy is validated."""
     route.set_header("Cache-Control", "no-cache")
     return _RENDERER.read_bytes()
 
 
-async def _tour(route: GetRoute) -> str:
+def _tour(route: GetRoute) -> str:
     """Return the notebook of Help → GPU Tour, as if it had never run."""
     book = nbformat.read(example("tour"), as_version=4)
     for cell in book.cells:

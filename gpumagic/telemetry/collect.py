@@ -1,8 +1,6 @@
 """Collect one snapshot from all sources of this machine; nothing raises.
 
-``GPUMAGIC_SOURCES`` names the sources. ``nvml,amd`` are two; ``amd:/host`` reads the files of a
-machine whose ``/`` is mounted at ``/host``; ``package.module:make`` is a callable without arguments
-that returns somebody else's :class:`Source`.
+``GPUMAGIC_SOURCES`` names the sources, in the forms that docs/vendors.md explains.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Measure CPU and RAM: of the host, of the container's limit, and of kernels with their children.
 
-A container's limit is that of Linux's control groups, versions 2 and 1. ``GPUMAGIC_CGROUP`` names
-the folder of a group that is mounted elsewhere.
+A container's limit is that of Linux's control groups; ``GPUMAGIC_CGROUP`` names another folder.
 """
 
 import os

@@ -1,9 +1,8 @@
 """Publish this process's virtual GPUs and the death of its CUDA, and read those of this user.
 
-Each process has one small file of each kind in the user's runtime directory. Virtual GPUs: its pid,
-its GPUs, and a row of counters per GPU, written through shared memory in about 50 ns, without a
-system call or a thread. A file that is incomplete, of another version, or left by a process that
-has ended is ignored.
+Each process has one small file of each kind in the user's runtime directory. A GPU's counters are
+written through shared memory in about 50 ns. A file that is incomplete, of another version, or left
+by a process that has ended is ignored.
 """
 
 import atexit
