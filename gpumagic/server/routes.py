@@ -77,8 +77,9 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
             family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
             for gpu in snapshot.gpus:
                 if (value := getattr(gpu, field)) is not None:
-                    labels = (gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index))
-                    family.add_metric(labels, round(value * factor, 9))  # so that 57 % is 0.57
+                    index = "" if gpu.index is None else str(gpu.index)
+                    # Rounded, so that 57 % is 0.57.
+                    family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
             yield family
     # By notebook and not by process: pids would make a new series each time.
     about = "GPU memory held by the processes of a notebook; without a name: by all others."

@@ -37,13 +37,11 @@ def chosen(
     env: Mapping[str, str], platform: str = sys.platform
 ) -> tuple[list[Source], list[Problem]]:
     """Return the sources, and a problem for each unknown name."""
-    asked = env.get("GPUMAGIC_SOURCES", "")
-    names = [part.strip() for part in asked.split(",") if part.strip()]
-    if not names:
-        names = ["nvml", "apple"] if platform == "darwin" else ["nvml", "amd", "intel"]
+    default = "nvml,apple" if platform == "darwin" else "nvml,amd,intel"
+    asked = env.get("GPUMAGIC_SOURCES", "").strip(", ") or default
     sources: list[Source] = []
     problems = []
-    for name in names:
+    for name in map(str.strip, asked.split(",")):
         first, colon, rest = name.partition(":")
         try:
             if first in _KNOWN and (not colon or rest.startswith("/")):

@@ -235,10 +235,6 @@ def _kernel_of(line: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel |
         if facts.kernel is not None and facts.is_kernel and not forked:
             server = facts.server_pid or (parent and parent.pid)
             other = server not in (None, os.getpid(), os.getppid())
-            return Kernel(
-                facts.pid,
-                facts.kernel,
-                facts.notebook,
-                server=f"process {server}" if other else None,
-            )
+            name = f"process {server}" if other else None
+            return Kernel(facts.pid, facts.kernel, facts.notebook, server=name)
     return None
