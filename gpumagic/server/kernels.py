@@ -92,7 +92,8 @@ class KernelTable:
         found = {}
         for kernel in self._kernel_manager.list_kernel_ids():
             manager = self._kernel_manager.get_kernel(kernel)
-            if _pid(manager) is not None:
+            # None if it is remote, or its provisioner does not know.
+            if isinstance(getattr(getattr(manager, "provisioner", None), "pid", None), int):
                 found[kernel] = manager
         return found
 
@@ -100,9 +101,8 @@ class KernelTable:
         """Read the managers again; cheap, and without waiting for a kernel."""
         self._notebooks = await self._sessions()
         self.kernels = tuple(
-            Kernel(pid, kernel, self._notebooks.get(kernel), _idle_since(manager))
+            Kernel(manager.provisioner.pid, kernel, self.notebook(kernel), _idle_since(manager))
             for kernel, manager in self.managers().items()
-            if (pid := _pid(manager)) is not None
         )
 
     async def _sessions(self) -> dict[str, str]:
@@ -119,12 +119,6 @@ class KernelTable:
             for each in sessions
             if each.get("kernel")
         }
-
-
-def _pid(manager: Any) -> int | None:
-    """Return a kernel's pid; None if it is remote, or its provisioner does not know."""
-    pid = getattr(getattr(manager, "provisioner", None), "pid", None)
-    return pid if isinstance(pid, int) else None
 
 
 def _idle_since(manager: Any) -> float | None:

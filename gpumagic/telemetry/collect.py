@@ -175,12 +175,8 @@ class Collector:
         if any(gpu.lost for gpu in gpus):
             known |= self._named
         self._named = known
-        return [
-            replace(gpu, ordinal=found.ordinal, ordinal_certain=found.ordinal_certain)
-            if (found := known.get(gpu.uuid))
-            else gpu
-            for gpu in gpus
-        ]
+        named = ((gpu, known.get(gpu.uuid, gpu)) for gpu in gpus)
+        return [replace(g, ordinal=n.ordinal, ordinal_certain=n.ordinal_certain) for g, n in named]
 
     def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory, with their owners."""
