@@ -9,10 +9,7 @@ from gpumagic.errors import GpuError
 
 
 def run(notebook: Path | None, output: Path) -> int:
-    """Execute `notebook` in a real kernel and write it, with its outputs, as HTML into `output`.
-
-    Returns 0, or 1 if a cell raised. Raises GpuError if the notebook or a library is missing.
-    """
+    """Execute `notebook` in a kernel and write it as HTML into `output`; 1 if a cell raised."""
     path = notebook or example("quickstart")
     if not path.is_file():
         raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")

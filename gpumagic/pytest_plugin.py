@@ -1,7 +1,6 @@
 """Run GPU tests with pytest, on virtual GPUs if the machine has no GPU.
 
-The plugin is idle, and imports no torch, until an option, an ini setting, a marker or a fixture
-asks for GPUs.
+It is idle, without torch, until an option, an ini setting, a marker or a fixture asks for GPUs.
 """
 
 from __future__ import annotations

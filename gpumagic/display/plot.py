@@ -1,7 +1,6 @@
 """Draw curves in SVG, without JavaScript: axes, bands, names, crossings.
 
-Curves differ by color and dashes, and each is labelled with its name. Text has the page's color,
-and the curves' colors are visible on white and on black.
+Curves differ by color and dashes. Text has the page's color; theirs show on white and on black.
 """
 
 import math
@@ -79,10 +78,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round values between two positive ones, for a logarithmic axis.
-
-    Powers of ten if at least three fit, else 1 and 3, else 1, 2, 5, else even steps.
-    """
+    """Return round values for a logarithmic axis: powers of ten if three fit, else more."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
@@ -139,11 +135,8 @@ class Curve(NamedTuple):
 
 
 class Plot:
-    """Curves in a frame; a label is left out where another one already stands.
-
-    `words` are the labels of the values of x, in ascending order. Axes are logarithmic, that of x
-    is linear from zero or less on.
-    """
+    """Curves in a frame; `words` are the labels of the values of x, in ascending order. Axes are
+    logarithmic, that of x is linear from zero or less on."""
 
     def __init__(self, words: Mapping[float, str], curves: Sequence[Curve]) -> None:
         self._words, self._curves = words, curves

@@ -1,7 +1,7 @@
 """Show the progress of long work in one line, which is overwritten and removed at the end.
 
-Work that takes less than 2 s shows none. A pipe or a file gets nothing, a terminal tqdm's line, and
-a notebook a bar that is updated in place; the bar moves to and fro if the total is unknown.
+Work that takes less than 2 s shows none. A pipe or a file gets nothing, and a notebook a bar that
+is updated in place; the bar moves to and fro if the total is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any
 
-from gpumagic.display.table import block, tag
+from gpumagic.display.table import block, short, tag, width
 
 PATIENCE_S = 2.0
 # A front end shows the HTML; empty HTML shows nothing.
@@ -34,7 +34,7 @@ class ProgressLine:
     def __init__(self, shell: Any, *, silent: bool = False) -> None:
         self._notebook = hasattr(shell, "kernel")
         self._output: Any = None  # IPython's display handle
-        self._line: Any = None  # tqdm's
+        self._drawn = 0  # the width of the terminal's line
         self._latest: object = None
         self._due, self._over = False, silent
         self._lock = threading.Lock()
@@ -68,28 +68,19 @@ class ProgressLine:
             if self._over or self._latest is None:
                 return
             if not self._notebook:
-                self._draw(str(self._latest))
+                # A line that wraps would not be erased completely.
+                self._draw(short(str(self._latest), get_terminal_size().columns - 1))
             elif self._output is None:
                 self._output = display(_bar(self._latest), raw=True, display_id=True)
             else:
                 self._output.update(_bar(self._latest), raw=True)
 
     def _draw(self, words: str) -> None:
-        from tqdm import tqdm
-
-        # A line that wraps would not be erased completely.
-        words = words[: get_terminal_size().columns - 1]
-        if self._line is not None:
-            self._line.set_description_str(words)
-            return
-
-        class Line(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # no thread that would live on
-
-        # `disable=None` shows nothing without a terminal.
-        self._line = Line(
-            desc=words, bar_format="{desc}", leave=False, disable=None, file=sys.stderr
-        )
+        """Overwrite the terminal's line."""
+        if sys.stderr.isatty():
+            blank = " " * self._drawn
+            print(f"\r{blank}\r{words}", end="", file=sys.stderr, flush=True)
+            self._drawn = width(words)
 
     def close(self, result: Any = None) -> None:
         """Remove the line; show `result` in its place, unless it is None."""
@@ -98,8 +89,8 @@ class ProgressLine:
         self._timer.cancel()
         with self._lock:
             self._over = True
-        if self._line is not None:
-            self._line.close()
+        if self._drawn:
+            self._draw("")
         if self._output is None:
             if result is not None:
                 display(result)

@@ -1,9 +1,8 @@
 """Show records by their registered views and as JSON; lay out tables as text and HTML.
 
-A package's `__init__.py` registers the view of each of its records. A view is imported when it is
-first needed, so that importing a record is cheap. The JSON has units in its keys and names no other
-user, process or notebook. Text in HTML is always escaped. Lines have at most 100 columns, or as
-many as the caller says; double-width characters count as two.
+A package's `__init__.py` registers its records' views, which are imported when first needed. The
+JSON has units in its keys and names no other user, process or notebook. Text in HTML is always
+escaped. Lines have at most 100 columns, or as the caller says; wide characters count as two.
 """
 
 import re

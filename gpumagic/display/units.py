@@ -50,10 +50,8 @@ def share(used: float | None, total: float | None) -> str:
     return f"{part} / {total / divisor:.{digits}f} {unit}"
 
 
-def age(seconds: float | None) -> str:
+def age(seconds: float) -> str:
     """Format an age: ``"4 s"``, ``"8 min"``, ``"2 h 5 min"``, ``"4 d 15 h"``."""
-    if seconds is None:
-        return NOT_KNOWN
     whole = max(int(seconds), 0)
     if whole < 60:
         return f"{whole} s"

@@ -42,10 +42,10 @@ class Folder:
             return file.read(_LONGEST).decode(errors="replace").strip()
         return ""
 
-    def number(self, *names: str) -> int | None:
+    def number(self, *names: str, unit: int = 1) -> int | None:
         """Return the whole number, not negative, in the first of these files that has one."""
         numbers = (whole(self.text(name)) for name in names)
-        return next((number for number in numbers if number is not None), None)
+        return next((number // unit for number in numbers if number is not None), None)
 
     def scaled(self, divisor: float, *names: str) -> float | None:
         """Return a number divided by a unit: microwatts to watts by 1e6."""
@@ -76,11 +76,12 @@ def whole(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
+# The PCI address of every integrated GPU of Intel's.
+INTEGRATED = ":00:02.0"
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 # PCI classes of displays and accelerators.
 _SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
-# Lists of models: "744C, C8, AMD Radeon RX 7900 XTX", and below a line for the vendor
-# "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]".
+# Lists of models: "744C, C8, AMD Radeon RX 7900 XTX"; "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]".
 _AMDS = ("usr/share/libdrm/amdgpu.ids",)
 _MODELS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
 
@@ -103,13 +104,10 @@ class GraphicsCard:
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """The regions of memory that count as its own, by the beginning of their names.
-
-        AMD's APU has a few hundred megabytes, and ROCm uses the host's through the GTT. Only APUs
-        have a northbridge voltage.
-        """
+        """The regions of memory that count as its own, by the beginning of their names."""
         if self.vendor == "intel":
             return ("system", "gtt") if self.integrated else ("vram", "local")
+        # ROCm uses an APU's host memory through the GTT. Only APUs have a northbridge voltage.
         return ("vram",) if self.sensors.number("in1_input") is None else ("vram", "gtt")
 
     @property
@@ -127,12 +125,7 @@ class GraphicsCard:
     @property
     def integrated(self) -> bool:
         """Whether it is Intel's integrated GPU, which uses the host's memory."""
-        return is_integrated(self.vendor, self.address)
-
-
-def is_integrated(vendor: str | None, address: str) -> bool:
-    """Whether a GPU is Intel's integrated one, which always has this address."""
-    return vendor == "intel" and address.endswith(":00:02.0")
+        return self.vendor == "intel" and self.address.endswith(INTEGRATED)
 
 
 def graphics_cards(root: Path, vendor: str) -> list[GraphicsCard]:

@@ -9,8 +9,7 @@ from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 SYSTEM = "system"
 """The holder of memory that no visible process holds: the driver, or another container."""
 
-# The owners of memory in the order of bars, with a character for text. js/src/monitor/bars.ts
-# has the same names.
+# The owners of memory in the order of bars, with a character for text; as js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),
@@ -60,10 +59,8 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> dict[str, int] 
 def holders(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
-    """Return the holders: this kernel first, then by memory, the system last.
-
-    One for `each` process, or one per notebook, or per program and user without a notebook.
-    """
+    """Return a holder for `each` process, or for each notebook, or program and user without one:
+    this kernel first, then by memory, the system last."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:
@@ -100,14 +97,11 @@ def _holder(group: Sequence[ProcessSample], each: bool) -> Holder:
 
 
 def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
-    """Return the notebook, else the program if it is this user's, else the user.
-
-    A program is followed by its pid, unless a column has it: it may have this process's name.
-    """
+    """Return the notebook, else the program if it is this user's, else the user."""
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"
-    if name is None and process.name:
+    if name is None and process.name:  # it may have this process's name
         which = f", pid {pids[0]}" if len(pids) == 1 else f", {len(pids)} processes"
         return process.name + which * bool(pids)
     return name or process.user or f"exited (PID {process.pid})"

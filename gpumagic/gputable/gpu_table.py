@@ -14,8 +14,8 @@ from gpumagic.telemetry.doctor import Check
 from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 
 _BAR, _SHORTEST_BAR = 14, 6
-_VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
+_VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
 # Up to this many GPUs of a holder are listed; if there are more, their sum is shown.
 _LISTED = 4
 
@@ -59,6 +59,8 @@ def _gpu_row(
     badge = tag("span", "virtual", "gm-badge") if gpu.virtual else ""
     text = f"{name} (virtual)" if badge and "virtual" not in name.lower() else name
     number_of = _NUMBERED.get(gpu.vendor or "", "its number on this machine")
+    busy, load = gpu.utilization, _value(_reading(gpu.utilization, "%"))
+    drawn = "" if busy is None else bar([("gm-busy", busy / 100)], load.text, short=True)
     watts = "W" if gpu.power_limit is None else f"/ {gpu.power_limit:.0f} W"
     hot = (gpu.temperature or 0.0) >= (gpu.temperature_limit or float("inf"))
     return (
@@ -67,7 +69,7 @@ def _gpu_row(
         _Cell(text, tag("span", name, title=f"{gpu.name or ''} {gpu.uuid}"), "gm-name gm-model"),
         _Cell(text_bar(parts, total, length), _memory_bar(parts, total), "gm-tight"),
         _value(share(gpu.memory_used, total)),
-        _utilization(gpu.utilization),
+        load._replace(html=drawn + load.html),
         _value(_reading(gpu.temperature, "°C"), "gm-bad" * hot),
         _value(_reading(gpu.power, watts)),
     )
@@ -76,12 +78,6 @@ def _gpu_row(
 def _value(text: str, css: str = "") -> _Cell:
     """Return a reading; N/A is dimmed."""
     return _Cell(text, tag("span", text, "gm-dim" if text == NOT_KNOWN else css))
-
-
-def _utilization(percent: float | None) -> _Cell:
-    words = _reading(percent, "%")
-    drawn = "" if percent is None else bar([("gm-busy", percent / 100)], words, short=True)
-    return _Cell(words, drawn + _value(words).html)
 
 
 def _reading(value: float | None, unit: str) -> str:
@@ -144,32 +140,6 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
     return [f"{label(gpu)} {size(holder.memory[gpu.uuid])}" for gpu in used]
 
 
-def _holder_columns(
-    holders: Sequence[Holder], gpus: Sequence[GpuSample], *more: Column
-) -> list[Column]:
-    """Return the columns of the table of holders: name, `more`, memory."""
-    parts = [_held(holder, gpus) for holder in holders]
-    looks = {True: "gm-name gm-this", False: "gm-name"}
-    return [
-        Column(
-            "held by",
-            [short(h.name, 34) for h in holders],
-            fit="cut",
-            css=[looks[h.mine] if h.pids else "gm-name gm-dim" for h in holders],
-            html=[tag("span", h.name, title=h.name) for h in holders],
-        ),
-        *more,
-        Column(
-            "memory",
-            [" · ".join(part.replace(" ", GLUE) for part in each) for each in parts],
-            fit="wrap",
-            least=max(20, *(len(part) for each in parts for part in each)),
-            css="gm-wrap",
-            html=[" ".join(tag("span", part) for part in each) for each in parts],
-        ),
-    ]
-
-
 def _process_columns(holders: Sequence[Holder], now: float) -> list[Column]:
     columns = [
         Column("user", [short(h.user or "", 12) for h in holders]),
@@ -183,10 +153,7 @@ def _process_columns(holders: Sequence[Holder], now: float) -> list[Column]:
 
 
 class GpuTable:
-    """The GPUs of a snapshot as text of 80 columns, or `width`, and as HTML.
-
-    Holders are summed by notebook; with `processes` each process is a row.
-    """
+    """The GPUs of a snapshot as text and as HTML; with `processes` each process is a row."""
 
     def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
         self.snapshot, self.processes, self.width = snapshot, processes, width
@@ -234,8 +201,28 @@ class GpuTable:
         return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
+        """Return the columns of the table of holders: name, those of processes, memory."""
         more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
-        return _holder_columns(self.holders, self.snapshot.gpus, *more)
+        parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
+        looks = {True: "gm-name gm-this", False: "gm-name"}
+        return [
+            Column(
+                "held by",
+                [short(h.name, 34) for h in self.holders],
+                fit="cut",
+                css=[looks[h.mine] if h.pids else "gm-name gm-dim" for h in self.holders],
+                html=[tag("span", h.name, title=h.name) for h in self.holders],
+            ),
+            *more,
+            Column(
+                "memory",
+                [" · ".join(part.replace(" ", GLUE) for part in each) for each in parts],
+                fit="wrap",
+                least=max(20, *(len(part) for each in parts for part in each)),
+                css="gm-wrap",
+                html=[" ".join(tag("span", part) for part in each) for each in parts],
+            ),
+        ]
 
     def _legend(self) -> list[tuple[str, str, str]]:
         """Return each owner in the bars, its character and its name; empty for a single one."""
@@ -243,9 +230,19 @@ class GpuTable:
         return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
 
     def _notes(self) -> list[str]:
+        found = []
         if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
-            return [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
-        return _notes(self.gpus)
+            found = [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
+        for gpu in self.gpus:
+            # A GPU at full load is at its power cap; that needs no note.
+            slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
+            found += [f"{label(gpu)} is throttled: {', '.join(slow)}."] if slow else []
+        if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):
+            found.append("A GPU that shares the host's memory shows the host's.")
+        for kind in sorted({gpu.kind for gpu in self.gpus if not gpu.ordinal_certain}):
+            cure = "; set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts" * (kind == "cuda")
+            found.append(f"{kind}:N? is a guess: the order of unlike GPUs is unknown{cure}.")
+        return found
 
     def _problems(self) -> list[str]:
         start = "" if self.gpus else "no GPU: "
@@ -270,21 +267,6 @@ def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
         f"RAM {share(*host.ram)}" if host.memory_total else "",
     ]
     return " · ".join(filter(None, parts))
-
-
-def _notes(gpus: Sequence[GpuSample]) -> list[str]:
-    found = []
-    for gpu in gpus:
-        # A GPU at full load is at its power cap; that needs no note.
-        slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
-        if slow:
-            found.append(f"{label(gpu)} is throttled: {', '.join(slow)}.")
-    if any(gpu.unified and gpu.vendor != "apple" for gpu in gpus):
-        found.append("A GPU that shares the host's memory shows the host's.")
-    for kind in sorted({gpu.kind for gpu in gpus if not gpu.ordinal_certain}):
-        cure = "; set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts" * (kind == "cuda")
-        found.append(f"{kind}:N? is a guess: the order of unlike GPUs is unknown{cure}.")
-    return found
 
 
 _MARKS = {True: ("✓", "gm-ok"), False: ("✗", "gm-bad"), None: ("·", "gm-dim")}

@@ -25,18 +25,7 @@ _NARROWEST = 40
 
 
 def top(period_s: float = 1.0) -> int:
-    """Show the GPUs and their holders until the user quits; return the exit status.
-
-    Parameters
-    ----------
-    period_s : float
-        Seconds between two snapshots, from 0.25 to 60.
-
-    Raises
-    ------
-    GpuError
-        There is no terminal, or the period is out of bounds.
-    """
+    """Show the GPUs and their holders until the user quits; return the exit status."""
     instead = "type gpumagic snapshot --watch 2"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GpuError(f"top needs a terminal; {instead}")

@@ -26,7 +26,7 @@ _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 # Codes of errors and events, fixed by NVML's binary interface.
 _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
 _UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
-_XID_CRITICAL_ERROR = 0x8
+_XID_ERROR = 0x8
 # More errors than this at once are repetitions.
 _MOST_XIDS = 64
 
@@ -108,8 +108,7 @@ class Library:
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-        # Of a call: NVML's own; and with an older or newer pynvml, a missing name, a wrong
-        # argument, or an unreadable answer.
+        # Of a call: NVML's own; with another pynvml also a missing name or a wrong argument.
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
@@ -172,8 +171,7 @@ class Xids:
         event_set, watched = self._library.call("nvmlEventSetCreate"), False
         for gpu in gpus if event_set is not None else ():
             with suppress(*self._library.errors):  # a GPU without such events, or a lost one
-                arguments = (gpu.handle, _XID_CRITICAL_ERROR, event_set)
-                self._library.make("nvmlDeviceRegisterEvents", *arguments)
+                self._library.make("nvmlDeviceRegisterEvents", gpu.handle, _XID_ERROR, event_set)
                 watched = True
         self._set = event_set
         if not watched:
@@ -202,8 +200,7 @@ class Nvml:
         self._started = False
         # The fault of the last question.
         self.fault: Problem | None = None
-        # GPUs that have fallen off the bus, by UUID, or by "index N" if that is unknown; and those
-        # that did not answer last. Replaced, never changed, so that any thread may read.
+        # GPUs off the bus, by UUID or "index N", and silent ones. Replaced, so any thread may read.
         self.lost: dict[str, Problem] = {}
         self.silent: dict[str, Problem] = {}
         self._gpus: tuple[Gpu, ...] = ()
@@ -273,8 +270,7 @@ class Nvml:
         return answers
 
     def busy(self, gpu: Gpu, seconds: float) -> dict[int, float | None] | None:
-        """Return percent of a GPU's time by pid, for the last seconds; None if unknown, as in
-        MIG."""
+        """Return percent of a GPU's time by pid for the last seconds; None if unknown (MIG)."""
         since = int((time.time() - seconds) * 1e6)
         try:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
@@ -296,8 +292,7 @@ class Nvml:
         return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
-        """Return NVML's memory structure in bytes: ``total``, ``free``, ``used``, ``reserved``;
-        None if unknown, or if the GPU has no memory of its own."""
+        """Return NVML's memory structure in bytes; None if unknown, or the host's memory."""
         memory = self.ask(gpu, {"memory": self.memory_call}, alive=alive)["memory"]
         return memory if memory is not None and memory.total else None
 

@@ -118,8 +118,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # Not `manager.client()`, which blocks if the server's kernel manager does. Not its session: the
-    # kernel sends replies by the session's id, to one client.
+    # Not `manager.client()`, which may block, nor its session: a kernel replies to one by its id.
     session = Session(config=manager.session.config, key=manager.session.key)
     client = AsyncKernelClient(session=session)
     client.load_connection_info(manager.get_connection_info())

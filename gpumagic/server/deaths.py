@@ -21,8 +21,7 @@ from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20
-# jupyter_client looks every 3 s whether a kernel lives: what was counted up to so long before a
-# death may belong to it.
+# A death is noticed up to 3 s late; what was counted so long before it may belong to it.
 _RECENT_S = 10.0
 # A kernel that dies again and again before it runs a cell is one death.
 _AGAIN_S = 15.0
@@ -94,14 +93,9 @@ class Deaths:
         """Called by jupyter_client before it restarts a kernel that it did not end itself."""
         with faults.kept("finding out why a kernel died"):
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
-            now, last = time.time(), self.events[-1:]
-            run, _ = self._cells.running(kernel)
-            again = any(
-                one.kernel == kernel
-                and now - one.time < _AGAIN_S
-                and (run is None or run.start < one.time)
-                for one in last
-            )
+            now, (run, _) = time.time(), self._cells.running(kernel)
+            before = max((e.time for e in self.events[-1:] if e.kernel == kernel), default=0.0)
+            again = now - before < _AGAIN_S and (run is None or run.start < before)
             if code and not again and self._followed.get(kernel) is manager:
                 self.look()
                 self.events = (*self.events, self._explain(kernel, manager, code, now))[-_MOST:]

@@ -54,8 +54,7 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
 
 
 class Client:
-    """Sends to one client of the hub, on the event loop; ``write`` is done when the message has
-    left this process."""
+    """Sends to one client; ``write`` is done when the message has left this process."""
 
     def __init__(self, hub: Hub, write: Callable[[bytes], Awaitable[None]]) -> None:
         self._hub = hub
@@ -254,5 +253,5 @@ class Hub:
         self._watch = None
 
     def _stop_following(self) -> None:
-        self.cells.stop()
+        self.cells.follow({})
         self.deaths.follow({})

@@ -1,8 +1,7 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-A request names an orphan by pid and start time, so that another process with the same pid is left
-alone. Cells are recorded from separate sockets to the kernels' iopub channels, subscribed only to
-the begin and end of cells, not to their output. Times are the kernels'.
+A request names an orphan by pid and start time, since pids are used again. Cells are recorded from
+separate iopub sockets, subscribed to the begin and end of cells. Times are the kernels'.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import json
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -32,45 +31,35 @@ WAIT_S = 3.0
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
-_NO_ORPHAN = (
-    "no orphan has this pid and started, as in the snapshot, so nothing was ended: only what a dead"
-    " kernel left behind is ended here; look again"
-)
+_NO_ORPHAN = "no orphan of a dead kernel has this pid and started: nothing was ended; look again"
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
-    """End the orphan that a request names by ``pid`` and ``started``, as the snapshot has them.
-
-    With ``force`` it is killed at once. Return whether it has ended, and a message.
-    """
+    """End the orphan of this ``pid`` and ``started``, or kill it with ``force``; return whether it
+    has ended, and a message."""
     order = given if isinstance(given, dict) else {}
     named = (order.get("pid"), order.get("started"))
     orphans = [process for process in snapshot.processes if process.orphan and process.started]
     found = next((one for one in orphans if (one.pid, one.started) == named), None)
     if found is None:
         raise HTTPError(409, _NO_ORPHAN)
-    pid, name = found.pid, found.name or "unknown"
+    name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
-        process = psutil.Process(pid)
+        process = psutil.Process(found.pid)
         # Another process may have its pid since the snapshot; from here on psutil checks that.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
-            raise psutil.NoSuchProcess(pid)
+            raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
     except psutil.NoSuchProcess:
-        return True, f"process {pid} ({name}) has ended by itself"
-    if await _ends(pid):
-        return True, f"process {pid} ({name}) has ended"
-    again = 'ask again, with "force": true to kill it'
-    return False, f"process {pid} ({name}) still runs after {WAIT_S:.0f} s; {again}"
-
-
-async def _ends(pid: int) -> bool:
-    """Whether it ends within ``WAIT_S``; a zombie has ended, as in containers without init."""
-    left = WAIT_S
-    while is_alive(pid) and left > 0:
+        return True, f"{name} has ended by itself"
+    for _ in range(round(WAIT_S / _PAUSE_S)):
+        if not is_alive(found.pid):  # a zombie has ended, as in containers without init
+            return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
-        left -= _PAUSE_S
-    return not is_alive(pid)
+    return (
+        False,
+        f'{name} still runs after {WAIT_S:.0f} s; ask again with "force": true to kill it',
+    )
 
 
 KEPT_S = 600.0
@@ -81,8 +70,7 @@ MOST_RUNS = 2000
 _SOURCE = 200
 # This many seconds after a run, a list of processes may be the first since its end.
 _SETTLED_S = 4.0
-# ZeroMQ selects by prefix, and ipykernel's topics are "kernel.<id>.status". Output and widgets,
-# with many messages, have other prefixes.
+# Prefixes of topics, such as "kernel.<id>.status". The many messages of output have others.
 _TOPICS = (b"kernel", b"status", b"execute_input")
 
 
@@ -92,12 +80,8 @@ class KernelTable:
     def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
         self._kernel_manager = kernel_manager
         self._session_manager = session_manager
-        self._kernels: tuple[Kernel, ...] = ()
+        self.kernels: tuple[Kernel, ...] = ()  # at the last refresh
         self._notebooks: dict[str, str] = {}
-
-    def kernels(self) -> Sequence[Kernel]:
-        """Return the kernels at the last refresh; any thread."""
-        return self._kernels
 
     def notebook(self, kernel: str) -> str | None:
         """Return the path of a kernel's notebook; any thread."""
@@ -108,17 +92,17 @@ class KernelTable:
         found = {}
         for kernel in self._kernel_manager.list_kernel_ids():
             manager = self._kernel_manager.get_kernel(kernel)
-            if _pid(manager) is not None:
+            # None if it is remote, or its provisioner does not know.
+            if isinstance(getattr(getattr(manager, "provisioner", None), "pid", None), int):
                 found[kernel] = manager
         return found
 
     async def refresh(self) -> None:
         """Read the managers again; cheap, and without waiting for a kernel."""
         self._notebooks = await self._sessions()
-        self._kernels = tuple(
-            Kernel(pid, kernel, self._notebooks.get(kernel), _idle_since(manager))
+        self.kernels = tuple(
+            Kernel(manager.provisioner.pid, kernel, self.notebook(kernel), _idle_since(manager))
             for kernel, manager in self.managers().items()
-            if (pid := _pid(manager)) is not None
         )
 
     async def _sessions(self) -> dict[str, str]:
@@ -135,12 +119,6 @@ class KernelTable:
             for each in sessions
             if each.get("kernel")
         }
-
-
-def _pid(manager: Any) -> int | None:
-    """Return a kernel's pid; None if it is remote, or its provisioner does not know."""
-    pid = getattr(getattr(manager, "provisioner", None), "pid", None)
-    return pid if isinstance(pid, int) else None
 
 
 def _idle_since(manager: Any) -> float | None:
@@ -168,7 +146,7 @@ class KernelCells(CellRuns):
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Record the cells of these kernels only."""
         for kernel, channel in list(self.followed.items()):
-            if not channel.is_of(managers.get(kernel)):
+            if channel.address != _address(managers.get(kernel)):
                 self.followed.pop(kernel).close()
         for kernel in self._pids.keys() - managers.keys():
             self._abandon(kernel, time.time())
@@ -185,10 +163,6 @@ class KernelCells(CellRuns):
             name = run.notebook or self.notebook_of(run.kernel or "")
             if name != run.notebook:
                 self.keep(replace(run, notebook=name))
-
-    def stop(self) -> None:
-        """Stop recording."""
-        self.follow({})
 
     def receive(self, kernel: str, message: Mapping[str, Any]) -> None:
         """Handle a kernel's message."""
@@ -260,24 +234,17 @@ class Iopub:
 
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
-        self._address = _address(manager)
+        self.address = _address(manager)
         self._session = manager.session.clone()  # a session refuses repeated messages
         self._stream = manager.connect_iopub()
-        self._stream.setsockopt(zmq.LINGER, 0)
         for topic in _TOPICS:
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
         self._stream.setsockopt(zmq.UNSUBSCRIBE, b"")
         self._stream.on_recv(self._receive)
 
-    def is_of(self, manager: Any) -> bool:
-        """Whether this is the channel of a manager's present kernel; not if there is none."""
-        return self._address == _address(manager)
-
     def close(self) -> None:
         """Stop listening."""
-        if not self._stream.closed():
-            self._stream.on_recv(None)
-            self._stream.close(linger=0)
+        self._stream.close(linger=0)
 
     def _receive(self, frames: list[Any]) -> None:
         try:

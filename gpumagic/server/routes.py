@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +37,7 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import KernelLoads
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.snapshot import GpuSample, Snapshot
+from gpumagic.telemetry.snapshot import Snapshot
 
 _JSON = "application/json"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,53 +74,47 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield a family for each reading, of the GPUs that have it."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
-            read = {_labels(gpu): getattr(gpu, field) for gpu in snapshot.gpus}
-            yield _family(make, f"gpu_{name}", about, ("uuid", "name", "index"), read, factor)
+            family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
+            for gpu in snapshot.gpus:
+                if (value := getattr(gpu, field)) is not None:
+                    index = "" if gpu.index is None else str(gpu.index)
+                    # Rounded, so that 57 % is 0.57.
+                    family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
+            yield family
     # By notebook and not by process: pids would make a new series each time.
-    held = Counter[tuple[str, str]]()
+    about = "GPU memory held by the processes of a notebook; without a name: by all others."
+    held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
+    by_notebook = Counter[tuple[str, str]]()
     for process in snapshot.processes:
         if process.memory is not None:
-            held[process.uuid, process.notebook or ""] += process.memory
-    about = "GPU memory held by the processes of a notebook; without a name: by all others."
-    yield _family(GaugeMetricFamily, "notebook_memory_bytes", about, ("uuid", "notebook"), held)
-    wrong = {(problem.code, problem.uuid or ""): 1 for problem in snapshot.problems}
+            by_notebook[process.uuid, process.notebook or ""] += process.memory
+    for labels, size in by_notebook.items():
+        held.add_metric(labels, size)
+    yield held
     about = "1 for each thing that is wrong."
-    yield _family(GaugeMetricFamily, "problem", about, ("code", "uuid"), wrong)
-
-
-def _labels(gpu: GpuSample) -> tuple[str, ...]:
-    return gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index)
-
-
-def _family(
-    make: Any, name: str, about: str, labels: Any, read: Mapping[Any, Any], factor: float = 1.0
-) -> Any:
-    family = make(f"gpumagic_{name}", about, labels=labels)
-    for at, value in read.items():
-        if value is not None:
-            family.add_metric(at, round(value * factor, 9))  # so that 57 % is 0.57
-    return family
+    wrong = GaugeMetricFamily("gpumagic_problem", about, labels=("code", "uuid"))
+    for labels in dict.fromkeys((one.code, one.uuid or "") for one in snapshot.problems):
+        wrong.add_metric(labels, 1)
+    yield wrong
 
 
 HUB = "gpumagic_hub"
 """Where a web application's settings have the hub."""
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
-# The socket's buffer is a queue too: keep it short for slow clients.
-_SEND_BUFFER = 32768
-_UNSENT = 16384
 
 
 def routes() -> list[tuple[Any, ...]]:
     """Return each path with its handler and argument."""
-    answers = {
-        "snapshot": (_snapshot, _JSON),
-        "history": (lambda route: route.hub.past(route.since()), _JSON),
-        "doctor": (_doctor, _JSON),
-        "deaths": (_deaths, _JSON),
-        "metrics": (_metrics, CONTENT_TYPE),
-        "monitor.js": (_renderer, "text/javascript; charset=utf-8"),
-        "tour": (_tour, _JSON),
+    encode = partial(json.dumps, ensure_ascii=False)
+    answers: dict[str, _Answer] = {
+        "snapshot": (lambda route: route.hub.fresh(), Snapshot.to_json, _JSON),
+        "history": (lambda route: route.hub.past(route.since()), bytes, _JSON),
+        "doctor": (lambda route: route.hub.checks(), encode, _JSON),
+        "deaths": (lambda route: [*map(vars, route.hub.deaths.events)], encode, _JSON),
+        "metrics": (lambda route: route.hub.fresh(), prometheus_text, CONTENT_TYPE),
+        "monitor.js": (_renderer, bytes, "text/javascript; charset=utf-8"),
+        "tour": (_tour, str, _JSON),
     }
     return [
         *((f"/gpumagic/api/{name}", GetRoute, {"given": given}) for name, given in answers.items()),
@@ -158,16 +152,17 @@ class Guard(JupyterHandler):
 
 
 class GetRoute(Guard, APIHandler):
-    """Answers GET with what a function returns, of a content type."""
+    """Answers GET with what a function returns, encoded, of a content type."""
 
-    def initialize(self, given: tuple[Callable[[GetRoute], Awaitable[str | bytes]], str]) -> None:
+    def initialize(self, given: _Answer) -> None:
         """Take the argument of the route's entry."""
-        self._answer, self._type = given
+        self._answer, self._encode, self._type = given
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        self.finish(await self._answer(self), set_content_type=self._type)
+        found = await ensure_async(self._answer(self))
+        self.finish(self._encode(found), set_content_type=self._type)
 
     def since(self) -> float | None:
         """Return the argument ``since``, in Unix time."""
@@ -180,33 +175,17 @@ class GetRoute(Guard, APIHandler):
         raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
-async def _snapshot(route: GetRoute) -> str:
-    """Return a snapshot at most a second old."""
-    return (await route.hub.fresh()).to_json()
+# A function of the route, the encoder of its value, and the content type.
+_Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 
 
-async def _doctor(route: GetRoute) -> str:
-    """Return the doctor's checks of this server."""
-    return json.dumps(await route.hub.checks(), ensure_ascii=False)
-
-
-async def _deaths(route: GetRoute) -> str:
-    """Return the last deaths of this server's kernels, the oldest first."""
-    return json.dumps([vars(event) for event in route.hub.deaths.events], ensure_ascii=False)
-
-
-async def _metrics(route: GetRoute) -> bytes:
-    """Return a snapshot in Prometheus's text format."""
-    return prometheus_text(await route.hub.fresh())
-
-
-async def _renderer(route: GetRoute) -> bytes:
+def _renderer(route: GetRoute) -> bytes:
     """Return the renderer's JavaScript, also the widget's; a browser's copy is validated."""
     route.set_header("Cache-Control", "no-cache")
     return _RENDERER.read_bytes()
 
 
-async def _tour(route: GetRoute) -> str:
+def _tour(route: GetRoute) -> str:
     """Return the notebook of Help → GPU Tour, as if it had never run."""
     book = nbformat.read(example("tour"), as_version=4)
     for cell in book.cells:
@@ -230,8 +209,7 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
-    # For tornado's own pings, in seconds; a client that does not answer is gone. Jupyter's settings
-    # are in milliseconds, and tornado would warn of them for each connection.
+    # In seconds, for tornado; it would warn of Jupyter's settings, which are in milliseconds.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
@@ -250,11 +228,6 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Add a client."""
         self.set_nodelay(True)
-        link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
-        # Not for a Unix socket, or on a system without the options.
-        with suppress(OSError, AttributeError):
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         self._client = self.hub.join(self.write_message)
 
     def on_message(self, message: str | bytes) -> None:
@@ -271,8 +244,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             self._client = None
 
 
-# Requests of pages on kernels' control channel. The status that a kernel sends around its answer is
-# not the running cell's, so the server and its pages must ignore it.
+# Requests on kernels' control channel: the status around the answer is not the running cell's.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 
 
@@ -292,10 +264,10 @@ class Extension(ExtensionApp):
         if hasattr(manager, "untracked_message_types"):
             manager.untracked_message_types = [*manager.untracked_message_types, *_ASIDE]
         kernels = KernelTable(server.kernel_manager, server.session_manager)
-        owners = Owners(kernels.kernels, root=Path(server.root_dir))
+        owners = Owners(lambda: kernels.kernels, root=Path(server.root_dir))
         sampler = Sampler(Collector(owners=owners, usable=False))
         cells = KernelCells(kernels.notebook)
-        deaths = Deaths(cells, KernelLoads(kernels.kernels), sampler.latest)
+        deaths = Deaths(cells, KernelLoads(lambda: kernels.kernels), sampler.latest)
         self.hub = Hub(sampler, kernels, cells, deaths)
         self.settings[HUB] = self.hub
         # Without a page, a kernel that starts is followed too.

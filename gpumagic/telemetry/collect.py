@@ -1,8 +1,6 @@
 """Collect one snapshot from all sources of this machine; nothing raises.
 
-``GPUMAGIC_SOURCES`` names the sources. ``nvml,amd`` are two; ``amd:/host`` reads the files of a
-machine whose ``/`` is mounted at ``/host``; ``package.module:make`` is a callable without arguments
-that returns somebody else's :class:`Source`.
+``GPUMAGIC_SOURCES`` names the sources, in the forms that docs/vendors.md explains.
 """
 
 import os
@@ -32,23 +30,18 @@ _KNOWN: dict[str, Callable[[Path], Any]] = {
     "intel": IntelSource,
     "apple": lambda root: AppleSource(),
 }
-_THERE_ARE = (
-    f"there are {', '.join(_KNOWN)}, and"
-    " package.module:callable; correct it before the server or kernel starts"
-)
+_THERE_ARE = f"there are {', '.join(_KNOWN)}, package.module:callable; correct it, then restart"
 
 
 def chosen(
     env: Mapping[str, str], platform: str = sys.platform
 ) -> tuple[list[Source], list[Problem]]:
     """Return the sources, and a problem for each unknown name."""
-    asked = env.get("GPUMAGIC_SOURCES", "")
-    names = [part.strip() for part in asked.split(",") if part.strip()]
-    if not names:
-        names = ["nvml", "apple"] if platform == "darwin" else ["nvml", "amd", "intel"]
+    default = "nvml,apple" if platform == "darwin" else "nvml,amd,intel"
+    asked = env.get("GPUMAGIC_SOURCES", "").strip(", ") or default
     sources: list[Source] = []
     problems = []
-    for name in names:
+    for name in map(str.strip, asked.split(",")):
         first, colon, rest = name.partition(":")
         try:
             if first in _KNOWN and (not colon or rest.startswith("/")):
@@ -75,8 +68,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems that matter on a machine with these GPUs; ``named``: whether usable GPUs
-    have ordinals."""
+    """Return the problems that matter with these GPUs; ``named``: usable ones have ordinals."""
     there = [gpu for gpu in gpus if not gpu.lost]
     if there:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
@@ -183,12 +175,8 @@ class Collector:
         if any(gpu.lost for gpu in gpus):
             known |= self._named
         self._named = known
-        return [
-            replace(gpu, ordinal=found.ordinal, ordinal_certain=found.ordinal_certain)
-            if (found := known.get(gpu.uuid))
-            else gpu
-            for gpu in gpus
-        ]
+        named = ((gpu, known.get(gpu.uuid, gpu)) for gpu in gpus)
+        return [replace(g, ordinal=n.ordinal, ordinal_certain=n.ordinal_certain) for g, n in named]
 
     def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory, with their owners."""

@@ -45,10 +45,7 @@ class CrashFile:
 
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
-    """Return the frames of a kernel that crashed, the innermost first; empty if unknown.
-
-    A frame is ``"a cell, line 3"`` or ``"ctypes/__init__.py, line 519, in string_at"``.
-    """
+    """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown."""
     try:
         with _path(connection_file).open("rb") as file:
             text = file.read(_LONGEST).decode(errors="replace")

@@ -144,16 +144,12 @@ class AmdSource(DrmSource):
             "power": sensors.scaled(1e6, "power1_average", "power1_input"),
             "power_limit": sensors.scaled(1e6, "power1_cap") or None,
             "fan": None if speed is None or not most else min(100.0 * speed / most, 100.0),
-            "sm_clock": _mhz(sensors.number("freq1_input")),
-            "memory_clock": _mhz(sensors.number("freq2_input")),
+            "sm_clock": sensors.number("freq1_input", unit=1_000_000),
+            "memory_clock": sensors.number("freq2_input", unit=1_000_000),
             "sm_clock_limit": max(map(int, levels), default=None),
             "ecc_corrected": drm.whole(errors.get("ce")),
             "ecc_uncorrected": drm.whole(errors.get("ue")),
         }
-
-
-def _mhz(hertz: int | None) -> int | None:
-    return None if hertz is None else round(hertz / 1e6)
 
 
 # Files of the two drivers, xe and i915, for the same value.
@@ -195,8 +191,7 @@ class IntelSource(DrmSource):
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files, sensors = drm.Folder(card.path), card.sensors
-        # xe has the package's temperature in channel 2, i915 the only one in 1. Of power and
-        # energy, 1 is the card's and 2 the package's; some models have but one of them.
+        # Channel 1 is the card's, 2 the package's; some have one. i915's temperature is in 1.
         joules = sensors.scaled(1e6, "energy1_input", "energy2_input")
         return {
             **_temperatures(sensors, (2, 1)),

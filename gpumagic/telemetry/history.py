@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 from uuid import uuid4
@@ -22,7 +23,7 @@ class Board:
     """The running and the finished measurements, and their subscribers."""
 
     def __init__(self) -> None:
-        self._listeners: dict[object, Callable[[], object]] = {}
+        self._listeners: set[Callable[[], object]] = set()
         # As JSON: the progress of the running measurement; finished ones, the newest first.
         self.now: dict[str, Any] | None = None
         self.entries: list[dict[str, Any]] = []
@@ -33,20 +34,18 @@ class Board:
         self._tell()
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
-        """Add the result of a measurement that ended at `time`, in Unix time; a bar has ``where``,
-        ``share`` of the slowest, and ``text``."""
+        """Add a result; a bar has ``where``, ``share`` of the slowest, and ``text``."""
         made = {"id": uuid4().hex, "title": title, "text": text, "bars": bars, "time": time}
         self.entries = [made, *self.entries][:KEPT]
         self._tell()
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:
         """Call `call` at every change; return a function that unsubscribes it."""
-        key = object()
-        self._listeners[key] = call
-        return lambda: self._listeners.pop(key, None)
+        self._listeners.add(call)
+        return partial(self._listeners.discard, call)
 
     def _tell(self) -> None:
-        for call in list(self._listeners.values()):
+        for call in list(self._listeners):
             # A view that fails must not end the measurement.
             with faults.kept("showing a measurement"):
                 call()

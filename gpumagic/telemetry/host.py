@@ -1,7 +1,6 @@
 """Measure CPU and RAM: of the host, of the container's limit, and of kernels with their children.
 
-A container's limit is that of Linux's control groups, versions 2 and 1. ``GPUMAGIC_CGROUP`` names
-the folder of a group that is mounted elsewhere.
+A container's limit is that of Linux's control groups; ``GPUMAGIC_CGROUP`` names another folder.
 """
 
 import os
@@ -10,12 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from gpumagic import drm
-from gpumagic.telemetry.processes import Kernel, resident
+from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
 # The files with the limit, the use and the kills; the row of memory.stat with droppable cache.
@@ -27,8 +27,7 @@ _Group = tuple[int, drm.Folder, tuple[str, ...]]  # its limit, 0 if it has none;
 
 
 class MemoryGroup:
-    """The control group with the smallest RAM limit among this process's group and its parents;
-    ``root`` is the folder of the machine's ``proc`` and ``sys``."""
+    """The control group with the smallest RAM limit among this process's group and its parents."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -201,15 +200,12 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _memory(family: Sequence[psutil.Process]) -> int | None:
     """Return the bytes of a kernel and its children; pages shared after a fork count once."""
-    memory = resident(family[0].pid) if family else None
-    if not memory:  # 0 for a process that has just ended
-        return None
-    for child in family[1:]:
-        try:
-            memory += child.memory_full_info().uss
-        except psutil.Error:
-            memory += resident(child.pid) or 0
-    return memory
+    memory = 0
+    for process in family:
+        with suppress(psutil.Error):
+            kernel = process is family[0]
+            memory += process.memory_info().rss if kernel else process.memory_full_info().uss
+    return memory or None  # it has just ended
 
 
 def _growth(trail: Trail) -> float | None:

@@ -1,7 +1,6 @@
 """Sample NVIDIA's GPUs through NVML, each reading as often as its kind needs.
 
-Values are in the units of a sample. ``nvmlDeviceGetPcieThroughput`` is not used: it sleeps 20 ms
-per direction.
+``nvmlDeviceGetPcieThroughput`` is not used: it sleeps 20 ms per direction.
 """
 
 import time
@@ -56,11 +55,10 @@ _LISTS: Questions = {
 _SLOW_S, _LISTS_S = 2.0, 3.0
 
 
-def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
-    """Return utilization and memory, and whether the GPU answered."""
+def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
+    """Return utilization and memory."""
     rates_call = ("nvmlDeviceGetUtilizationRates",)
     rates, memory = door.ask(gpu, {"rates": rates_call, "memory": door.memory_call}).values()
-    alive = memory is not None or rates is not None
     if memory is not None and not memory.total:
         memory = None
     return {
@@ -69,7 +67,7 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
         "memory_total": getattr(memory, "total", None),
         "memory_used": getattr(memory, "used", None),
         "memory_reserved": getattr(memory, "reserved", None),
-    }, alive
+    }
 
 
 def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
@@ -138,8 +136,7 @@ class NvmlSource:
         return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs, lost ones too; a reading is at most ``max_age`` of its intervals old.
-        Unless it is 0, Xid errors are watched."""
+        """Return all GPUs, lost ones too; unless ``max_age`` is 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
         for gpu, number in door.xids() if max_age else ():
@@ -163,10 +160,8 @@ class NvmlSource:
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)
             lists = self._kept.get((gpu.uuid, "lists"), _LISTS_S, max_age, read)
-            busy = None
-            if not gpu.parent:
-                ask = partial(door.busy, gpu, 2 * _LISTS_S)
-                busy = self._kept.get((gpu.uuid, "busy"), _LISTS_S, max_age, ask)
+            ask = partial(door.busy, gpu, 2 * _LISTS_S)
+            busy = self._kept.get((gpu.uuid, "busy"), _LISTS_S, max_age, ask)
             found += _merged(gpu, lists, busy)
         return found
 
@@ -180,10 +175,10 @@ class NvmlSource:
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
-        values, alive = _fast(door, gpu)
+        values = _fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
-        if alive:
+        if any(value is not None for value in values.values()):  # it has just answered
             read = partial(_read, door, gpu, _SLOW)
             values |= self._kept.get((gpu.uuid, "slow"), _SLOW_S, max_age, read)
         unified = gpu.parent is None and door.shares_memory(gpu)

@@ -1,11 +1,10 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-Of another user's process only the user's name is read, even as root: a command line or an
-environment may hold secrets.
+Of another user's process only the user's name is read, even as root, because of secrets.
 
 A process belongs to the kernel that it is or descends from. It is an orphan if a kernel started it,
- its session's leader is gone, no living kernel is old enough to have started it, and it is no
-daemon or program under ``nohup``, which are to outlive their kernel.
+its session's leader is gone, no living kernel is old enough to have started it, and it is no daemon
+or program under ``nohup``, which are to outlive their kernel.
 """
 
 import os
@@ -56,8 +55,7 @@ class Facts:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is the kernel itself. A forked child has the same command line, but does not
-        lead a session, as every kernel of jupyter_client does."""
+        """Whether it is the kernel, which leads a session, and no child with its command line."""
         if self.kernel is None:
             return False
         return self.session in (self.pid, None) or self.server_pid is None
@@ -70,14 +68,6 @@ def started(pid: int) -> float | None:
         # A zombie has ended.
         ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         return None if ended else process.create_time()
-    except _GONE:
-        return None
-
-
-def resident(pid: int) -> int | None:
-    """Return a process's resident bytes; None if unknown."""
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
     except _GONE:
         return None
 
@@ -224,8 +214,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # A notebook may set a variable later, which cannot be seen from outside. That is rare only
-        # if one was set before.
+        # A notebook may set a variable later, unseen from outside: rare only if one was set before.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {
@@ -246,10 +235,6 @@ def _kernel_of(line: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel |
         if facts.kernel is not None and facts.is_kernel and not forked:
             server = facts.server_pid or (parent and parent.pid)
             other = server not in (None, os.getpid(), os.getppid())
-            return Kernel(
-                facts.pid,
-                facts.kernel,
-                facts.notebook,
-                server=f"process {server}" if other else None,
-            )
+            name = f"process {server}" if other else None
+            return Kernel(facts.pid, facts.kernel, facts.notebook, server=name)
     return None

@@ -98,8 +98,7 @@ _MAX_AGE = 0.9
 
 
 class Sampler:
-    """Takes snapshots for its subscribers, with a Problem if the driver has not answered for
-    ``stalled_s`` seconds. Without ``threads`` it works only in calls of ``drive``."""
+    """Takes snapshots for its subscribers; without ``threads``, only in calls of ``drive``."""
 
     def __init__(
         self,
@@ -118,18 +117,18 @@ class Sampler:
         self.history = History()
         self._snapshot: Snapshot | None = None
         self._read_at, self._has_processes = -math.inf, False
-        self.closed = False
         self._begin()
         _live.add(self)
 
-    def _begin(self) -> None:
+    def _begin(self, closed: bool = False) -> None:
+        self.closed = closed
         self._changed = threading.Condition()
         self._delivering = threading.RLock()
         self._asking = False  # whether the thread runs
         self._watching: list[Subscription] = []
         self._called_at: float | None = None  # the begin of the driver's current call
         self._stalled = False
-        # The fastest subscriber's period, and the last tick on its grid.
+        # The fastest subscriber's period, and the last tick.
         self._period_s, self._ticked = math.inf, -math.inf
 
     def subscribe(
@@ -171,7 +170,7 @@ class Sampler:
 
     def drive(self) -> None:
         """Do everything that is due, for a sampler without threads."""
-        while self._needed() and self._pause() == 0:
+        while self._watching and self._pause() == 0:
             self._take()
 
     # Methods below that need the lock say so. Listeners and the source never run under it.
@@ -180,7 +179,7 @@ class Sampler:
         with self._changed:
             made.closed = self.closed
             self._watching.append(made)
-        self._follow()
+            self._follow()
         return made
 
     def _follow(self) -> None:
@@ -188,31 +187,25 @@ class Sampler:
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
-            if self._threads and self._needed() and not self._asking:
+            if self._threads and self._watching and not self._asking:
                 self._asking = True
                 # Not an executor's: a driver that never answers would keep the process alive.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
             self._changed.notify_all()
 
-    def _needed(self) -> bool:
-        return not self.closed and bool(self._watching)
-
-    def _pause(self) -> float | None:
-        """Return the seconds until the driver is to be asked; None if that is unknown."""
-        if any(one.once for one in self._watching):
-            return 0.0
-        due = self._ticked + self._period_s
-        return None if math.isinf(self._period_s) else max(due - self._monotonic(), 0.0)
+    def _pause(self) -> float:
+        """Return the seconds until the driver is to be asked."""
+        once = any(one.once for one in self._watching)
+        return 0.0 if once else max(self._ticked + self._period_s - self._monotonic(), 0.0)
 
     def _ask(self) -> None:
         """Run the thread that asks the driver and calls the subscribers."""
         while True:
             with self._changed:
-                if not self._needed():
+                if not self._watching:
                     self._asking = False
                     return
-                pause = self._pause()
-                if pause != 0:
+                if pause := self._pause():
                     self._changed.wait(pause)
                     continue
             self._take()
@@ -233,11 +226,9 @@ class Sampler:
     def _take(self) -> None:
         """Take a snapshot and deliver it."""
         with self._changed:
-            at = now = self._called_at = self._monotonic()
-            due = self._ticked + self._period_s
-            if now >= due:
-                # Without drift, and without a burst after a late one.
-                at = self._ticked = due if now < due + self._period_s else now
+            now = self._called_at = self._monotonic()
+            if now >= self._ticked + self._period_s:
+                self._ticked = now
             processes = any(one.processes for one in self._watching)
         watch = threading.Timer(self._stalled_s, self._stall)
         watch.name, watch.daemon = "gpumagic-sampler", True
@@ -257,7 +248,7 @@ class Sampler:
                 over, self._stalled = self._stalled, False
                 self._changed.notify_all()
             self.history.add(snapshot)
-            self._deliver(snapshot, at, always=over)
+            self._deliver(snapshot, now, always=over)
 
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False
@@ -298,8 +289,7 @@ def _after_fork() -> None:
     shared_sampler.cache_clear()
     # The threads belong to the parent, and its locks may stay held.
     for inherited in list(_live):
-        inherited._begin()
-        inherited.closed = True
+        inherited._begin(closed=True)
 
 
 if hasattr(os, "register_at_fork"):

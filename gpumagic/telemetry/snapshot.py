@@ -109,8 +109,7 @@ class ProcessSample:
 
     @property
     def owner(self) -> str:
-        """The owner: ``"mine"``, ``"books"`` (another notebook of mine), ``"left"`` (its kernel has
-        ended), ``"others"``."""
+        """The owner: ``"mine"``, ``"books"`` (my other notebooks), ``"left"`` or ``"others"``."""
         if self.orphan:
             return "left"
         if self.mine:

@@ -37,8 +37,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """The methods of a source, with defaults. `max_age` is the age of a cached reading in
-    intervals; 0 asks for a new one."""
+    """The methods of a source; `max_age` is in intervals of a reading, 0 asks for a new one."""
 
     name: str
 
@@ -72,10 +71,7 @@ def ioreg() -> bytes:
 
 
 class AppleSource(Source):
-    """Samples of the GPU of a Mac with Apple silicon; elsewhere empty.
-
-    It has no processes: shared memory is not attributed to the GPU.
-    """
+    """Samples of a Mac's GPU; without processes, to which no memory of the GPU is attributed."""
 
     name = "apple"
 

@@ -1,9 +1,8 @@
 """Publish this process's virtual GPUs and the death of its CUDA, and read those of this user.
 
-Each process has one small file of each kind in the user's runtime directory. Virtual GPUs: its pid,
-its GPUs, and a row of counters per GPU, written through shared memory in about 50 ns, without a
-system call or a thread. A file that is incomplete, of another version, or left by a process that
-has ended is ignored.
+Each process has one small file of each kind in the user's runtime directory. A GPU's counters are
+written through shared memory in about 50 ns. A file that is incomplete, of another version, or left
+by a process that has ended is ignored.
 """
 
 import atexit
@@ -70,8 +69,7 @@ class VirtualState(NamedTuple):
 class Publisher:
     """The counters of this process's virtual GPUs, which all processes of this user can read."""
 
-    # Rows of int64, one per GPU, to be indexed with ``RESERVED`` and its like, and to be written;
-    # after a fork the child finds private ones here.
+    # Writable rows of int64, one per GPU, indexed by ``RESERVED`` etc.; private in a forked child.
     counters: list[memoryview]
 
     def __init__(self, gpus: Sequence[VirtualFacts], folder: Path | None = None) -> None:
@@ -185,10 +183,7 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
-    """Parse the header and rows of a file; None if it is invalid or not of a living process.
-
-    The file of a process that has ended is removed.
-    """
+    """Parse a file; None if it is invalid. The file of a process that has ended is removed."""
     try:
         with path.open("rb") as file:
             header, rows = json.loads(file.read(_HEADER)), file.read()
@@ -254,13 +249,11 @@ class VirtualSource(Source):
 
     name = "virtual"
 
-    def __init__(self, states: Callable[[], Sequence[VirtualState]] = read) -> None:
-        self._read = states
-        self._states: list[VirtualState] = []
+    _states: Sequence[VirtualState] = ()
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all of them; this process's first, since a WHERE can name them."""
-        self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
+        self._states = sorted(read(), key=lambda state: state.pid != os.getpid())
         return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:

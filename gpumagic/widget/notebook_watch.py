@@ -1,8 +1,7 @@
 """Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
-Variables are read between two cells, and only while a table of them is open: JupyterLab's panel
-evaluates `panel()` in the kernel, and the widget's view sends a message. A view sends heartbeats,
-and is gone if it is silent while the kernel can receive, which it cannot while a cell runs.
+Variables are read between two cells, while a table of them is open, for JupyterLab's panel and the
+widget's view. A view that sends no heartbeat is gone, unless a cell runs: nothing is received then.
 """
 
 from __future__ import annotations

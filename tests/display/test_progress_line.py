@@ -79,7 +79,7 @@ def test_a_line_is_no_wider_than_the_terminal(at, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     at.timer.call()
     at.line.update("x" * 50)
-    assert at.seen == "x" * 19
+    assert at.seen == "x" * 18 + "…"
     at.line.close()
 
 

@@ -76,7 +76,6 @@ def test_duration(seconds: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "N/A"),
         (-3, "0 s"),
         (4.9, "4 s"),
         (500, "8 min"),
@@ -84,7 +83,7 @@ def test_duration(seconds: float | None, text: str) -> None:
         (400_000, "4 d 15 h"),
     ],
 )
-def test_age(seconds: float | None, text: str) -> None:
+def test_age(seconds: float, text: str) -> None:
     assert age(seconds) == text
 
 
