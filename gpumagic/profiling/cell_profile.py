@@ -1,6 +1,6 @@
 """Hold the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -143,34 +143,28 @@ def _percent(part: float, whole: float) -> str:
 
 
 # -- the table
-_COUNTS: tuple[tuple[str, Callable[[ProfiledLine], str]], ...] = (
-    ("host", lambda line: duration(line.host)),
-    ("device", lambda line: duration(line.device)),
-    ("launches", lambda line: NOT_KNOWN if line.launches is None else f"{line.launches:,}"),
-    ("copies", lambda line: f"{line.copies:,}"),
-    ("waits", lambda line: f"{line.waits:,}"),
-)
-
-
 def _columns(profile: CellProfile) -> list[Column]:
     number, lines = partial(Column, number=True), profile.lines
     wheres = [line.where or UserLine(0) for line in lines]
-    dearest, html = [*map(_dearest, lines)], [escape(where.source) for where in wheres]
-    for n, where in enumerate(wheres):
-        if dearest[n]:
-            html[n] = folded(where.source, escape(dearest[n]))
+    first = [line.operators[:_OPERATORS] for line in lines]
+    dearest = [", ".join(f"{o.name} {duration(o.cost)}" for o in each) for each in first]
+    html = [
+        folded(where.source, escape(words)) if words else escape(where.source)
+        for where, words in zip(wheres, dearest, strict=True)
+    ]
     code = [table.short(where.source, _CODE) for where in wheres]
+    launches = [NOT_KNOWN if line.launches is None else f"{line.launches:,}" for line in lines]
     whole = sum(line.host for line in lines)
     return [
         number("line", [w.place.removeprefix("line ") if w.line else "–" for w in wheres]),
         Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html),
-        *(number(head, [*map(count, lines)]) for head, count in _COUNTS),
+        number("host", [duration(line.host) for line in lines]),
+        number("device", [duration(line.device) for line in lines]),
+        number("launches", launches),
+        number("copies", [f"{line.copies:,}" for line in lines]),
+        number("waits", [f"{line.waits:,}" for line in lines]),
         number("share", [_percent(line.host, whole) for line in lines]),
     ]
-
-
-def _dearest(line: ProfiledLine) -> str:
-    return ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:
@@ -186,19 +180,24 @@ def _notes(profile: CellProfile) -> Iterator[str]:
 # -- the timeline
 _WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
 _COLUMNS = 600
-_OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn)"
+_OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn);opacity:.45"
 _Block = tuple[str, str, str]  # the color, the words in it if there is room, the tooltip
 
 
 def _timeline(profile: CellProfile) -> str:
     """Return the lanes of the host, the device and its copies, as SVG."""
     colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
-    size = max(len(profile.moments) // _COLUMNS, 1)
-    shown, copies = profile.moments[::size], [m.copying for m in profile.moments]
-    copying = [any(copies[n : n + size]) for n in range(0, len(copies), size)]
+    moments, size = profile.moments, max(len(profile.moments) // _COLUMNS, 1)
+    shown, starts = moments[::size], range(0, len(moments), size)
+    copying = [any(m.copying for m in moments[n : n + size]) for n in starts]
     lanes: dict[str, list[_Block | None]] = {
         "host": [(colors.get(m.line, _OTHERS), _number(m.line), _at(m.line)) for m in shown],
-        "device": [_device(m) for m in shown],
+        "device": [
+            (_IDLE, _number(m.cause.where), f"idle: {m.cause.kind} at {_at(m.cause.where)}")
+            if m.cause
+            else (_BUSY, "", "a kernel runs")
+            for m in shown
+        ],
         "copies": [(_BUSY, "", "a copy runs") if each else None for each in copying],
     }
     parts = []
@@ -229,20 +228,12 @@ def _lane(blocks: list[_Block | None], y: float) -> Iterator[str]:
         if drawn is None:
             continue
         color, words, tip = drawn
-        faint = ' opacity=".45"' if color == _IDLE else ""
         yield (
-            f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16" style="fill:{color}"'
-            f"{faint}><title>{escape(tip)}</title></rect>"
+            f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16" style="fill:{color}">'
+            f"<title>{escape(tip)}</title></rect>"
         )
         if len(words) * LETTER + 4 < wide:
             yield plot.text(x + wide / 2, y + 12, words, "middle")
-
-
-def _device(moment: Moment) -> _Block:
-    cause = moment.cause
-    if cause is None:
-        return _BUSY, "", "a kernel runs"
-    return _IDLE, _number(cause.where), f"idle: {cause.kind} at {_at(cause.where)}"
 
 
 def _number(line: UserLine | None) -> str:
