@@ -12,7 +12,6 @@ import os
 import sys
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -32,10 +31,8 @@ from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
-SHORT = 1_000
-"""Nanoseconds: while torch's profiler runs, an operator takes longer than that."""
+SHORT = 1_000  # nanoseconds: while torch's profiler runs, an operator takes longer
 SAMPLE = 20_000
-_LOOP = 1_000
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -61,8 +58,13 @@ class CellProfiler:
 
     def start(self) -> None:
         """Begin to record."""
-        with _silent():
+        ours = _LEVEL not in os.environ
+        os.environ.setdefault(_LEVEL, "99")  # kineto logs to the cell's output
+        try:
             self._profile.__enter__()
+        finally:
+            if ours:
+                del os.environ[_LEVEL]
         self._thread, self._began = get_native_id(), perf_counter_ns()
         self._lines.start()
 
@@ -77,8 +79,7 @@ class CellProfiler:
         finally:
             began = perf_counter_ns()
             self._profile.use_device = None  # it would wait once more, as if the user's code did
-            with _silent():
-                self._profile.__exit__(None, None, None)
+            self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
     def result(self, ledger: Ledger) -> CellProfile | None:
@@ -110,18 +111,6 @@ class CellProfiler:
             times = {"ts": (start + ahead) / 1e3, "dur": duration / 1e3}
             trace["traceEvents"].append({**event, **times, "args": args})
         return trace
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep kineto's log off the cell's output, unless the user has set its level."""
-    ours = _LEVEL not in os.environ
-    os.environ.setdefault(_LEVEL, "99")
-    try:
-        yield
-    finally:
-        if ours:
-            os.environ.pop(_LEVEL, None)
 
 
 class LineClock:
@@ -210,7 +199,7 @@ def _bias() -> int:
         return trace
 
     def loop() -> None:
-        for _ in range(_LOOP):
+        for _ in range(1_000):
             pass
 
     sys.settrace(trace)

@@ -22,20 +22,15 @@ _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_me
 _RUNTIME = ("_runtime", "_driver")  # ends of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
 _FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first that goes on is the cause
-_COMPUTES = 0.1
-"""A line whose operators take less than this share of its host time is plain Python."""
-_EVENT = 2e-6
-"""Seconds that torch's profiler takes for an event: benchmarks/profile_cost.py."""
+_COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
+_EVENT = 2e-6  # seconds that torch's profiler takes for an event: benchmarks/profile_cost.py
 Event = dict[str, Any]
 """An event of the trace; those of the host and the device get the `line` that they belong to."""
 Label = UserLine | None
 
 
 def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> CellProfile:
-    """Return the profile of a cell from its trace; `saved` is the file that has it.
-
-    The ledger has the counts of copies and waits.
-    """
+    """Return the profile of a cell from its trace and ledger; `saved` is the trace's file."""
     found = _Trace(trace["traceEvents"])
     lanes, lines = found.lanes(), _lines(found, ledger)
     moments = tuple(_moments(found, lanes))
@@ -112,10 +107,10 @@ class _Trace:
                 started[key, e["args"].get(key)] = e
         for e in self.device:
             ids = [(key, e["args"].get(key, -1)) for key in ("External id", "correlation")]
-            starter = next((started[each] for each in ids if each in started), None)
-            e["line"] = starter["line"] if starter else self.lines.last(e["ts"])[1]
-            if starter:
-                starter["behind"] += e["dur"] / 1e6
+            unknown = {"line": self.lines.last(e["ts"])[1], "behind": 0.0}
+            starter = next((started[each] for each in ids if each in started), unknown)
+            e["line"] = starter["line"]
+            starter["behind"] += e["dur"] / 1e6
 
     def lanes(self) -> dict[str, _Lane]:
         """Return what the cell's thread did, by cause, and the lanes of its device."""
@@ -136,10 +131,7 @@ def _end(e: Event) -> float:
 
 
 def _subtract_inner(events: list[Event]) -> None:
-    """Give events of the host their `own` time, without the events inside them, and `calls`.
-
-    As in torch's table, the only event inside one of its name is no call.
-    """
+    """Give events of the host their `own` time, without the events inside them, and `calls`."""
     stack: list[Event] = []
     inner: dict[int, list[Event]] = defaultdict(list)
     for e in sorted(events, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"])):
@@ -151,6 +143,7 @@ def _subtract_inner(events: list[Event]) -> None:
             inner[id(stack[-1])].append(e)
         stack.append(e)
     for e in events:
+        # As in torch's table, the only event inside one of its name is no call.
         if len(only := inner[id(e)]) == 1:
             only[0]["calls"] = int(only[0]["name"] != e["name"])
 
