@@ -221,9 +221,8 @@ def _causes(
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):
         counts[cause.kind][cause.where] += 1
-    each = whole / max(len(moments), 1)
     seconds: dict[Kind, float] = defaultdict(float)
-    seconds |= {kind: each * by_line.total() for kind, by_line in counts.items()}
+    seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
     # In the time of its waits, the host could have launched what came next.
     late = min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0))
     if late:
