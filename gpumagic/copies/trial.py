@@ -182,7 +182,7 @@ class Trial:
         values: Mapping[str, Any],
         *,
         others: FrameworksOn | None = None,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
         self.where = str(device if others is None else others.device)

@@ -3,7 +3,6 @@
 import contextvars
 import inspect
 import math
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -236,8 +235,7 @@ class Search:
 
     def _peak(self, value: float) -> int:
         with ExitStack() as stack:
-            clock = time.perf_counter
-            trial = Trial(self.program, self._target, self.space, {self.name: value}, clock=clock)
+            trial = Trial(self.program, self._target, self.space, {self.name: value})
             stack.callback(trial.close)
             stack.callback(trial.stack.close)
             meter = MemoryMeter()

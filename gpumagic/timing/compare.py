@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gpumagic import faults
-from gpumagic.device import Device, cuda_state
+from gpumagic.device import cuda_state
 from gpumagic.display.table import view
 from gpumagic.errors import GpuError, as_typed, note
 from gpumagic.frameworks.known import Needed
@@ -58,10 +58,6 @@ class Progress:
         parts = [self.where, *(f"{name} = {value}" for name, value in self.values.items())]
         count = f"{self.done + 1} of {self.total}" if self.total > 1 else ""
         return " · ".join(filter(None, (*parts, self.stage, count)))
-
-    def posted(self) -> dict[str, Any]:
-        """Return JSON for the monitor: a line, and a bar for each device."""
-        return {"line": f"{self.title} · {self}", "bars": bars(self.bars)}
 
 
 def compare(
@@ -140,7 +136,7 @@ def compare(
     stopwatch = stopwatch or Stopwatch(needed.frameworks)
 
     def report(now: Progress) -> None:
-        board.post(now.posted())
+        board.post({"line": f"{now.title} · {now}", "bars": bars(now.bars)})
         if progress is not None:
             progress(now)
 
@@ -186,8 +182,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
     """Return the named targets in order; the CPU and every GPU if None."""
     if given is None:
         return tuple((device,) for device in [needed.find("cpu"), *needed.devices()])
-    single = isinstance(given, (str, int, Device)) or comes_from(type(given), "torch.device")
-    if single or not isinstance(given, Iterable):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
@@ -241,7 +236,6 @@ class Comparing:
         self.interrupted = False
         self._task, self._points, self._report = task, points, report
         self._reported = -math.inf
-        self._added: Measuring | None = None
         self._full: dict[str, Mapping[str, Any]] = {}  # where memory ran out at these values
 
     def run(self) -> None:
@@ -277,7 +271,6 @@ class Comparing:
             tell(_BEGIN)
             with kept():
                 one.run()
-            self._add(one, None)
         except KeyboardInterrupt:
             self._add(one, None if one.timing().seconds else _INTERRUPTED)
             raise
@@ -292,9 +285,9 @@ class Comparing:
                 at = "".join(f", {name} = {value!r}" for name, value in values.items())
                 note(error, f"timed on {where}{at}{line}")
                 raise
+        self._add(one, failure)
         # Outside the handler: the exception's traceback would keep the memory.
         if failure is not None:
-            self._add(one, failure)
             cuda_state.give_back()
 
     def _tell(
@@ -324,11 +317,7 @@ class Comparing:
             self._report(progress)
 
     def _add(self, one: Measuring, error: str | None) -> None:
-        if self._added is one:  # an interrupt came just after
-            return
-        timing = one.timing(error)
-        self.timings.append(timing)
-        self._added = one
+        self.timings.append(one.timing(error))
         self.notes |= dict.fromkeys((*one.notes, *([_PRINTED] if one.quiet.dropped else [])))
 
 
