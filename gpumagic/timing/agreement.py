@@ -196,14 +196,13 @@ def outcome(
     globals: dict[str, Any],
     assigned: Iterable[str],
     value: Any,
-    most: int = _KEPT,
     others: FrameworksOn = _NO_OTHERS,
 ) -> dict[str, Any]:
-    """Return numbers and tensors on the CPU, at most `most` bytes in all, by their names in code.
+    """Return numbers and tensors on the CPU, at most 1 GiB, by their names in code.
 
     Arrays of other frameworks (`others`) become NumPy's.
     """
-    found: dict[str, Any] = {}
+    found, most = dict[str, Any](), _KEPT
     values = {name: globals[name] for name in assigned if name in globals} | {"Out": value}
     roots = [((name,), _boxed(each)) for name, each in values.items()]
     for path, item in walk(roots, lambda value: _into(value, others)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumagic import faults
@@ -40,7 +40,7 @@ def where_of(target: Target) -> str:
     return "+".join(map(str, target))
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Task:
     """The settings that all measurements of a comparison share."""
 
@@ -50,9 +50,10 @@ class Task:
     namespace: dict[str, Any]
     max_time: float  # seconds of each measurement, without its first run
     stopwatch: Stopwatch
-    randomness: Randomness  # as it was before
-    agreeing: Agreeing  # gets the result of each first run, before the timing
     items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
+    randomness: Randomness = field(default_factory=Randomness)  # as it was before
+    # Gets the result of each first run, before the timing.
+    agreeing: Agreeing = field(default_factory=Agreeing)
 
 
 class Measuring:
