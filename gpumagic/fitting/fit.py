@@ -137,7 +137,7 @@ def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
         numbers = all(type(value) in (int, float) and math.isfinite(value) for value in listed)
         ascending = sorted(listed) if numbers else []
     if not ascending or ascending[0] <= 0:
-        raise GpuError(f"{name} has values that are no numbers above 0; type some, such as 1, 2")
+        raise GpuError(f"{name} has values that are no numbers above 0; type some, such as 16, 32")
     return name, ascending
 
 
