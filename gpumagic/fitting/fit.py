@@ -144,12 +144,8 @@ def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
 def _program(
     code: Any, namespace: dict[str, Any], name: str, filename: str | None, text: str | None
 ) -> Program:
-    passed = []
-    if callable(code):
-        try:
-            passed = [name] if name in inspect.signature(code).parameters else []
-        except (TypeError, ValueError):  # of C: it can be called, and says no more
-            passed = [name]
+    takes = callable(code) and name in inspect.signature(code).parameters
+    passed = [name] if takes else []
     known = {**namespace, name: None}
     made = program(code, known, filename=filename, text=text, passed=passed)
     if callable(code) and name not in (*passed, *made.reads):
