@@ -176,7 +176,7 @@ class Trial:
         values: Mapping[str, Any],
         *,
         others: FrameworksOn = NO_OTHERS,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
         self.where = str(device or others.device)

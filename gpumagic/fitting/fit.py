@@ -24,8 +24,6 @@ from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import Program, namespace_of, program
 
 MARGIN = 0.05
-_TYPE = "type one such as batch=range(1, 4097)"
-_TYPE_MAGIC = "type one such as batch=1..4096"
 
 
 def fit(
@@ -86,7 +84,7 @@ def fit(
     """
     cuda_state.check()
     began = time.monotonic()
-    name, values = _values(value, _TYPE if filename is None else _TYPE_MAGIC)
+    name, values = _values(value)
     if not 0 <= margin < 1:
         raise GpuError(f"margin={margin} is not a part from 0 to 1; type one, such as margin=0.05")
     if namespace is None:
@@ -126,33 +124,28 @@ def fit(
     return result
 
 
-def _values(given: dict[str, Sequence[float]], hint: str) -> tuple[str, Sequence[float]]:
+def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
     """Return the variable and its values, ascending."""
     if len(given) != 1:
-        several = f"not {', '.join(given)}" if given else "and none is given"
-        raise GpuError(f"fit is over one variable, {several}; {hint}")
+        named = ", ".join(given) or "none"
+        raise GpuError(f"fit is over one variable, not {named}; type one: batch=range(1, 4097)")
     ((name, values),) = given.items()
     if isinstance(values, range):
         ascending: Sequence[float] = values if values.step > 0 else values[::-1]
     else:
         (listed,) = sweeping.check({name: values}).values()
-        if not all(type(value) in (int, float) and math.isfinite(value) for value in listed):
-            raise GpuError(f"{name} has values that are no numbers; {hint}")
-        ascending = sorted(listed)
+        numbers = all(type(value) in (int, float) and math.isfinite(value) for value in listed)
+        ascending = sorted(listed) if numbers else []
     if not ascending or ascending[0] <= 0:
-        raise GpuError(f"{name} has values that are not above 0; {hint}")
+        raise GpuError(f"{name} has values that are no numbers above 0; type some, such as 16, 32")
     return name, ascending
 
 
 def _program(
     code: Any, namespace: dict[str, Any], name: str, filename: str | None, text: str | None
 ) -> Program:
-    passed = []
-    if callable(code):
-        try:
-            passed = [name] if name in inspect.signature(code).parameters else []
-        except (TypeError, ValueError):  # of C: it can be called, and says no more
-            passed = [name]
+    takes = callable(code) and name in inspect.signature(code).parameters
+    passed = [name] if takes else []
     known = {**namespace, name: None}
     made = program(code, known, filename=filename, text=text, passed=passed)
     if callable(code) and name not in (*passed, *made.reads):

@@ -3,7 +3,6 @@
 import contextvars
 import inspect
 import math
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -155,10 +154,9 @@ class Search:
 
     def _say_what_is_open(self, best: float | None) -> None:
         """Note a value whose need is unknown, if all smaller ones fit."""
-        value = min((v for v in self._ended if best and v > best), default=math.inf)
-        if value < min(
-            (t.value for t in self.tried() if best and t.value > best), default=math.inf
-        ):
+        known = {tried.value for tried in self.tried()}
+        above = (each for each in known | self._ended.keys() if best and each > best)
+        if (value := min(above, default=math.inf)) in self._ended:
             what = "raises" if value in self._raises else "is not known:"
             self.stopped = f"{self.name} = {value} {what} {self._ended[value]}"
 
@@ -236,8 +234,7 @@ class Search:
 
     def _peak(self, value: float) -> int:
         with ExitStack() as stack:
-            clock = time.perf_counter
-            trial = Trial(self.program, self._target, self.space, {self.name: value}, clock=clock)
+            trial = Trial(self.program, self._target, self.space, {self.name: value})
             stack.callback(trial.close)
             stack.callback(trial.stack.close)
             meter = MemoryMeter()

@@ -12,7 +12,6 @@ its terms.
 import contextvars
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -162,7 +161,7 @@ def _run(
 ) -> list[str]:
     """Run the code once on copies; return notes for the user."""
     device = as_torch(side) if isinstance(side, Device) else None
-    trial = Trial(made, device, namespace, {}, clock=time.perf_counter)
+    trial = Trial(made, device, namespace, {})
     try:
         trial.set_up()
         if isinstance(side, torch.dtype):
@@ -194,9 +193,9 @@ def _compared(
     found, count, largest = dict[str, Gap](), 0, Gap()
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
-        known = [each.gap for each in inputs if each.gap]
+        known = [Gap(rtol=base), *(each.gap for each in inputs if each.gap)]
         count += bool(one.results and other.results)  # there was room
-        gap = _gap(one, other, known, base)
+        gap = _gap(one, other, known)
         instead = next((each.instead for each in inputs if each.instead), None)
         if gap.excess > 1 and instead and one.at:
             # Not a variable: those must be the same.
@@ -217,8 +216,7 @@ def _aligned(
 ) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
     """Yield the operations that both runs have; the others know what ran instead."""
     keys = [[(each.name, each.shapes) for each in run] for run in runs]
-    pairs = enumerate(zip(*keys, strict=False))
-    alike = next((n for n, (a, b) in pairs if a != b), min(map(len, keys)))
+    alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
     yield from zip(*(run[:alike] for run in runs), strict=True)
     left, right = (each[alike : alike + _ALIGNED] for each in keys)
     for how, a, b, c, d in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
@@ -230,15 +228,14 @@ def _aligned(
                 each.instead = pair
 
 
-def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], base: float) -> Gap:
+def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> Gap:
     """Return the worst gap of the results; `known` are those of the inputs."""
     before = Gap(
-        rtol=max([base, *(each.rtol for each in known)]),
-        depth=1 + max((each.depth for each in known), default=0),
-        inputs=max((each.relative for each in known), default=0.0),
+        rtol=max(each.rtol for each in known),
+        depth=1 + max(each.depth for each in known),
+        inputs=max(each.relative for each in known),
     )
-    sums = one.name.startswith(_SUMS, 5)
-    terms = max((each.scale for each in known if sums), default=0.0)
+    terms = max(each.scale for each in known) if one.name.startswith(_SUMS, 5) else 0.0
     pairs = zip(one.results, other.results, strict=False)
     gaps = [_difference(*pair, before, terms) for pair in pairs]
     one.results, other.results = [], []
@@ -309,12 +306,10 @@ def text(diff: NumericDiff) -> str:
 
 def html(diff: NumericDiff) -> str:
     """For notebooks."""
+    first, *others = map(coded, _lines(diff))
     css = "gm-answer" if diff.agree else "gm-answer gm-bad"
-    parts = []
-    for line in _lines(diff):
-        parts.append(f'<div class="{css}">{coded(line)}</div>')
-        css = "gm-note"
-    return block("".join(parts), "table", "comparison")
+    notes = "".join(f'<div class="gm-note">{line}</div>' for line in others)
+    return block(f'<div class="{css}">{first}</div>{notes}', "table", "comparison")
 
 
 def _lines(diff: NumericDiff) -> list[str]:

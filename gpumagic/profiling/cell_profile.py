@@ -1,6 +1,6 @@
 """Hold the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -32,19 +32,15 @@ class Operator(NamedTuple):
 
 
 class ProfiledLine(NamedTuple):
-    """Record one line of the user's code; None in `where` is for the time between lines.
-
-    `device` and `launches` are None if the profiler does not see the device. `operators` are
-    sorted, the dearest first.
-    """
+    """Record one line of the user's code; None in `where` is for the time between lines."""
 
     where: UserLine | None
     host: float
-    device: float | None
-    launches: int | None
+    device: float | None  # None if the profiler does not see the device
+    launches: int | None  # likewise
     copies: int
     waits: int
-    operators: tuple[Operator, ...]
+    operators: tuple[Operator, ...]  # the dearest first
 
 
 class Cause(NamedTuple):
@@ -111,7 +107,7 @@ def html(profile: CellProfile) -> str:
 # -- the sentence
 def _sentence(profile: CellProfile) -> str:
     whole = duration(profile.seconds)
-    part = NOT_KNOWN if profile.busy is None else _percent(profile.busy, profile.seconds)
+    part = _percent(profile.busy, profile.seconds)
     start = whole if profile.device == "cpu" else f"GPU busy {part} of {whole}"
     least = _LEAST * profile.seconds
     causes = [c for c in profile.causes if c.seconds is None or c.seconds >= least][:_SAID]
@@ -138,39 +134,33 @@ def _at(where: UserLine | None) -> str:
     return f"{where.place} (`{code}`)" if code else where.place
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else NOT_KNOWN
+def _percent(part: float | None, whole: float) -> str:
+    return NOT_KNOWN if part is None or not whole else f"{100 * part / whole:.0f} %"
 
 
 # -- the table
-_COUNTS: tuple[tuple[str, Callable[[ProfiledLine], str]], ...] = (
-    ("host", lambda line: duration(line.host)),
-    ("device", lambda line: duration(line.device)),
-    ("launches", lambda line: NOT_KNOWN if line.launches is None else f"{line.launches:,}"),
-    ("copies", lambda line: f"{line.copies:,}"),
-    ("waits", lambda line: f"{line.waits:,}"),
-)
-
-
 def _columns(profile: CellProfile) -> list[Column]:
     number, lines = partial(Column, number=True), profile.lines
     wheres = [line.where or UserLine(0) for line in lines]
-    dearest, html = [*map(_dearest, lines)], [escape(where.source) for where in wheres]
-    for n, where in enumerate(wheres):
-        if dearest[n]:
-            html[n] = folded(where.source, escape(dearest[n]))
+    first = [line.operators[:_OPERATORS] for line in lines]
+    dearest = [", ".join(f"{o.name} {duration(o.cost)}" for o in each) for each in first]
+    html = [
+        folded(where.source, escape(words)) if words else escape(where.source)
+        for where, words in zip(wheres, dearest, strict=True)
+    ]
     code = [table.short(where.source, _CODE) for where in wheres]
+    launches = [NOT_KNOWN if line.launches is None else f"{line.launches:,}" for line in lines]
     whole = sum(line.host for line in lines)
     return [
         number("line", [w.place.removeprefix("line ") if w.line else "–" for w in wheres]),
         Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html),
-        *(number(head, [*map(count, lines)]) for head, count in _COUNTS),
+        number("host", [duration(line.host) for line in lines]),
+        number("device", [duration(line.device) for line in lines]),
+        number("launches", launches),
+        number("copies", [f"{line.copies:,}" for line in lines]),
+        number("waits", [f"{line.waits:,}" for line in lines]),
         number("share", [_percent(line.host, whole) for line in lines]),
     ]
-
-
-def _dearest(line: ProfiledLine) -> str:
-    return ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:
@@ -186,29 +176,33 @@ def _notes(profile: CellProfile) -> Iterator[str]:
 # -- the timeline
 _WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
 _COLUMNS = 600
-_OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn)"
+_OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn);opacity:.45"
 _Block = tuple[str, str, str]  # the color, the words in it if there is room, the tooltip
+_NOTHING: _Block = "none", "", "no copy runs"
 
 
 def _timeline(profile: CellProfile) -> str:
     """Return the lanes of the host, the device and its copies, as SVG."""
     colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
-    size = max(len(profile.moments) // _COLUMNS, 1)
-    shown, copies = profile.moments[::size], [m.copying for m in profile.moments]
-    copying = [any(copies[n : n + size]) for n in range(0, len(copies), size)]
-    lanes: dict[str, list[_Block | None]] = {
+    moments, size = profile.moments, max(len(profile.moments) // _COLUMNS, 1)
+    shown, starts = moments[::size], range(0, len(moments), size)
+    copying = [any(m.copying for m in moments[n : n + size]) for n in starts]
+    lanes: dict[str, list[_Block]] = {
         "host": [(colors.get(m.line, _OTHERS), _number(m.line), _at(m.line)) for m in shown],
-        "device": [_device(m) for m in shown],
-        "copies": [(_BUSY, "", "a copy runs") if each else None for each in copying],
+        "device": [
+            (_IDLE, _number(m.cause.where), f"idle: {m.cause.kind} at {_at(m.cause.where)}")
+            if m.cause
+            else (_BUSY, "", "a kernel runs")
+            for m in shown
+        ],
+        "copies": [(_BUSY, "", "a copy runs") if each else _NOTHING for each in copying],
     }
+    if profile.busy is None:
+        lanes["device"] = lanes["copies"] = [("none", NOT_KNOWN, NOT_KNOWN)]
     parts = []
     for row, (name, blocks) in enumerate(lanes.items()):
         y = row * _STEP
-        parts.append(plot.text(_LEFT - 8, y + 12, name, "end"))
-        if row and profile.busy is None:
-            parts.append(plot.text(_LEFT, y + 12, NOT_KNOWN))
-        else:
-            parts += _lane(blocks, y)
+        parts += [plot.text(_LEFT - 8, y + 12, name, "end"), *_lane(blocks, y)]
     scale = plot.Scale(0.0, profile.seconds, _LEFT, _WIDTH - 1, log=False)
     for seconds in plot.even_ticks(0.0, profile.seconds):
         x = scale(seconds)
@@ -220,29 +214,18 @@ def _timeline(profile: CellProfile) -> str:
     )
 
 
-def _lane(blocks: list[_Block | None], y: float) -> Iterator[str]:
+def _lane(blocks: list[_Block], y: float) -> Iterator[str]:
     """Yield equal neighbours as one rectangle, with its line's number where there is room."""
     pixel, at = (_WIDTH - _LEFT) / len(blocks), 0
-    for drawn, run in groupby(blocks):
+    for (color, words, tip), run in groupby(blocks):
         x, count = _LEFT + at * pixel, len([*run])
         wide, at = count * pixel, at + count
-        if drawn is None:
-            continue
-        color, words, tip = drawn
-        faint = ' opacity=".45"' if color == _IDLE else ""
         yield (
-            f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16" style="fill:{color}"'
-            f"{faint}><title>{escape(tip)}</title></rect>"
+            f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16" style="fill:{color}">'
+            f"<title>{escape(tip)}</title></rect>"
         )
         if len(words) * LETTER + 4 < wide:
             yield plot.text(x + wide / 2, y + 12, words, "middle")
-
-
-def _device(moment: Moment) -> _Block:
-    cause = moment.cause
-    if cause is None:
-        return _BUSY, "", "a kernel runs"
-    return _IDLE, _number(cause.where), f"idle: {cause.kind} at {_at(cause.where)}"
 
 
 def _number(line: UserLine | None) -> str:

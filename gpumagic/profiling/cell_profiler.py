@@ -12,7 +12,6 @@ import os
 import sys
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -32,10 +31,8 @@ from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
-SHORT = 1_000
-"""Nanoseconds: while torch's profiler runs, an operator takes longer than that."""
+SHORT = 1_000  # nanoseconds: while torch's profiler runs, an operator takes longer
 SAMPLE = 20_000
-_LOOP = 1_000
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -53,24 +50,28 @@ class CellProfiler:
         self._device, self._save = device, save
         self._lines = LineClock()
         kinds = {kind.name.lower() for kind in torch.profiler.supported_activities()} - {"cpu"}
-        self._kind = device.kind if device.kind in kinds and not device.virtual else None
-        self._profile: Any = None
+        self._kind = kind = device.kind if device.kind in kinds and not device.virtual else None
+        self._profile: Any = profiler.profile(use_kineto=True, use_device=kind)
         self._thread = self._began = 0
         self.stopping = 0.0
         """Seconds that the profiler took to stop, which are none of the cell's."""
 
     def start(self) -> None:
         """Begin to record."""
-        self._profile = profiler.profile(use_kineto=True, use_device=self._kind)
-        with _silent():
+        ours = _LEVEL not in os.environ
+        os.environ.setdefault(_LEVEL, "99")  # kineto logs to the cell's output
+        try:
             self._profile.__enter__()
+        finally:
+            if ours:
+                del os.environ[_LEVEL]
         self._thread, self._began = get_native_id(), perf_counter_ns()
         self._lines.start()
 
     def stop(self) -> None:
         """End the recording when the device has finished; does nothing if it did not begin."""
         self._lines.stop()
-        if self._profile is None or not self._profile.entered:
+        if not self._profile.entered:
             return
         try:
             if self._kind:
@@ -78,55 +79,38 @@ class CellProfiler:
         finally:
             began = perf_counter_ns()
             self._profile.use_device = None  # it would wait once more, as if the user's code did
-            with _silent():
-                self._profile.__exit__(None, None, None)
+            self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
-    def result(self, ledger: Ledger | None) -> CellProfile | None:
+    def result(self, ledger: Ledger) -> CellProfile | None:
         """Return what was recorded, with the copies and waits of a ledger; save the trace."""
-        if self._profile is None or self._profile.kineto_results is None:
+        if self._profile.kineto_results is None:
             return None
         trace = self._trace()
         if self._save:
             write = gzip.open if self._save.endswith(".gz") else open
             with write(self._save, "wt", encoding="utf-8") as file:
                 json.dump(trace, file)
-        return read_trace(trace, ledger or Ledger(), self._save)
+        return read_trace(trace, ledger, self._save)
 
     def _trace(self) -> dict[str, Any]:
         """Return torch's trace with the user's lines as one more thread, and the cell itself."""
         with TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             self._profile.kineto_results.save(str(path))
-            self._profile = None
+            del self._profile  # its events need memory
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         # torch's clock tells the time of day, and Python's the time since some start.
         ahead = time_ns() - perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
-        events = trace["traceEvents"]
-
-        def add(cat: str, name: str, start: int, duration: int, args: dict[str, Any]) -> None:
-            times = {"ts": (start + ahead) / 1e3, "dur": duration / 1e3}
-            row = {"ph": "X", "pid": os.getpid(), "tid": "lines", "cat": cat, "name": name}
-            events.append({**row, **times, "args": args})
-
         device = {"device": str(self._device), "virtual": self._device.virtual}
-        duration = self._lines.ended - self._began
-        add(CELL, "cell", self._began, duration, device | {"thread": self._thread})
-        for start, duration, line in self._lines.segments():
-            add(LINE, str(line), start, duration, vars(line))
+        whole = self._began, self._lines.ended - self._began
+        rows = [(CELL, "cell", *whole, device | {"thread": self._thread})]
+        rows += [(LINE, str(at), t, d, vars(at)) for t, d, at in self._lines.segments()]
+        for cat, name, start, duration, args in rows:
+            event = {"ph": "X", "pid": os.getpid(), "tid": "lines", "cat": cat, "name": name}
+            times = {"ts": (start + ahead) / 1e3, "dur": duration / 1e3}
+            trace["traceEvents"].append({**event, **times, "args": args})
         return trace
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keep kineto's log off the cell's output, unless the user has set its level."""
-    ours = _LEVEL not in os.environ
-    os.environ.setdefault(_LEVEL, "99")
-    try:
-        yield
-    finally:
-        if ours:
-            os.environ.pop(_LEVEL, None)
 
 
 class LineClock:
@@ -142,16 +126,13 @@ class LineClock:
         self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # as it runs, and as it was typed
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
-        """When the cell's last statement ended: its error is shown later."""
+        """When the last statement of the cell ended; 0 while one runs."""
 
     def start(self) -> None:
         """Trace the user's innermost frame and those that it calls."""
-        self._bias = _bias()
+        self._bias, self.ended = _bias(), perf_counter_ns()
         if (frame := user_frame(sys._getframe(1))) is not None:
-            self._know(frame)
-            frame.f_trace = self._changed
-            self._code, self._line = id(frame.f_code), frame.f_lineno
-        self._began, self.ended = perf_counter_ns(), 0
+            frame.f_trace = self._called(frame, "call", None)
         sys.settrace(self._called)
 
     def stop(self) -> None:
@@ -162,15 +143,12 @@ class LineClock:
             self.ended = perf_counter_ns()
             self._add(self._began, self.ended - self._began)
 
-    def _know(self, frame: FrameType) -> None:
+    def _called(self, frame: FrameType, event: str, given: Any) -> Any:
         code = frame.f_code
+        if not is_users(code.co_filename):
+            return None
         if id(code) not in self._codes:
             self._codes[id(code)] = code, in_cell(frame)[0]
-
-    def _called(self, frame: FrameType, event: str, given: Any) -> Any:
-        if not is_users(frame.f_code.co_filename):
-            return None
-        self._know(frame)
         return self._changed(frame, event, given)
 
     def _changed(self, frame: FrameType, event: str, given: Any) -> Any:
@@ -185,18 +163,13 @@ class LineClock:
             if self._short > SAMPLE:
                 self._add(now - self._short, self._short)
                 self._short = 0
-        at = frame if event != "return" else self._outer(frame)
-        if at is None:
+        at = user_frame(frame.f_back) if event == "return" else frame
+        if at is None or id(at.f_code) not in self._codes:
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno
         self._began = perf_counter_ns()  # our own time belongs to no line
         return self._changed
-
-    def _outer(self, frame: FrameType) -> FrameType | None:
-        """Return the traced frame that a frame returns to; None at the end of a statement."""
-        outer = user_frame(frame.f_back)
-        return outer if outer is not None and id(outer.f_code) in self._codes else None
 
     def _add(self, start: int, duration: int) -> None:
         self._log.extend((start, duration, self._code, self._line))
@@ -211,9 +184,8 @@ class LineClock:
             return UserLine(line, source_of(file, line), function_of(ran), file)
 
         for n in range(0, len(self._log), 4):
-            start, duration, code, number = self._log[n : n + 4]
-            if code in self._codes:
-                yield start, duration, line_of(code, number)
+            start, duration, *where = self._log[n : n + 4]
+            yield start, duration, line_of(*where)
 
 
 def _bias() -> int:
@@ -222,13 +194,12 @@ def _bias() -> int:
 
     def trace(frame: FrameType, event: str, given: Any) -> Any:
         nonlocal began
-        now = perf_counter_ns()
-        spent.append(now - began)
+        spent.append(perf_counter_ns() - began)
         began = perf_counter_ns()
         return trace
 
     def loop() -> None:
-        for _ in range(_LOOP):
+        for _ in range(1_000):
             pass
 
     sys.settrace(trace)

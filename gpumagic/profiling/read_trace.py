@@ -8,7 +8,9 @@ thread was at when it began, also an event of autograd's threads. Times of event
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from math import inf
+from operator import sub
 from typing import Any, Literal
 
 from gpumagic.ledger.entry import OFTEN, Ledger
@@ -20,22 +22,15 @@ _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_me
 _RUNTIME = ("_runtime", "_driver")  # ends of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
 _FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first that goes on is the cause
-_COMPUTES = 0.1
-"""A line whose operators take less than this share of its host time is plain Python."""
-_EVENT = 2e-6
-"""Seconds that torch's profiler takes for an event: benchmarks/profile_cost.py."""
+_COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
+_EVENT = 2e-6  # seconds that torch's profiler takes for an event: benchmarks/profile_cost.py
 Event = dict[str, Any]
 """An event of the trace; those of the host and the device get the `line` that they belong to."""
 Label = UserLine | None
 
 
-def read_trace(
-    trace: Mapping[str, Any], ledger: Ledger | None = None, saved: str = ""
-) -> CellProfile:
-    """Return the profile of a cell from its trace; `saved` is the file that has it.
-
-    A ledger has the exact counts of copies and waits; without one they are the runtime's.
-    """
+def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> CellProfile:
+    """Return the profile of a cell from its trace and ledger; `saved` is the trace's file."""
     found = _Trace(trace["traceEvents"])
     lanes, lines = found.lanes(), _lines(found, ledger)
     moments = tuple(_moments(found, lanes))
@@ -60,12 +55,9 @@ class _Lane:
     def __init__(self, found: Iterable[Event]) -> None:
         self.events = sorted(found, key=lambda e: e["ts"])
         self._starts = [e["ts"] for e in self.events]
-        self._ends: list[float] = []
-        self.seconds = 0.0  # in which there is at least one
-        for e in self.events:
-            last, end = max([*self._ends[-1:], e["ts"]]), _end(e)
-            self.seconds += max(end - last, 0.0) / 1e6
-            self._ends.append(max(end, last))
+        self._ends = [*accumulate(map(_end, self.events), max)]
+        begins = map(max, self._starts, [-inf, *self._ends])
+        self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # in which there is at least one
 
     def last(self, time: float) -> tuple[float, Label]:
         """Return when all stretches that began before a time end, and the line of the last."""
@@ -115,10 +107,10 @@ class _Trace:
                 started[key, e["args"].get(key)] = e
         for e in self.device:
             ids = [(key, e["args"].get(key, -1)) for key in ("External id", "correlation")]
-            starter = next((started[each] for each in ids if each in started), None)
-            e["line"] = starter["line"] if starter else self.lines.last(e["ts"])[1]
-            if starter:
-                starter["behind"] += e["dur"] / 1e6
+            unknown = {"line": self.lines.last(e["ts"])[1], "behind": 0.0}
+            starter = next((started[each] for each in ids if each in started), unknown)
+            e["line"] = starter["line"]
+            starter["behind"] += e["dur"] / 1e6
 
     def lanes(self) -> dict[str, _Lane]:
         """Return what the cell's thread did, by cause, and the lanes of its device."""
@@ -131,8 +123,7 @@ class _Trace:
             if str(e["args"].get("device", 0)) == number:
                 found[e["cat"]].append(e)
         found["copy"] += found["gpu_memcpy"]
-        kinds = ("loader", "copy", "wait", "launch", "kernel", "gpu_memcpy")
-        return {kind: _Lane(found[kind]) for kind in kinds}
+        return {kind: _Lane(found[kind]) for kind in (*_FIRST, "kernel", "gpu_memcpy")}
 
 
 def _end(e: Event) -> float:
@@ -140,10 +131,7 @@ def _end(e: Event) -> float:
 
 
 def _subtract_inner(events: list[Event]) -> None:
-    """Give events of the host their `own` time, without the events inside them, and `calls`.
-
-    As in torch's table, the only event inside one of its name is no call.
-    """
+    """Give events of the host their `own` time, without the events inside them, and `calls`."""
     stack: list[Event] = []
     inner: dict[int, list[Event]] = defaultdict(list)
     for e in sorted(events, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"])):
@@ -155,6 +143,7 @@ def _subtract_inner(events: list[Event]) -> None:
             inner[id(stack[-1])].append(e)
         stack.append(e)
     for e in events:
+        # As in torch's table, the only event inside one of its name is no call.
         if len(only := inner[id(e)]) == 1:
             only[0]["calls"] = int(only[0]["name"] != e["name"])
 
@@ -170,21 +159,12 @@ def _kind(e: Event) -> Kind | Literal[""]:
 
 
 # -- the lines
-def _counts(found: _Trace, ledger: Ledger | None) -> tuple[Counter[Label], Counter[Label]]:
-    """Return the copies and the waits of each line."""
-    if ledger is None:
-        moves = (e for e in found.device if e["cat"] == "gpu_memcpy" and "DtoD" not in e["name"])
-        waits = (e for e in found.host if _kind(e) == "wait")
-        return Counter(e["line"] for e in moves), Counter(e["line"] for e in waits)
+def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
+    """Return the lines with their operators, the dearest first."""
     counts: dict[str, Counter[Label]] = defaultdict(Counter)
     for entry in ledger.entries:
         counts[entry.kind][entry.where] += entry.count
-    return counts["copy"], counts["wait"]
-
-
-def _lines(found: _Trace, ledger: Ledger | None) -> tuple[ProfiledLine, ...]:
-    """Return the lines with their operators, the dearest first."""
-    copies, waits = _counts(found, ledger)
+    copies, waits = counts["copy"], counts["wait"]
     device: dict[Label, float] = defaultdict(float)
     launches = Counter[Label]()
     for e in found.device:
@@ -196,7 +176,7 @@ def _lines(found: _Trace, ledger: Ledger | None) -> tuple[ProfiledLine, ...]:
         _, calls, host, there = sums[e["line"]].get(name, Operator(name, 0, 0.0, 0.0))
         there = (there or 0.0) + e["behind"] if found.seen else None
         sums[e["line"]][name] = Operator(name, calls + e["calls"], host + e["own"], there)
-    made = [
+    made = (
         ProfiledLine(
             where=line,
             host=found.host_seconds.get(line, 0.0),
@@ -207,41 +187,28 @@ def _lines(found: _Trace, ledger: Ledger | None) -> tuple[ProfiledLine, ...]:
             operators=tuple(sorted(sums[line].values(), key=lambda o: -o.cost)),
         )
         for line in dict.fromkeys((*found.host_seconds, *sums, *device, *copies, *waits))
-    ]
+    )
     return tuple(sorted(made, key=lambda each: -max(each.host, each.device or 0.0)))
 
 
 # -- the causes
 def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
-    """Yield what happened at evenly distributed times, never in step with a loop.
-
-    Without the moments in which nothing but the tracing of lines runs.
-    """
+    """Yield what happened at evenly distributed times, never in step with a loop."""
     inside: dict[Label, float] = defaultdict(float)
     for e in found.host:
         inside[e["line"]] += e["own"] * (_kind(e) == "launch")
-    seconds = found.host_seconds
-    computing = {line for line in seconds if inside[line] > _COMPUTES * seconds[line]}
     for n in range(_MOMENTS):
         time = found.start + found.duration * (n + n * _GOLDEN % 1) / _MOMENTS
         here, busy = found.lines.at(time), lanes["kernel"].at(time) is not None
         copying = lanes["gpu_memcpy"].at(time) is not None
-        if here or busy or copying:
-            line = here[1] if here else None
-            cause = None if busy else _cause(time, line, lanes, computing)
-            yield Moment(line, busy, copying, cause)
-
-
-def _cause(time: float, line: Label, lanes: dict[str, _Lane], computing: set[Label]) -> Cause:
-    """Return why no kernel ran at a time: what the host did, or the wait that emptied the queue."""
-    for kind in _FIRST:
-        if stretch := lanes[kind].at(time):
-            return Cause(kind, stretch[1])
-    # Between two operators of a line, Python prepares the next one.
-    if line not in computing and not lanes["launch"].at(time):
-        return Cause("python", line)
-    waited = lanes["wait"].at(lanes["kernel"].last(time)[0])
-    return Cause("wait", waited[1]) if waited else Cause("launch", line)
+        if not (here or busy or copying):
+            continue  # nothing but the tracing of lines runs
+        line = here[1] if here else None
+        causes = (Cause(kind, at[1]) for kind in _FIRST if (at := lanes[kind].at(time)))
+        # Between two operators of a line, Python prepares the next one.
+        computes = inside[line] > _COMPUTES * found.host_seconds[line]
+        cause = next(causes, Cause("launch" if computes else "python", line))
+        yield Moment(line, busy, copying, None if busy else cause)
 
 
 def _causes(
@@ -254,15 +221,15 @@ def _causes(
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):
         counts[cause.kind][cause.where] += 1
-    each = whole / max(len(moments), 1)
-    seconds = {kind: each * by_line.total() for kind, by_line in counts.items()}
+    seconds: dict[Kind, float] = defaultdict(float)
+    seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
     # In the time of its waits, the host could have launched what came next.
-    late = max(waits.seconds - seconds.get("wait", 0.0), 0.0)
-    if late := min(seconds.get("launch", 0.0), late):
+    late = min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0))
+    if late:
         seconds["launch"] -= late
-        seconds["wait"] = seconds.get("wait", 0.0) + late
+        seconds["wait"] += late
         counts["wait"] = Counter(e["line"] for e in waits.events)
-    order = sorted(seconds, key=lambda kind: -seconds[kind])
+    order = sorted(counts, key=lambda kind: -seconds[kind])
     timed = (Cause(kind, counts[kind].most_common(1)[0][0], seconds[kind]) for kind in order)
     often = [Cause("wait", line.where, times=line.waits) for line in unseen]
     often += [Cause("copy", line.where, times=line.copies) for line in unseen]

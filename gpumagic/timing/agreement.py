@@ -70,20 +70,19 @@ class Agreeing:
     """The first device's results at one value, and the agreements of the other devices."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Any] | None = None
-        self._first: tuple[str, dict[str, Any], frozenset[str]] | None = None
+        self._first: tuple[Mapping[str, Any], str, dict[str, Any], frozenset[str]] | None = None
         self.found: list[Agreement] = []
 
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
         """Compare an `outcome`; `drawn` are the kinds of devices whose generators were used."""
-        if self._first is None or self._values != dict(values):
-            self._values, self._first = dict(values), (where, results, drawn)
+        if self._first is None or self._first[0] != values:
+            self._first = values, where, results, drawn
             return
-        reference, expected, drew = self._first
+        _, reference, expected, drew = self._first
         agreement = agree(reference, expected, where, results, drew != drawn)
-        self.found.append(replace(agreement, values=self._values))
+        self.found.append(replace(agreement, values=dict(values)))
 
     def forget(self) -> None:
         """Free the results."""
@@ -127,7 +126,10 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     """Return the largest difference of two results, and how they differ; empty if they agree."""
     if one is None or other is None:
         return math.inf, "is there on one of them only"
-    a, b = _arrays(one, other)
+    # Tensors if one of them is, else NumPy's arrays.
+    numpy = sys.modules.get("numpy")
+    library = torch_here() if is_tensor(one) or is_tensor(other) or numpy is None else numpy
+    a, b = library.asarray(one), library.asarray(other)
     if (dtype_of(a), a.shape) != (dtype_of(b), b.shape):
         kinds = f"{dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
         return math.inf, f"is {kinds}"
@@ -142,13 +144,6 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a number of Python
     rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"
-
-
-def _arrays(one: Any, other: Any) -> tuple[Any, Any]:
-    """Return two results as arrays of one library: tensors if one of them is, else NumPy's."""
-    numpy = sys.modules.get("numpy")
-    library = torch_here() if is_tensor(one) or is_tensor(other) or numpy is None else numpy
-    return library.asarray(one), library.asarray(other)
 
 
 def dtype_of(array: Any) -> str:
@@ -201,14 +196,13 @@ def outcome(
     globals: dict[str, Any],
     assigned: Iterable[str],
     value: Any,
-    most: int = _KEPT,
     others: FrameworksOn = _NO_OTHERS,
 ) -> dict[str, Any]:
-    """Return numbers and tensors on the CPU, at most `most` bytes in all, by their names in code.
+    """Return numbers and tensors on the CPU, at most 1 GiB, by their names in code.
 
     Arrays of other frameworks (`others`) become NumPy's.
     """
-    found: dict[str, Any] = {}
+    found, most = dict[str, Any](), _KEPT
     values = {name: globals[name] for name in assigned if name in globals} | {"Out": value}
     roots = [((name,), _boxed(each)) for name, each in values.items()]
     for path, item in walk(roots, lambda value: _into(value, others)):

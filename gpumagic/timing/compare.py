@@ -17,13 +17,12 @@ from functools import partial
 from typing import Any, Literal
 
 from gpumagic import faults
-from gpumagic.device import Device, cuda_state
+from gpumagic.device import cuda_state
 from gpumagic.display.table import view
 from gpumagic.errors import GpuError, as_typed, note
 from gpumagic.frameworks.known import Needed
-from gpumagic.isolation.settings import Randomness, deferred, kept
+from gpumagic.isolation.settings import deferred, kept
 from gpumagic.telemetry.history import board
-from gpumagic.timing.agreement import Agreeing
 from gpumagic.timing.comparison import Comparison, Timing
 from gpumagic.timing.comparison_view import bars
 from gpumagic.timing.measurement import Measuring, Target, Task, where_of
@@ -58,10 +57,6 @@ class Progress:
         parts = [self.where, *(f"{name} = {value}" for name, value in self.values.items())]
         count = f"{self.done + 1} of {self.total}" if self.total > 1 else ""
         return " · ".join(filter(None, (*parts, self.stage, count)))
-
-    def posted(self) -> dict[str, Any]:
-        """Return JSON for the monitor: a line, and a bar for each device."""
-        return {"line": f"{self.title} · {self}", "bars": bars(self.bars)}
 
 
 def compare(
@@ -138,24 +133,18 @@ def compare(
     points = sweeping.points(values)
     counts = sweeping.worked_through(items, namespace, points)
     stopwatch = stopwatch or Stopwatch(needed.frameworks)
-
-    def report(now: Progress) -> None:
-        board.post(now.posted())
-        if progress is not None:
-            progress(now)
-
-    task = Task(
+    comparing = Comparing(
         program=made,
         targets=wanted,
         needed=needed,
         namespace=namespace,
         max_time=max_time,
         stopwatch=stopwatch,
-        randomness=Randomness(),
-        agreeing=Agreeing(),
         items={sweeping.key(point): n for point, n in zip(points, counts, strict=True)},
+        points=points,
+        tell=progress or (lambda now: None),
+        notes=dict.fromkeys(d.note for target in wanted for d in target if d.note),
     )
-    comparing = Comparing(task, points, report)
     try:
         contextvars.copy_context().run(comparing.run)  # its settings end with it
     finally:
@@ -165,7 +154,7 @@ def compare(
     result = Comparison(
         code=made.text.strip("\n"),
         timings=tuple(comparing.timings),
-        agreements=tuple(task.agreeing.found),
+        agreements=tuple(comparing.agreeing.found),
         time=time.time(),
         sweep=values,
         setup=setup,
@@ -186,8 +175,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
     """Return the named targets in order; the CPU and every GPU if None."""
     if given is None:
         return tuple((device,) for device in [needed.find("cpu"), *needed.devices()])
-    single = isinstance(given, (str, int, Device)) or comes_from(type(given), "torch.device")
-    if single or not isinstance(given, Iterable):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
@@ -226,35 +214,29 @@ def last_comparison() -> Comparison | None:
     return _last[0] if _last else None
 
 
-class Comparing:
+@dataclass(kw_only=True)
+class Comparing(Task):
     """All measurements: each value on every device before the next."""
 
-    def __init__(
-        self,
-        task: Task,
-        points: Sequence[Mapping[str, Any]],
-        report: Callable[[Progress], object],
-    ) -> None:
-        self.timings: list[Timing] = []
-        every = (device for target in task.targets for device in target)
-        self.notes: dict[str, None] = dict.fromkeys(device.note for device in every if device.note)
-        self.interrupted = False
-        self._task, self._points, self._report = task, points, report
-        self._reported = -math.inf
-        self._added: Measuring | None = None
-        self._full: dict[str, Mapping[str, Any]] = {}  # where memory ran out at these values
+    points: Sequence[Mapping[str, Any]]
+    tell: Callable[[Progress], object]
+    notes: dict[str, None]
+    timings: list[Timing] = field(default_factory=list)
+    interrupted: bool = False
+    _reported: float = -math.inf
+    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # where memory ran out
 
     def run(self) -> None:
         """Measure; Ctrl-C ends it, and finished timings are kept."""
         try:
             try:
-                for values in self._points:
-                    for target in self._task.targets:
+                for values in self.points:
+                    for target in self.targets:
                         if not self._is_beyond(where_of(target), values):
                             self._measure(target, values)
             finally:
                 with deferred():
-                    self._task.agreeing.forget()
+                    self.agreeing.forget()
                     cuda_state.give_back()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -269,21 +251,20 @@ class Comparing:
         return False
 
     def _measure(self, target: Target, values: Mapping[str, Any]) -> None:
-        task, where = self._task, where_of(target)
+        where = where_of(target)
         tell = partial(self._tell, where, values)
-        one = Measuring(task, target, values, tell)
+        one = Measuring(self, target, values, tell)
         failure: str | None = None
         try:
             tell(_BEGIN)
             with kept():
                 one.run()
-            self._add(one, None)
         except KeyboardInterrupt:
             self._add(one, None if one.timing().seconds else _INTERRUPTED)
             raise
         except Exception as error:
-            line = _line_of(error, task.program.filename)
-            if _is_out_of_memory(error) and len(task.targets) * len(self._points) > 1:
+            line = _line_of(error, self.program.filename)
+            if _is_out_of_memory(error) and len(self.targets) * len(self.points) > 1:
                 failure = _OUT_OF_MEMORY
                 self._full.setdefault(where, values)
             elif any(t.where == where and t.seconds for t in self.timings):
@@ -292,43 +273,40 @@ class Comparing:
                 at = "".join(f", {name} = {value!r}" for name, value in values.items())
                 note(error, f"timed on {where}{at}{line}")
                 raise
+        self._add(one, failure)
         # Outside the handler: the exception's traceback would keep the memory.
         if failure is not None:
-            self._add(one, failure)
             cuda_state.give_back()
 
     def _tell(
         self, where: str, values: Mapping[str, Any], stage: str, repeats: Repeats | None = None
     ) -> None:
         """Report the progress, if that is due."""
-        now = self._task.stopwatch.clock()
+        now = self.stopwatch.clock()
         if now - self._reported < _PERIOD_S:
             return
         self._reported = now
-        wheres = map(where_of, self._task.targets)
-        bars: dict[str, tuple[float | None, str]] = dict.fromkeys(wheres, (None, "waiting"))
+        wheres = map(where_of, self.targets)
+        states: dict[str, tuple[float | None, str]] = dict.fromkeys(wheres, (None, "waiting"))
         for timing in self.timings:
             if timing.values == values:
-                bars[timing.where] = timing.median, timing.error or "done"
-        bars[where] = repeats.median() if repeats and repeats.laps else None, stage
+                states[timing.where] = timing.median, timing.error or "done"
+        states[where] = repeats.median() if repeats and repeats.laps else None, stage
         with faults.kept("showing how far a comparison is"):
             progress = Progress(
-                self._task.program.text.strip().partition("\n")[0].rstrip(),
+                self.program.text.strip().partition("\n")[0].rstrip(),
                 where,
                 dict(values),
                 stage,
                 len(self.timings),
-                len(self._points) * len(bars),
-                tuple((name, *bar) for name, bar in bars.items()),
+                len(self.points) * len(states),
+                tuple((name, *bar) for name, bar in states.items()),
             )
-            self._report(progress)
+            board.post({"line": f"{progress.title} · {progress}", "bars": bars(progress.bars)})
+            self.tell(progress)
 
     def _add(self, one: Measuring, error: str | None) -> None:
-        if self._added is one:  # an interrupt came just after
-            return
-        timing = one.timing(error)
-        self.timings.append(timing)
-        self._added = one
+        self.timings.append(one.timing(error))
         self.notes |= dict.fromkeys((*one.notes, *([_PRINTED] if one.quiet.dropped else [])))
 
 

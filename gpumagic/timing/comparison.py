@@ -220,16 +220,11 @@ class Comparison(table.Shown):
         Raises `GpuError` if it is not in this comparison.
         """
         name = self._named(where)
-        if set(values) != set(self.sweep):
-            wanted = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
-            raise GpuError(
-                f"the sweep is over {', '.join(self.sweep)}; say at which value: {wanted}"
-                if self.sweep
-                else f"there is no sweep over {', '.join(values)}; leave it out"
-            )
         if (found := self.at(name, values)) is None:
             asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
-            raise GpuError(f"{name} was not timed at {asked}; see .sweep for its values")
+            known = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
+            type_ = f"see .sweep for its values, such as {known}" if known else "leave it out"
+            raise GpuError(f"{name} was not timed at {asked or 'no value'}; {type_}")
         return found
 
     def median(self, where: object, **values: Any) -> float:
@@ -294,8 +289,7 @@ class Comparison(table.Shown):
     @property
     def remarks(self) -> list[str]:
         """How it was measured, and how certain it is; the text shows the first of them."""
-        found: list[str] = table.view(self).remarks(self)
-        return found
+        return list(table.view(self).remarks(self))
 
     def against(self, earlier: Comparison) -> Comparison:
         """Return this comparison with an earlier one, to show what changed."""

@@ -4,7 +4,7 @@ A device with other results, or a virtual GPU, is never called fast. A column wi
 left out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
 from typing import Any
@@ -36,14 +36,12 @@ _LEGEND = {
 def text(comparison: Comparison) -> str:
     """Return the headline, the table and the first doubts, for terminals of 100 columns."""
     head = [*(f"! {line}" for line in _wrong(comparison)), *_answer(comparison)]
-    rows = "" if _is_line(comparison) else "\n".join(table.lines(_columns(comparison), "  ", _FOLD))
-    doubts = _lines(_doubts(comparison)[:_REMARKS], "  " if rows else "")
-    parts = (_lines(head, ""), rows, doubts)
-    return ("\n\n" if rows else "\n").join(filter(None, parts))
-
-
-def _lines(lines: Iterable[str], margin: str) -> str:
-    return "\n".join("\n".join(table.wrapped(line, margin)) for line in lines)
+    rows = [] if _is_line(comparison) else table.lines(_columns(comparison), "  ", _FOLD)
+    doubts = _doubts(comparison)[:_REMARKS]
+    above = [part for line in head for part in table.wrapped(line)]
+    below = [part for line in doubts for part in table.wrapped(line, "  " * bool(rows))]
+    parts = ("\n".join(lines) for lines in (above, rows, below) if lines)
+    return ("\n\n" if rows else "\n").join(parts)
 
 
 def html(comparison: Comparison) -> str:
@@ -116,7 +114,9 @@ def _answer(comparison: Comparison) -> list[str]:
     if len(real) > 1 and comparison.sweep:
         said = [_pair(comparison, real[0], other) for other in real[1:]]
     elif len(real) > 1:
-        said = [_order(comparison)]
+        fastest, by, slowest = _winner(comparison, {})
+        alike = f"{both(real)} do not differ by more than the spread"
+        said = [f"{fastest} is {by} faster than {slowest}" if by else alike]
     if comparison.virtual:
         said.append(of_virtual(comparison.virtual))
     for where, scale in {t.where: t.scaling for t in comparison.timings if t.scaling}.items():
@@ -134,14 +134,6 @@ def _single(comparison: Comparison) -> str:
     return f"{name} takes {fine(timing.median)} ({', '.join(about)})"
 
 
-def _order(comparison: Comparison) -> str:
-    """Compare the fastest device with the slowest."""
-    fastest, by, slowest = _winner(comparison, {})
-    if not by:
-        return f"{both(comparison.comparable)} do not differ by more than the spread"
-    return f"{fastest} is {by} faster than {slowest}"
-
-
 def _pair(comparison: Comparison, first: str, other: str) -> str:
     """Say from which value on one of two devices is faster, or by how much at the last value."""
     ((axis, values),) = comparison.sweep.items()
@@ -154,12 +146,6 @@ def _pair(comparison: Comparison, first: str, other: str) -> str:
         return f"{first} and {other} do not differ by more than the spread"
     fast, slow = sorted(apart[-1], key=lambda t: t.median or 0.0)
     return f"{fast.where} is {times(slow.ratio(fast))} faster than {slow.where}{_at(fast.values)}"
-
-
-def _estimate(value: float) -> str:
-    """Format an estimated value of a sweep: ``"190"``, ``"2,000"``, ``"0.0013"``."""
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
 
 
 def _spelled(value: object) -> str:
@@ -203,11 +189,11 @@ def _doubts(comparison: Comparison) -> list[str]:
     for name in ("code", "setup") if earlier is not None else ():
         if getattr(comparison, name).strip() != getattr(earlier, name).strip():
             said.append(f"differs from the earlier run: the {name}")
-    return [*said, *comparison.notes, *_disturbed(comparison), *_uncompared(comparison)]
+    return [*said, *comparison.notes, *_disturbed(comparison)]
 
 
 def _disturbed(comparison: Comparison) -> Iterator[str]:
-    """Yield which times are noisy, and what each run copied."""
+    """Yield which times are noisy, what each run copied, and how well the results agree."""
     if noisy := [t for t in comparison.timings if t.noisy]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
@@ -215,9 +201,6 @@ def _disturbed(comparison: Comparison) -> Iterator[str]:
     last = {t.where: t.transfers for t in comparison.timings}  # a sweep's largest value
     yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
 
-
-def _uncompared(comparison: Comparison) -> Iterator[str]:
-    """Yield why results were not compared, and in a sweep how well the others agree."""
     reasons = dict.fromkeys(a.reason for a in comparison.agreements if a.same is None)
     yield from (f"numbers not compared: {reason}" for reason in reasons)
     known = [(where, _numbers(comparison, where)) for where in comparison.devices]
@@ -393,7 +376,8 @@ def sweep_figure(comparison: Comparison) -> str:
 
 
 def _crossing(name: str, found: Crossover) -> Point:
-    words = f"{name} ≈ {_estimate(found.at)}"
+    rounded = float(f"{found.at:.2g}")
+    words = f"{name} ≈ {f'{rounded:,.0f}' if abs(rounded) >= 10 else f'{rounded:g}'}"
     tip = f"{found.faster} is faster than {found.slower} from {words}"
     return Point(found.at, found.seconds, tip, words)
 

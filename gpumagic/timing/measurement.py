@@ -6,9 +6,10 @@ left. An error is noted with the device and line where it happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpumagic import faults
@@ -20,7 +21,7 @@ from gpumagic.frameworks.watching import watch
 from gpumagic.isolation.settings import Randomness, deferred
 from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger import ledger_view
-from gpumagic.ledger.entry import Ledger, Memory
+from gpumagic.ledger.entry import Ledger
 from gpumagic.timing.agreement import Agreeing, outcome
 from gpumagic.timing.comparison import Timing
 from gpumagic.timing.runner import Repeats, Runner, Stopwatch
@@ -39,7 +40,7 @@ def where_of(target: Target) -> str:
     return "+".join(map(str, target))
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Task:
     """The settings that all measurements of a comparison share."""
 
@@ -49,9 +50,10 @@ class Task:
     namespace: dict[str, Any]
     max_time: float  # seconds of each measurement, without its first run
     stopwatch: Stopwatch
-    randomness: Randomness  # as it was before
-    agreeing: Agreeing  # gets the result of each first run, before the timing
     items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
+    randomness: Randomness = field(default_factory=Randomness)  # as it was before
+    # Gets the result of each first run, before the timing.
+    agreeing: Agreeing = field(default_factory=Agreeing)
 
 
 class Measuring:
@@ -180,15 +182,14 @@ class Measuring:
 
         clock = task.stopwatch.clock
         repeats = self._repeats = Repeats(runner.lap, max_time, clock=clock, told=told)
+        alone = Repeats(runner.alone, max_time, clock=clock)
         with self.quiet:
             repeats.run()
-        if several:
-            alone = Repeats(runner.alone, max_time, clock=clock)
-            with self.quiet:
-                try:
+            try:
+                if several:
                     alone.run()
-                finally:
-                    self._found(alone=alone.seconds)
+            finally:
+                self._found(alone=alone.seconds)
 
 
 def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
@@ -201,14 +202,12 @@ def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]
     stops += [each.peak(device) for each in needed.others for device in target]
 
     def stop() -> dict[str, int]:
-        found: dict[str, int] = {}
-        memories: Iterable[Memory] = (memory for stop in stops for memory in stop())
-        for memory in memories:
-            found[memory.device] = found.get(memory.device, 0) + memory.peak - memory.before
+        found = Counter[str]()
+        for memory in (memory for stop in stops for memory in stop()):
+            found[memory.device] += memory.peak - memory.before
         # If other frameworks work too, 0 from torch is not the whole peak.
         if torch is not None and torch.cuda.is_initialized() and not needed.others:
-            gpus = [str(device) for device in target if str(device).startswith("cuda")]
-            found = dict.fromkeys(gpus, 0) | found
-        return dict(sorted(found.items()))
+            found.update({str(device): 0 for device in target if device.kind == "cuda"})
+        return dict(found)
 
     return stop

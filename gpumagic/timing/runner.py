@@ -177,7 +177,7 @@ _LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """Repeats of code, timed by `lap`: at least one, for `least` seconds within `max_time`.
+    """Repeats of code, timed by `lap`: at least one, within `max_time` seconds.
 
     The first run is made by the caller and counts as warm-up.
     """
@@ -189,12 +189,11 @@ class Repeats:
         *,
         clock: Callable[[], float],
         told: Callable[[str], object] = lambda stage: None,
-        least: float = _LEAST_TIMED_S,
     ) -> None:
         self.laps: list[Lap] = []  # filled while it runs, so that an interrupt keeps them
         self.number = 1  # runs in each
         self._lap, self._told, self._clock = lap, told, clock
-        self._max_time, self._least = max_time, min(least, max_time / 2)
+        self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
         self._timed_s = 0.0
         # The interval is next computed at this many repeats, not at each of thousands.
         self._look_at = _LEAST

@@ -284,10 +284,10 @@ def test_cards_that_are_not_here_are_asked_at_once():
 @pytest.mark.parametrize(
     ("code", "on", "given", "said"),
     [
-        ("n", 0, {}, "over one variable, and none is given; type one such as batch=range"),
+        ("n", 0, {}, "over one variable, not none; type one: batch=range"),
         ("n + m", 0, {"n": [1], "m": [2]}, "over one variable, not n, m"),
-        ("n", 0, {"n": ["a"]}, "n has values that are no numbers"),
-        ("n", 0, {"n": [0, 1]}, "n has values that are not above 0"),
+        ("n", 0, {"n": ["a"]}, "n has values that are no numbers above 0"),
+        ("n", 0, {"n": [0, 1]}, "n has values that are no numbers above 0"),
         ("n", 0, {"n": []}, "n needs 1 to 1,000 values"),
         (lambda: torch.ones(3), 0, {"n": [1]}, "<lambda> neither takes it nor reads it; type def"),
         ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import profiler
 
 import gpumagic
+from gpumagic.ledger.entry import Ledger
 from gpumagic.profiling.read_trace import read_trace
 
 LOADER = """%%ongpu 1 --profile
@@ -144,7 +145,7 @@ def test_the_trace_is_kept_with_the_lines_and_can_be_read_again(cells, tmp_path)
     trace = json.loads(path.read_text())
     names = {event["name"] for event in trace["traceEvents"]}
     assert {"line 4: total += net(x).sum().item()", "aten::addmm"} <= names
-    again = read_trace(trace)
+    again = read_trace(trace, Ledger())
     assert [line._replace(copies=0, waits=0) for line in found.lines] == list(again.lines)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from recorded import RecordedCell
 
+from gpumagic.ledger.entry import Ledger
 from gpumagic.profiling.read_trace import read_trace
 
 RECORDED = Path(__file__).parents[1] / "data" / "kineto_item.json"
@@ -86,7 +87,7 @@ def _lines_of_this_cell(monkeypatch):
 
 @pytest.mark.parametrize(("cell", "kind", "line", "words"), PLANTED, ids=lambda v: str(v)[:20])
 def test_a_planted_bottleneck_is_the_first_cause(cell, kind, line, words):
-    profile = read_trace(cell().trace())
+    profile = read_trace(cell().trace(), Ledger())
     assert (profile.causes[0].kind, profile.causes[0].where.line) == (kind, line)
     assert words in " ".join(repr(profile).split())
     assert sum(c.seconds for c in profile.causes) + profile.busy == pytest.approx(
@@ -95,7 +96,7 @@ def test_a_planted_bottleneck_is_the_first_cause(cell, kind, line, words):
 
 
 def test_a_busy_device_is_named_with_its_line():
-    profile = read_trace(full_queue().trace())
+    profile = read_trace(full_queue().trace(), Ledger())
     assert profile.busy == pytest.approx(0.05)
     assert profile.seconds == pytest.approx(0.05, rel=0.01)  # until the queue was empty
     words = " ".join(repr(profile).split())
@@ -104,13 +105,9 @@ def test_a_busy_device_is_named_with_its_line():
 
 def test_a_recorded_trace():
     """A step of `.item()`, as a file of torch's."""
-    profile = read_trace(json.loads(RECORDED.read_text()))
+    profile = read_trace(json.loads(RECORDED.read_text()), Ledger())
     by_line = {line.where.line: line for line in profile.lines}
-    assert {n: (x.launches, x.copies, x.waits) for n, x in by_line.items()} == {
-        2: (0, 0, 0),
-        3: (20, 0, 0),
-        4: (0, 2, 2),
-    }
+    assert {n: line.launches for n, line in by_line.items()} == {2: 0, 3: 20, 4: 0}
     by_name = {o.name: (o.calls, o.host, o.device) for o in by_line[3].operators}
     assert by_name == {
         "aten::mm": (2, pytest.approx(2 * 8e-6), pytest.approx(2 * 90e-6)),
@@ -130,7 +127,7 @@ def test_work_of_autograds_thread_belongs_to_the_line_that_waits_for_it():
     for event in cell.events[-3:-1]:
         event["tid"] = 200
     cell.python(100)
-    profile = read_trace(cell.trace())
+    profile = read_trace(cell.trace(), Ledger())
     (line,) = profile.lines
     assert start
     assert (line.where.line, line.launches, line.device) == (5, 1, pytest.approx(50e-6))
@@ -141,13 +138,13 @@ def test_another_device_of_the_trace_is_not_this_ones_work():
     for event in cell.events:
         if "device" in event["args"]:
             event["args"]["device"] = 1
-    profile = read_trace(cell.trace())
+    profile = read_trace(cell.trace(), Ledger())
     assert profile.busy == 0
     assert sum(line.device for line in profile.lines) == pytest.approx(20 * 300e-6)
 
 
 def test_a_gpu_that_had_nothing_to_do_was_not_busy():
-    profile = read_trace(RecordedCell().at(2, "x = 1").python(1000).trace())
+    profile = read_trace(RecordedCell().at(2, "x = 1").python(1000).trace(), Ledger())
     assert profile.busy == 0
     assert "GPU busy 0 % of 1.0 ms: Python delays it by 1.0 ms" in repr(profile)
 
@@ -155,7 +152,7 @@ def test_a_gpu_that_had_nothing_to_do_was_not_busy():
 def test_without_events_of_the_device_its_time_is_unknown():
     events = loader().trace()["traceEvents"]
     events = [e for e in events if e["cat"] not in ("cuda_runtime", "kernel")]
-    profile = read_trace({"traceEvents": events})
+    profile = read_trace({"traceEvents": events}, Ledger())
     assert profile.busy is None
     assert {(line.device, line.launches) for line in profile.lines} == {(None, None)}
     assert "torch's profiler reports no events of cuda:0" in repr(profile)
@@ -163,7 +160,7 @@ def test_without_events_of_the_device_its_time_is_unknown():
 
 
 def test_the_timeline_has_lanes_and_the_line_that_caused_each_gap():
-    html = read_trace(python_loop().trace())._repr_html_()
+    html = read_trace(python_loop().trace(), Ledger())._repr_html_()
     assert html.count(">host<") >= 1
     assert html.count("idle: python at line 2 (`words = [f(w) for w in text]`)") >= 15
     assert "<details><summary>net(x)</summary>" in html

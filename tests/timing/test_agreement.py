@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing._comparison import default_tolerances
 
+from gpumagic.timing import agreement
 from gpumagic.timing.agreement import Skipped, agree, outcome, tolerance
 
 Pair = namedtuple("Pair", "left right")
@@ -123,8 +124,9 @@ def test_an_outcome_is_a_copy_of_numbers_only():
     assert found["Out"].grad_fn is None
 
 
-def test_what_is_too_large_is_not_kept_and_said():
-    found = outcome({}, [], [torch.ones(10), torch.ones(50), torch.ones(2)], most=100)
+def test_what_is_too_large_is_not_kept_and_said(monkeypatch):
+    monkeypatch.setattr(agreement, "_KEPT", 100)
+    found = outcome({}, [], [torch.ones(10), torch.ones(50), torch.ones(2)])
     assert isinstance(found["Out[1]"], Skipped)
     told = agree("cpu", found, "cuda:0", found, False)
     assert told.same is True

@@ -56,8 +56,8 @@ def test_it_takes_the_callers_names_tells_the_board_and_is_kept(gpus):
     made = compare("MINE + 1", ["cpu"], progress=told.append, max_time=0.01)
     stop()
     assert made is last_comparison()
-    assert seen[0] == told[0].posted()
-    assert seen[0]["line"].startswith("MINE + 1 · cpu")
+    assert seen[0]["line"] == f"MINE + 1 · {told[0]}"
+    assert [bar["where"] for bar in seen[0]["bars"]] == ["cpu"]
     assert [now for now in seen if now is None]
     assert board.now is None
     assert (board.entries[0]["title"], board.entries[0]["text"]) == (made.title, repr(made))

@@ -64,9 +64,12 @@ def test_several_at_the_same_time_have_a_name_too():
     [
         (lambda c: c.median(1, n=64), "1 is not in this comparison; it has cpu, cuda:0"),
         (lambda c: c.median("mps", n=64), "mps is not in this comparison; it has cpu, cuda:0"),
-        (lambda c: c.median("cpu"), "over n; say at which value: n=64"),
+        (
+            lambda c: c.median("cpu"),
+            "not timed at no value; see .sweep for its values, such as n=64",
+        ),
         (lambda c: c.median("cpu", n=65), "cpu was not timed at n = 65"),
-        (lambda c: c.median("cpu", m=64), "over n; say at which value"),
+        (lambda c: c.median("cpu", m=64), "cpu was not timed at m = 64; see .sweep"),
         (lambda c: c.median(0, n=512), "cuda:0 has no time: out of memory"),
         (lambda c: c.crossover("cpu", "no\nsense"), "no sense is not in this comparison"),
         (lambda c: c.median("0+1", n=64), "0+1 is not in this comparison"),
@@ -80,7 +83,7 @@ def test_a_question_that_has_no_answer_gets_a_line(ask, said):
 
 
 def test_without_a_sweep_there_is_no_value_to_ask_at():
-    with pytest.raises(GpuError, match="there is no sweep over n"):
+    with pytest.raises(GpuError, match="not timed at n = 3; leave it out"):
         two().median("cpu", n=3)
 
 

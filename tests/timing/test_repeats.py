@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumagic.timing import runner
 from gpumagic.timing.comparison import interval
 from gpumagic.timing.runner import Lap, Repeats
 
@@ -24,10 +25,8 @@ class Bench:
         self.blocks.append((number, took))
         return Lap(took, took)
 
-    def repeats(self, max_time=5.0, **options):
-        return Repeats(
-            self.lap, max_time, clock=lambda: self.now, told=self.stages.append, **options
-        )
+    def repeats(self, max_time=5.0):
+        return Repeats(self.lap, max_time, clock=lambda: self.now, told=self.stages.append)
 
 
 def test_short_runs_come_in_blocks_in_which_our_own_cost_vanishes():
@@ -85,23 +84,26 @@ def test_what_is_never_steady_ends_at_the_limit():
     assert 1.9 <= bench.now <= 2.1
 
 
-def test_an_interrupt_leaves_the_repeats_so_far():
+def test_an_interrupt_leaves_the_repeats_so_far(monkeypatch):
+    monkeypatch.setattr(runner, "_LEAST_TIMED_S", 40.0)
+
     def run(n):
         if n == 40:
             raise KeyboardInterrupt
         return 0.02
 
     bench = Bench(run)
-    repeats = bench.repeats(50.0, least=40.0)
+    repeats = bench.repeats(50.0)
     with pytest.raises(KeyboardInterrupt):
         repeats.run()
     assert 10 < len(repeats.laps) < 40
     assert repeats.median() == pytest.approx(0.02)
 
 
-def test_enough_time_for_what_needs_it():
+def test_enough_time_for_what_needs_it(monkeypatch):
+    monkeypatch.setattr(runner, "_LEAST_TIMED_S", 1.0)
     bench = Bench(lambda n: 0.01)
-    repeats = bench.repeats(least=1.0)
+    repeats = bench.repeats()
     repeats.run()
     assert sum(repeats.seconds) * repeats.number >= 1.0
 
