@@ -59,8 +59,7 @@ class Allocator:
             for each in segment["blocks"]:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
-        # By device the addresses in order, of those devices for which they were needed.
-        self._starts: dict[int, list[int]] = {}
+        self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
         # By the id of the list of frames, which allocations of one line may share, and the stamp.
         self._made: dict[tuple[int, str], Made | None] = {}
 
@@ -89,17 +88,14 @@ class Allocator:
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
         """Return where most bytes at some addresses of a GPU were allocated; None if unknown."""
         blocks, found = self._blocks.get(_ordinal(device), {}), Counter[tuple[int, str]]()
-        stamps, known = self._stamps, self._made
         for address in addresses:
             if (each := blocks.get(address)) is not None:
-                stamp = each.get("user_metadata") or ""
-                if stamps:
-                    stamp = stamp or stamps.get((device, address), "")
+                stamp = each.get("user_metadata") or self._stamps.get((device, address), "")
                 origin = id(each["frames"]), stamp
                 found[origin] += each["size"]
-                if origin not in known:
-                    known[origin] = _made(each["frames"], stamp)
-        return known[found.most_common(1)[0][0]] if found else None
+                if origin not in self._made:
+                    self._made[origin] = _made(each["frames"], stamp)
+        return self._made[found.most_common(1)[0][0]] if found else None
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
@@ -114,15 +110,12 @@ class Allocator:
 
     def _at(self, number: int, address: int) -> Place | None:
         """Return the block that contains an address."""
-        blocks, start = self._blocks.get(number, {}), address
-        if start not in blocks:
-            if number not in self._starts:
-                self._starts[number] = sorted(blocks)
-            before = bisect_right(self._starts[number], address) - 1
-            start = self._starts[number][before] if before >= 0 else -1
-            if start < 0 or address >= start + blocks[start]["size"]:
-                return None
-        return Place(f"cuda:{number}", start, blocks[start]["size"])
+        starts = self._starts.get(number, [])
+        if not (before := bisect_right(starts, address)):
+            return None
+        start = starts[before - 1]
+        nbytes = self._blocks[number][start]["size"]
+        return Place(f"cuda:{number}", start, nbytes) if address < start + nbytes else None
 
     def _alone(self, storage: Any) -> Place | None:
         """Return a storage as a block of its own, if the allocator does not list blocks."""
@@ -142,11 +135,10 @@ def clear_workspaces() -> None:
 
     Nothing is given back if CUDA graphs were captured, because they may use a workspace.
     """
-    clear = getattr(_C, "_cuda_clearCublasWorkspaces", None)
-    segments = None if clear is None or has_virtual() else _segments()
+    segments = None if has_virtual() else _segments()
     pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
-    if clear is not None and segments and pools <= {(), (0, 0)}:
-        clear()
+    if segments and pools <= {(), (0, 0)}:
+        _C._cuda_clearCublasWorkspaces()
 
 
 def _segments() -> list[Any] | None:

@@ -123,21 +123,18 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
     first = (free, less) if t.loop is None else (less, free)
-    found: list[Lever] = []
+    found, enough = list[Lever](), list[Lever]()
     for group in (*first, (smaller, other_gpu, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
-            enough = [each for each in found if _is_enough(s, each)]
+            if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
+                enough.append(lever)
             # One thing to free is enough, and of other code there is a choice.
             if len(enough) == (1 if group is free else 2):
                 return enough
-        if found and enough:
+        if enough:
             return enough
     return found[:_MOST]
-
-
-def _is_enough(s: OutOfMemoryState, lever: Lever) -> bool:
-    return lever.fits is True or (lever.fits is None and (lever.gives or 0) >= s.short_by)
 
 
 def _helps(
@@ -145,20 +142,14 @@ def _helps(
     do: str,
     gives: int | None = None,
     freed: int = 0,
-    *,
-    grown: int = 0,
     **change: Any,
 ) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits, or clearly needs less.
-
-    Of the bytes that have `grown` in a loop it gives the part by which a pass keeps less.
-    """
+    """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
     if trial.grows_much:  # then all that counts is what each pass keeps
-        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
-        helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
+        helps = then.grows is not None and then.grows <= _LEFT * (need.grows or 1)
     else:
         helps = fits or need.most - then.most >= _WORTH * need.most
     if helps:
@@ -180,7 +171,7 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to delete the largest variables that nothing reads any more, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
         trial = t.whole if rest.frame.at_top else inner
-        short = trial if trial is not None and trial.is_short else None
+        short = trial if trial is not None and trial.lacking > 0 else None
         names = _unread(s, rest, s.short_by if short is None else short.lacking)
         if names and rest.failed is not None:
             yield from _deleted(s, rest, rest.failed.lineno, short, names)
@@ -271,8 +262,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
 ) -> Iterator[tuple[str, Callable[[Any], Any], int, str]]:
-    """Yield in words what a pass is to keep, a function that makes it of the value, the bytes that
-    this gives, and the variable."""
+    """Yield what a pass is to keep in words, the function that makes it, its bytes, the names."""
     # Names that each pass makes from their values before, such as a state, may keep all graphs.
     added = sorted(trial.rest.added_up)
     for each in filter(None, dict.fromkeys((name, *added, ", ".join(added)) if graphs else ())):
@@ -314,17 +304,14 @@ def _without_graph(tensor: Any) -> Any:
 
 def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     """Change the tensors in a value; in the attributes of an object, in place."""
-    from torch.utils._pytree import tree_map
+    from torch.utils._pytree import tree_map_only
 
-    def changed(item: Any) -> Any:
-        return change(item) if is_tensor(item) else item
-
-    is_whole = is_tensor(value) or is_module(value) or isinstance(value, (list, dict, tuple))
-    if is_whole or not own(value):
-        return tree_map(changed, value)
+    changed = partial(tree_map_only, torch_here().Tensor, change)
+    if is_tensor(value) or is_module(value) or not own(value):
+        return changed(value)
     for name, held in [*own(value).items()]:
-        if is_tensor(held) or isinstance(held, (list, dict, tuple)):
-            setattr(value, name, tree_map(changed, held))
+        if (new := changed(held)) is not held:
+            setattr(value, name, new)
     return value
 
 
@@ -374,9 +361,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """`torch.no_grad()` where no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
         do = "`with torch.no_grad():` around it: no backward pass follows"
-        path = s.adds_to(t.loop.rest) if t.loop is not None else ""
-        grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
-        yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
+        yield from _helps(t.best, do, within=torch_here().no_grad)
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -22,13 +22,7 @@ from gpumagic.errors import GpuError, meant
 from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
-from gpumagic.memory.memory_report import (
-    KEPT,
-    UNREACHED,
-    DeviceMemory,
-    MemoryHolder,
-    MemoryReport,
-)
+from gpumagic.memory.memory_report import UNREACHED, DeviceMemory, MemoryHolder, MemoryReport
 from gpumagic.memory.object_graph import (
     Paths,
     Root,
@@ -60,11 +54,6 @@ class FoundStorage(NamedTuple):
     path: tuple[str, ...] = ()  # where paths were asked for: a root's name, and the steps from it
     parameter: tuple[str, ...] = ()  # path of the parameter that this is kept for
     is_of_other_library: bool = False  # torch has not allocated it
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether only holders that `%gpufree` releases hold it."""
-        return all(way.kind in KEPT for way in self.ways)
 
     @property
     def roots(self) -> set[str]:
@@ -178,17 +167,13 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
     found: list[tuple[Any, Place]] = []
     for array in every.values():
         with faults.kept("asking another library's array where it is"):
-            found += [(array, place) for place in _places(array)]
+            framework = next((each for each in started() if each.is_array(array)), None)
+            places = [place_of(array)] if framework is None else framework.places(array)
+            found += [(array, at) for at in places if at is not None and at.device != "cpu"]
     # What is the whole says by its name who holds it.
     found.sort(key=lambda each: -each[1].nbytes)
     whole = wholes(place for _, place in found) if found else {}
     return [(array, whole[place]) for array, place in found]
-
-
-def _places(array: Any) -> list[Place]:
-    framework = next((each for each in started() if each.is_array(array)), None)
-    every = [place_of(array)] if framework is None else framework.places(array)
-    return [place for place in every if place is not None and place.device != "cpu"]
 
 
 # -- the figures of each GPU
@@ -402,7 +387,7 @@ def _row(root: str, group: list[FoundStorage], allocator: "Allocator | None") ->
     device, kinds, made = group[0].device, Counter[str](), None
     for each in group:
         kinds[each.ways[0].kind] += each.nbytes
-    ways = dict.fromkeys(way for ways in {each.ways: 0 for each in group} for way in ways)
+    roots = dict.fromkeys(way.root for ways in {each.ways: 0 for each in group} for way in ways)
     if allocator is not None:
         made = allocator.made_in(device, (each.address for each in group))
     return MemoryHolder(
@@ -411,7 +396,7 @@ def _row(root: str, group: list[FoundStorage], allocator: "Allocator | None") ->
         device=device,
         nbytes=kinds.total(),
         made=made,
-        aliases=tuple(dict.fromkeys(way.root for way in ways if way.root != root)),
+        aliases=tuple(name for name in roots if name != root),
         count=len(group),
         kinds=tuple(kinds.most_common()),
     )

@@ -125,10 +125,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
 
 
 def _shown_at(storage: FoundStorage, name: str) -> tuple[bool, tuple[str, ...], str]:
-    """Return whether a name itself holds a storage, the path of its row, and its kind there.
-
-    The path is empty if the storage has nothing to do with the name.
-    """
+    """Return whether a name itself holds a storage, the path of its row if any, and its kind."""
     kind, start = storage.ways[0].kind, storage.path[0]
     is_inside, is_for_it = name in (start, first_name(start)), storage.parameter[:1] == (name,)
     if is_inside:

@@ -62,7 +62,7 @@ class Trials:
     @cached_property
     def whole(self) -> "CodeTrial | None":
         """The outermost trial that runs out of memory as the cell did; None if none does."""
-        return next((trial for trial in reversed(self.every) if trial.is_short), None)
+        return next((trial for trial in reversed(self.every) if trial.lacking > 0), None)
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
@@ -130,34 +130,26 @@ class CodeTrial:
 
     @cached_property
     def room(self) -> int:
-        """Return the bytes that the code can have once the error's frames are released.
-
-        On a real GPU a margin is left for workspaces and for memory in pieces.
-        """
+        """Return the bytes that the code can have once the error's frames are released."""
         state = self._state
         room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
         else:  # what the function was given, and nothing else has
             room -= state.alone([state.local(self.frame, name) for name in self.names])
+        # On a real GPU, workspaces and fragments take some.
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
     def need(self) -> Need | None:
         """What the code needs as it is; None if it cannot be followed."""
-        inside = [rest.frame.code.co_name for rest in self._state.rests]
-        at = self._trials.every.index(self)
         # What a module's `forward` keeps, its backward pass frees.
-        return None if "forward" in inside[at:] else self.tried()
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a dry run fails where the cell did."""
-        return self.need is not None and self.need.most > self.room
+        around = (self, *self._trials.around(self))
+        return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
     @property
     def lacking(self) -> int:
-        """Return how many bytes the code needs more than there are."""
+        """Return how many bytes are missing in a dry run; at most 0 if it does not fail."""
         return self.need.most - self.room if self.need is not None else 0
 
     @property
@@ -166,8 +158,7 @@ class CodeTrial:
         return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
     def fits(self, need: Need | None, gives: int = 0) -> bool | None:
-        """Whether the cell then runs to its end, if `gives` is freed before; None if that is not
-        shown for all passes."""
+        """Whether the cell then runs to its end with `gives` freed; None if a pass is unknown."""
         if need is None:
             return None
         if need.most > self.room + gives:
@@ -261,10 +252,10 @@ class CodeTrial:
         yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """Return `space`; for a cell's code the notebook's own namespace, updated with it. Then no
-        other namespace holds what the code assigns again. Only for a dry run's process."""
+        """Return `space`; in a dry run of a cell, the notebook's namespace with its values."""
         if not self.frame.at_top:
             return space
+        # No other namespace may hold what the code assigns again.
         namespace = self._state.namespace
         for name in namespace.keys() - space.keys():
             del namespace[name]

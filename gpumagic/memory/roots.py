@@ -33,8 +33,7 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> str:
-    """Release the kept exceptions, empty the frames of the one that is handled now, and return
-    what they were; their printed text stays."""
+    """Release the kept exceptions and the frames of the one handled now; return what they were."""
     handled, ipython = sys.exc_info()[1], shell()
     kept = [*kept_errors(), *([handled] if handled is not None else [])]
     places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)

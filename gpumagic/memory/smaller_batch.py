@@ -30,7 +30,7 @@ _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
     for trial in t.every if t.loop is None else ():
-        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.is_short else []
+        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.lacking > 0 else []
         yield from found
         if found:
             return

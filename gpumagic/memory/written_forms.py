@@ -235,8 +235,7 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else; the first `x` may be `y`:
-        `x = y if x is None else torch.cat([x, y])`."""
+        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else; the first may be `y`."""
         made = self._block[self._at]
         value: Any = getattr(made, "value", None)
         begins = isinstance(value, ast.IfExp)
