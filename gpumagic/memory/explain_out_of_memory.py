@@ -17,7 +17,6 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.memory_report import MemoryHolder
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
@@ -171,26 +170,21 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to delete the largest variables that nothing reads any more, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
         trial = t.whole if rest.frame.at_top else inner
-        short = trial if trial is not None and trial.lacking > 0 else None
-        names = _unread(s, rest, s.short_by if short is None else short.lacking)
-        if names and rest.failed is not None:
-            yield from _deleted(s, rest, rest.failed.lineno, short, names)
-
-
-def _deleted(
-    s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
-) -> Iterator[Lever]:
-    paths = [s.local(rest.frame, name) for name in names]
-    gives = s.alone(paths, in_frames=not rest.frame.at_top)
-    fits = trial.fits(trial.need, gives) if trial is not None else None
-    if {*names} & (rest.overwritten | rest.read_anywhere):
-        code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-        timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
-        yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
-    elif trial is None or trial.tried(gone=names) is not None:
-        # Else it is read in a way that the code does not show.
-        do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
-        yield Lever(do, gives, fits)
+        trial = trial if trial is not None and trial.lacking > 0 else None
+        names = _unread(s, rest, s.short_by if trial is None else trial.lacking)
+        if not names or rest.failed is None:
+            continue
+        paths = [s.local(rest.frame, name) for name in names]
+        gives = s.alone(paths, in_frames=not rest.frame.at_top)
+        fits = trial.fits(trial.need, gives) if trial is not None else None
+        if {*names} & (rest.overwritten | rest.read_anywhere):
+            code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
+            timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
+            before = "that line" if timed else f"line {rest.failed.lineno}"
+            yield Lever(f"`{code}` before {before}", gives, fits)
+        else:
+            do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
+            yield Lever(do, gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
@@ -201,17 +195,14 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    for row in sorted(s.device.holders, key=lambda row: -gives(_names(s, row, at_top))):
-        paths = _names(s, row, at_top)
+    # All variables of a row hold the same memory.
+    known = s.namespace if at_top else {}
+    rows = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
+    for paths in sorted(rows, key=gives, reverse=True):
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
         chosen = more if is_free and s.worth(gives(more)) else chosen
     return [free[path] for path in chosen]
-
-
-def _names(s: OutOfMemoryState, row: MemoryHolder, at_top: bool) -> list[str]:
-    """Return the paths of a row, which all hold the same memory."""
-    return [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
 
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -245,7 +236,8 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is None or not path:
         return
     in_frames = path not in s.namespace
-    name = trial.name_of(path)
+    local = (name for name in trial.frame.scope.local if s.local(trial.frame, name) == path)
+    name = next(local, "" if in_frames else path)
     # The results of a pass, which the next one makes again, hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
@@ -265,13 +257,13 @@ def _kept(
     """Yield what a pass is to keep in words, the function that makes it, its bytes, the names."""
     # Names that each pass makes from their values before, such as a state, may keep all graphs.
     added = sorted(trial.rest.added_up)
-    for each in filter(None, dict.fromkeys((name, *added, ", ".join(added)) if graphs else ())):
+    for each in filter(None, dict.fromkeys((name, ", ".join(added)) if graphs else ())):
         needed = {_needs_graph(s, trial, one) for one in each.split(", ")}
         if True not in needed:
             do = _BACKWARD if None in needed else _DETACHED
             yield do, partial(_each_tensor, _without_graph), graphs, each
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
-        yield _CACHED, _cleared, whole, name
+        yield _CACHED, lambda cached: cached.cache_clear() or cached, whole, name
     elif name and not _needs_graph(s, trial, name):
         yield _COPIED, partial(_each_tensor, methodcaller("cpu")), whole, name
 
@@ -291,11 +283,6 @@ def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names from whose values backward passes are made."""
     calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
     return {name for call in calls for name in names_read(ast.Expression(call.value))}
-
-
-def _cleared(function: Any) -> Any:
-    function.cache_clear()
-    return function
 
 
 def _without_graph(tensor: Any) -> Any:
@@ -361,7 +348,9 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """`torch.no_grad()` where no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
         do = "`with torch.no_grad():` around it: no backward pass follows"
-        yield from _helps(t.best, do, within=torch_here().no_grad)
+        path = s.adds_to(t.loop.rest) if t.loop is not None else ""
+        grown = next((row.nbytes for row in s.device.holders if row.path == path), None)
+        yield from _helps(t.best, do, grown, within=torch_here().no_grad)
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -114,8 +114,14 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
         meter.take("gradients")
     for name in gone:
         del namespace[name]
-        meter.take(name, {name}, held_by=_others(name, gone, found))
-    _empty_cache()
+        ways = (way for each in found if name in each.roots for way in each.ways)
+        others = (way.root for way in ways if way.kind not in KEPT and way.root not in gone)
+        meter.take(name, {name}, held_by=tuple(dict.fromkeys(others)))
+    if (torch := torch_here()) is not None:
+        from gpumagic.memory.allocator import clear_workspaces
+
+        clear_workspaces()
+        torch.cuda.empty_cache()
     meter.take("cuBLAS workspace", told=False)
     left = tuple(grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
@@ -164,13 +170,6 @@ def allocated() -> dict[str, int]:
     return dict(found)
 
 
-def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
-    """Return the remaining holders of the memory that a name held."""
-    ways = (way for each in found if name in each.roots for way in each.ways)
-    kept = (way.root for way in ways if way.kind not in KEPT and way.root not in names)
-    return tuple(dict.fromkeys(kept))
-
-
 def _empty_backwards_queue() -> None:
     """Run a backward pass, which takes out what a failed one has left in the queue."""
     if (torch := torch_here()) is not None:
@@ -188,15 +187,6 @@ def _release_gradients(namespace: Mapping[str, Any]) -> None:
     for found in finder.tensors:
         if isinstance(found.tensor, torch.nn.Parameter) and found.tensor.is_cuda:
             found.tensor.grad = None
-
-
-def _empty_cache() -> None:
-    """Give cuBLAS's workspaces and unused memory back to the driver."""
-    if (torch := torch_here()) is not None:
-        from gpumagic.memory.allocator import clear_workspaces
-
-        clear_workspaces()
-        torch.cuda.empty_cache()
 
 
 class _Meter:
@@ -243,7 +233,11 @@ def text(freed: Freed) -> str:
     head = "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
     if gave:
         head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
-    return " · ".join([head, *freed.skipped, _held(freed)])
+    most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:_HOLDERS])
+    left = f"{_sizes(freed.allocated)} still allocated" + f", most by {most}" * bool(most)
+    if not any(freed.allocated.values()):
+        left = "no tensor is left on a GPU"
+    return " · ".join([head, *freed.skipped, left])
 
 
 def html(freed: Freed) -> str:
@@ -261,10 +255,3 @@ def _nothing(released: Released) -> str:
 def _sizes(nbytes: dict[str, int]) -> str:
     """`1.2 GiB on cuda:0 and 3 MiB on cuda:1`."""
     return " and ".join(f"{size(count)} on {device}" for device, count in nbytes.items() if count)
-
-
-def _held(freed: Freed) -> str:
-    if not any(freed.allocated.values()):
-        return "no tensor is left on a GPU"
-    most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:_HOLDERS])
-    return f"{_sizes(freed.allocated)} still allocated" + (f", most by {most}" if most else "")

@@ -9,7 +9,7 @@ import gc
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -23,15 +23,7 @@ from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.memory_report import UNREACHED, DeviceMemory, MemoryHolder, MemoryReport
-from gpumagic.memory.object_graph import (
-    Paths,
-    Root,
-    Walk,
-    Way,
-    is_other_array,
-    no_collections,
-    of_kinds,
-)
+from gpumagic.memory.object_graph import Paths, Root, Walk, Way, is_other_array, no_collections
 from gpumagic.memory.roots import Roots, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
@@ -114,7 +106,8 @@ def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
     """Return the ids of tensors whose GPU memory was not met; keeps none of them."""
     if sum(place.nbytes for place in met) == allocator.total:
         return set()
-    every = of_kinds(gc.get_objects(), torch_here().Tensor)
+    kind = torch_here().Tensor
+    every = [obj for obj in gc.get_objects() if issubclass(type(obj), kind)]
     return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
 
 
@@ -167,8 +160,8 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
     found: list[tuple[Any, Place]] = []
     for array in every.values():
         with faults.kept("asking another library's array where it is"):
-            framework = next((each for each in started() if each.is_array(array)), None)
-            places = [place_of(array)] if framework is None else framework.places(array)
+            its = next((each for each in started() if each.is_array(array)), None)
+            places = [place_of(array)] if its is None else its.places(array)
             found += [(array, at) for at in places if at is not None and at.device != "cpu"]
     # What is the whole says by its name who holds it.
     found.sort(key=lambda each: -each[1].nbytes)
@@ -256,11 +249,10 @@ def _apple(torch: Any) -> list[DeviceMemory]:
     return [DeviceMemory("mps:0", "Apple GPU", False, most, None, allocated, reserved)]
 
 
-def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) -> DeviceMemory:
+def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> DeviceMemory:
     """Return a GPU's figures with the memory that other libraries' arrays take."""
     kind, _, ordinal = device.device.partition(":")
-    here = [each for each in found if each.device == device.device and each.is_of_other_library]
-    nbytes = sum(each.nbytes for each in here)
+    nbytes = sum(each.nbytes for each in here if each.is_of_other_library)
     if kind != "cuda" or not (nbytes or started()):
         return device
     gpu = Device("cuda", int(ordinal), virtual=device.virtual)
@@ -310,14 +302,7 @@ def memory(*what: object) -> MemoryReport:
     with no_collections():  # until all that was looked through is gone
         allocator = allocations()
         found = find(namespace, before=parts, allocator=allocator)
-        devices = [with_other_libraries(device, found) for device in figures()]
-        if names:  # their ways come first
-            found = [
-                each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
-                for each in found
-                if each.roots & {*names}
-            ]
-        shown = [with_holders(each, found, allocator, whole=not names) for each in devices]
+        shown = [with_holders(each, found, allocator, names) for each in figures()]
     return MemoryReport(tuple(shown), perf_counter() - start).of(gpus)
 
 
@@ -361,13 +346,20 @@ def with_holders(
     device: DeviceMemory,
     found: Iterable[FoundStorage],
     allocator: "Allocator | None" = None,
-    *,
-    whole: bool = True,
+    names: Collection[str] = (),
 ) -> DeviceMemory:
-    """Return a GPU's figures with its holders; if not the `whole`, without unreached memory."""
-    rows = grouped([each for each in found if each.device == device.device], allocator)
+    """Return a GPU's figures with its holders; if `names` are given, with what these hold."""
+    here = [each for each in found if each.device == device.device]
+    device = with_other_libraries(device, here)
+    if names:  # their ways come first
+        here = [
+            each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
+            for each in here
+            if not each.roots.isdisjoint(names)
+        ]
+    rows = grouped(here, allocator)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
-    if whole and rest > 0:
+    if rest > 0 and not names:
         rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
     return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
 

@@ -58,14 +58,15 @@ _FOLD = Fold(12)
 def text(found: MemoryChanges) -> str:
     """The GPUs, and below them who grew, came or went."""
     rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
-    return "\n".join([*_lines(found), *rows, f"  {_unchanged(found)}"])
+    return "\n".join([*_lines(found), *rows, f"  {many(found.unchanged, 'holder')} unchanged"])
 
 
 def html(found: MemoryChanges) -> str:
     """The same as a table."""
     lines = "".join(tag("div", line) for line in _lines(found))
     rows = table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD)
-    return block(lines + rows * bool(found.changes) + tag("div", _unchanged(found), "gm-note"))
+    unchanged = f"{many(found.unchanged, 'holder')} unchanged"
+    return block(lines + rows * bool(found.changes) + tag("div", unchanged, "gm-note"))
 
 
 def _lines(found: MemoryChanges) -> list[str]:
@@ -84,10 +85,6 @@ def difference(nbytes: int) -> str:
     return f"{'−' if nbytes < 0 else '+'}{size(abs(nbytes))}"
 
 
-def _unchanged(found: MemoryChanges) -> str:
-    return f"{many(found.unchanged, 'holder')} unchanged"
-
-
 def _columns(found: MemoryChanges) -> list[Column]:
     rows, holders = found.changes, [row.holder for row in found.changes]
     devices = [holder.device for holder in holders]
@@ -95,13 +92,9 @@ def _columns(found: MemoryChanges) -> list[Column]:
         Column("holder", [holder.path for holder in holders], fit="cut", css="gm-code gm-name"),
         Column("on", devices if len(set(devices)) > 1 else [""] * len(rows)),
         Column("change", [difference(row.after - row.before) for row in rows], number=True),
-        Column("before", [_size(row.before) for row in rows], number=True),
-        Column("now", [_size(row.after) for row in rows], number=True),
+        Column("before", [size(row.before) * (row.before > 0) for row in rows], number=True),
+        Column("now", [size(row.after) * (row.after > 0) for row in rows], number=True),
         Column("kind", [holder.kind for holder in holders]),
         Column("made in", [str(holder.made or "") for holder in holders]),
     ]
     return [column for column in columns if any(column.cells)]
-
-
-def _size(nbytes: int) -> str:
-    return size(nbytes) if nbytes else ""

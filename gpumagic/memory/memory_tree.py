@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import add
 from typing import Any
 
 from gpumagic.device import cuda_state
@@ -206,21 +207,12 @@ def _shallow(tree: MemoryTree) -> list[MemoryBranch]:
 def _columns(rows: Sequence[MemoryBranch]) -> list[Column]:
     found = dict.fromkeys(kind for row in rows for kind in row.nbytes)
     kinds = [*(kind for kind in _HEADS if kind in found), *(k for k in found if k not in _HEADS)]
-    columns = [Column("", [_name(row) for row in rows], fit="cut", css="gm-code")]
-    columns += [
-        Column(_HEADS.get(kind, f"{kind}s"), [_bytes(row, kind) for row in rows], number=True)
-        for kind in kinds
-    ]
+    alike = [f" and {row.alike - 1:,} alike" if row.alike > 1 else "" for row in rows]
+    labels = [f"{table.GLUE * 2 * row.depth}{row.label}" for row in rows]
+    columns = [Column("", [*map(add, labels, alike)], fit="cut", css="gm-code")]
+    for kind in kinds:
+        cells = [size(row.nbytes[kind]) if row.nbytes.get(kind) else "" for row in rows]
+        columns.append(Column(_HEADS.get(kind, f"{kind}s"), cells, number=True))
     if len(kinds) > 1:
         columns.append(Column("together", [size(row.total) for row in rows], number=True))
     return columns
-
-
-def _name(row: MemoryBranch) -> str:
-    """Return a branch's label below its layer's, and how many are alike."""
-    alike = f" and {row.alike - 1:,} alike" if row.alike > 1 else ""
-    return f"{table.GLUE * 2 * row.depth}{row.label}{alike}"
-
-
-def _bytes(row: MemoryBranch, kind: str) -> str:
-    return size(row.nbytes[kind]) if row.nbytes.get(kind) else ""

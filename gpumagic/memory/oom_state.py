@@ -224,8 +224,8 @@ class OutOfMemoryState:
     def device(self) -> DeviceMemory:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = next(each for each in holders_by_name.figures() if each.device == self.name)
-        now = holders_by_name.with_other_libraries(now, self.storages)
-        rows = holders_by_name.with_holders(now, self.storages, self._allocator).holders
+        now = holders_by_name.with_holders(now, self.storages, self._allocator)
+        rows = now.holders
         gone = (self.shortage.allocated or 0) - (now.allocated or 0)
         if gone > ROUNDED * (self.shortage.allocated or 0):
             frame = self.frames[0]
@@ -281,9 +281,20 @@ class OutOfMemoryState:
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
         """Yield memory that is there and that this request cannot have: bytes, why, what to do."""
         yield from self._limited()
-        yield from self._in_pieces()
-        yield from self._in_pools()
-        device = self.device
+        device, library = self.device, self.shortage.library
+        # Enough is unallocated, but not in one piece. The figures are rounded.
+        if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
+            unused = (device.reserved or 0) - (device.allocated or 0)
+            pieces = f"in pieces too small for {size(self.wanted)} at once"
+            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
+            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
+            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
+            yield unused, why, "" if joined else do
+        for pool in device.pools:
+            if pool.framework != library and pool.taken is not None:
+                has = f"{size(pool.taken)} of {self.name}, of which it uses {size(pool.used)}"
+                why = f"{pool.framework} in this process has taken {has}"
+                yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
         if device.others is not None and device.others >= (device.allocated or 0):
             why = f"other processes hold {size(device.others)} of {self.name}"
             names = some(name for name, _ in device.others_by_name)
@@ -304,24 +315,6 @@ class OutOfMemoryState:
             why = f"{why}, by a limit of MPS, of its container or of the vGPU"
         if beyond > least * self.limit:
             yield beyond, why, _NO_LIMIT.get(who, "")
-
-    def _in_pieces(self) -> Iterator[tuple[int, str, str]]:
-        """Enough is unallocated, but not in one piece. The figures are rounded."""
-        is_torchs = self.shortage.library == TORCH
-        if is_torchs and self.wanted and self.short_by <= -ROUNDED * self.capacity:
-            unused = (self.device.reserved or 0) - (self.device.allocated or 0)
-            pieces = f"in pieces too small for {size(self.wanted)} at once"
-            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
-            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
-            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
-            yield unused, why, "" if joined else do
-
-    def _in_pools(self) -> Iterator[tuple[int, str, str]]:
-        for pool in self.device.pools:
-            if pool.framework != self.shortage.library and pool.taken is not None:
-                has = f"{size(pool.taken)} of {self.name}, of which it uses {size(pool.used)}"
-                why = f"{pool.framework} in this process has taken {has}"
-                yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
 
     def worth(self, nbytes: int) -> bool:
         """Whether freeing or saving this many bytes is worth a line."""

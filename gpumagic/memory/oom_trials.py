@@ -7,7 +7,7 @@ forked copies of this process.
 
 import ast
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cached_property, partial
 from types import CodeType
@@ -17,15 +17,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.written_forms import Form, functions_again, swapped
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    RestOfCode,
-    bound,
-    in_own_scope,
-    loops_around,
-    parents,
-    stored,
-)
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, bound, in_own_scope, parents, stored
 from gpumagic.usercode.values import is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -100,8 +92,7 @@ class CodeTrial:
     def __init__(self, trials: Trials, rest: RestOfCode) -> None:
         self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
-        around = loops_around(rest.failed) if rest.failed is not None else []
-        loops = [loop for loop in around if not isinstance(loop, ast.While)]
+        loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         # The tree's own list, in which a replacement stands while it is tried.
@@ -117,11 +108,6 @@ class CodeTrial:
         if not self.frame.at_top:  # a dry run makes passes, but not the loop's own values
             return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
-
-    def name_of(self, path: str) -> str:
-        """Return the variable of this code that is a row of the table; empty if there is none."""
-        local = (n for n in self.frame.scope.local if self._state.local(self.frame, n) == path)
-        return next(local, path if path in self._state.namespace else "")
 
     @property
     def names(self) -> dict[str, Any]:
@@ -178,15 +164,14 @@ class CodeTrial:
         self,
         names: dict[str, Any] | None = None,
         *,
-        gone: Iterable[str] = (),
         keep: _Keep = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
         """Return what the code needs with a change; None if it cannot be followed.
 
-        A change is other values of some `names`, names that are `gone`, names and what each pass
-        is to `keep` of their values, a context `within` which the code runs, or a replacement.
+        A change is other values of some `names`, names and what each pass is to `keep` of their
+        values, a context `within` which the code runs, or a replacement.
         """
         compiled = self._compiled
         if form is not None:
@@ -197,9 +182,9 @@ class CodeTrial:
             return None
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
-        # The globals of a cell have its stale names too.
-        for name in {*gone, *(self.stale if self.frame.at_top else ())} - changed.keys():
-            space.pop(name, None)
+        if self.frame.at_top:  # its globals have the stale names too
+            for name in self.stale - changed.keys():
+                space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
@@ -215,11 +200,7 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        return self._need(run) if run is not None else None
-
-    def _need(self, run: "DryRun") -> Need | None:
-        """Read what a dry run has noted."""
-        if (most := run.needed(self._state.name)) is None:
+        if run is None or (most := run.needed(self._state.name)) is None:
             return None
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
         held = [int(note.split()[-1]) for note in notes]

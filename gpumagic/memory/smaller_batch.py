@@ -113,15 +113,11 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
     """Whether code takes rows of these tensors, or cuts batches from any by itself."""
     for node in (node for stmt in code for node in ast.walk(stmt)):
-        part: Any = None
-        if isinstance(node, ast.Subscript):
-            part = node.value
-            if isinstance(node.slice, ast.Slice) and names_read(ast.Expression(node.slice)):
-                return True
-        elif isinstance(node, ast.Attribute) and node.attr in _CUTS:
-            part = node.value
-        elif isinstance(node, (ast.For, ast.comprehension)):
-            part = node.iter
-        if getattr(part, "id", "") in names:
+        part = getattr(node, "iter", None)
+        if isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _CUTS:
+            part = node.value  # type: ignore[attr-defined]
+        cut = getattr(node, "slice", None)
+        sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
+        if sliced or getattr(part, "id", "") in names:
             return True
     return False

@@ -235,22 +235,19 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else; the first may be `y`."""
+        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else."""
         made = self._block[self._at]
-        value: Any = getattr(made, "value", None)
-        begins = isinstance(value, ast.IfExp)
-        for call in [value.body, value.orelse] if begins else [value]:
-            name, args, _ = self.call(call, self._at)
-            parts = getattr(args[0], "elts", []) if name == "cat" else []
-            is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
-            if is_own and not self._is_read(made, [made], loop):
-                new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
-                name = parts[0].id
-                every = _expression("parts" if begins else f"[{name}.cpu(), *parts]")
-                joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
-                do = f"`parts.append({new})` for line {made.lineno}"
-                do = f"{do}, and `{name} = {joined}` after the loop (before it `parts = []`)"
-                yield Form(do, new, [made], self._block)
+        call: Any = getattr(made, "value", None)
+        name, args, _ = self.call(call, self._at)
+        parts = getattr(args[0], "elts", []) if name == "cat" else []
+        is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
+        if is_own and not self._is_read(made, [made], loop):
+            new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
+            old, every = parts[0].id, _expression(f"[{parts[0].id}.cpu(), *parts]")
+            joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
+            do = f"`parts.append({new})` for line {made.lineno}"
+            do = f"{do}, and `{old} = {joined}` after the loop (before it `parts = []`)"
+            yield Form(do, new, [made], self._block)
 
 
 # -- functions with the replacement
