@@ -252,10 +252,7 @@ def replay(
     device: str,
     start_us: int = 0,
 ) -> tuple[MemoryPeak, int]:
-    """Follow a trace from the blocks before it; return the peak, and the bytes at the end.
-
-    `line` returns the line of an entry.
-    """
+    """Follow a trace from the blocks before it; return the peak, and the bytes at the end."""
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE

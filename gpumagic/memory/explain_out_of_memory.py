@@ -159,7 +159,7 @@ def _helps(
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Outputs and errors of earlier cells; the error that an `except` block handles."""
     if s.worth(s.kept):
-        fits = t.whole.fits(t.whole.need, s.kept) if t.whole and t.whole.need else None
+        fits = t.whole.fits(t.whole.need, s.kept) if t.whole else None
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
     held = s.alone([s.handled], in_frames=True)
     if s.worth(held):
@@ -179,9 +179,7 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         fits = trial.fits(trial.need, gives) if trial is not None else None
         if {*names} & (rest.overwritten | rest.read_anywhere):
             code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-            timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
-            before = "that line" if timed else f"line {rest.failed.lineno}"
-            yield Lever(f"`{code}` before {before}", gives, fits)
+            yield Lever(f"`{code}` before line {rest.failed.lineno}", gives, fits)
         else:
             do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
             yield Lever(do, gives, fits)
@@ -217,7 +215,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for ordinal in range(cuda.device_count()):
         free = cuda.mem_get_info(ordinal)[0]
         if ordinal != s.shortage.ordinal and free >= needed:
-            fits = trial.fits(trial.need, free) if trial and trial.need else None
+            fits = trial.fits(trial.need, free) if trial else None
             yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free, fits)
             return
 
@@ -243,9 +241,9 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
     whole = s.alone([path], in_frames=in_frames) or row.nbytes
-    for do, keep, gives, each in _kept(s, trial, name, graphs, whole):
-        names = each.replace(", ", "`, `")
-        for lever in _helps(trial, do.format(names), gives, whole, keep=(each.split(", "), keep)):
+    for do, keep, gives, names in _kept(s, trial, name, graphs, whole):
+        do = do.format("`, `".join(names))
+        for lever in _helps(trial, do, gives, whole, keep=(names, keep)):
             yield lever
             if lever.fits:
                 return
@@ -253,19 +251,19 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
-) -> Iterator[tuple[str, Callable[[Any], Any], int, str]]:
+) -> Iterator[tuple[str, Callable[[Any], Any], int, tuple[str, ...]]]:
     """Yield what a pass is to keep in words, the function that makes it, its bytes, the names."""
     # Names that each pass makes from their values before, such as a state, may keep all graphs.
-    added = sorted(trial.rest.added_up)
-    for each in filter(None, dict.fromkeys((name, ", ".join(added)) if graphs else ())):
-        needed = {_needs_graph(s, trial, one) for one in each.split(", ")}
-        if True not in needed:
-            do = _BACKWARD if None in needed else _DETACHED
-            yield do, partial(_each_tensor, _without_graph), graphs, each
+    added = tuple(sorted(trial.rest.added_up))
+    without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
+    for names in dict.fromkeys(((name,), added)) if graphs else ():
+        needed = {_needs_graph(s, trial, each) for each in names if each}
+        if needed and True not in needed:
+            yield _BACKWARD if None in needed else _DETACHED, without_graph, graphs, names
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
-        yield _CACHED, lambda cached: cached.cache_clear() or cached, whole, name
+        yield _CACHED, lambda cached: cached.cache_clear() or cached, whole, (name,)
     elif name and not _needs_graph(s, trial, name):
-        yield _COPIED, partial(_each_tensor, methodcaller("cpu")), whole, name
+        yield _COPIED, partial(_each_tensor, methodcaller("cpu")), whole, (name,)
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
@@ -283,10 +281,6 @@ def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names from whose values backward passes are made."""
     calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
     return {name for call in calls for name in names_read(ast.Expression(call.value))}
-
-
-def _without_graph(tensor: Any) -> Any:
-    return 0.0 if tensor.numel() == 1 else tensor.detach()
 
 
 def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
@@ -317,8 +311,13 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose one shape for two operands, and float32 for NumPy's float64."""
     known = t.best.names if t.best is not None else {}
-    for do, names in [*_one_shape(s, known), *_single(s, known)]:
+    for do, names in [*_one_shape(s, known)]:
         yield from _helps(t.best, do, names=names)
+    for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
+        value = known[name]
+        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
+            do = f'`{name}.astype("float32")`: float64 takes twice the memory'
+            yield from _helps(t.best, do, names={name: type(value)(value.shape, "float32")})
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -333,15 +332,6 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
                 shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
                 many = f"{one.numel():,} × {two.numel():,}"
                 yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
-
-
-def _single(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find NumPy's arrays of float64 that the code reads."""
-    for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
-        value = known[name]
-        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
-            do = f'`{name}.astype("float32")`: float64 takes twice the memory'
-            yield do, {name: type(value)(value.shape, "float32")}
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

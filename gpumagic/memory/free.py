@@ -99,7 +99,10 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     namespace = user_namespace()
     names, gpus = names_and_gpus(what, namespace)
     meter = _Meter()
-    _empty_backwards_queue()
+    if (torch := torch_here()) is not None:
+        # A backward pass takes out what a failed one has left in autograd's queue.
+        with torch.enable_grad(), torch.inference_mode(False):
+            torch.ones((), device="cpu", requires_grad=True).backward()
     gc.collect()
     meter.take("garbage", told=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
@@ -117,7 +120,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
         ways = (way for each in found if name in each.roots for way in each.ways)
         others = (way.root for way in ways if way.kind not in KEPT and way.root not in gone)
         meter.take(name, {name}, held_by=tuple(dict.fromkeys(others)))
-    if (torch := torch_here()) is not None:
+    if torch is not None:
         from gpumagic.memory.allocator import clear_workspaces
 
         clear_workspaces()
@@ -168,13 +171,6 @@ def allocated() -> dict[str, int]:
     for place in {place for _, place in array_places([])}:
         found[place.device] += place.nbytes
     return dict(found)
-
-
-def _empty_backwards_queue() -> None:
-    """Run a backward pass, which takes out what a failed one has left in the queue."""
-    if (torch := torch_here()) is not None:
-        with torch.enable_grad(), torch.inference_mode(False):
-            torch.ones((), device="cpu", requires_grad=True).backward()
 
 
 def _release_gradients(namespace: Mapping[str, Any]) -> None:

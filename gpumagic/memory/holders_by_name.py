@@ -140,7 +140,6 @@ def _storages(
         kind = f"{library[place]} array" if is_other else ""
         ways = names.ways(numbers[0], kind)
         if len(numbers) > 1:
-            numbers = names.plain_first(numbers)
             ways = tuple(dict.fromkeys(way for n in numbers for way in names.ways(n, kind)))
         path = names.path(numbers[0]) if paths else ()
         kept_for = next(filter(None, map(names.parameter, numbers)), ()) if paths else ()
@@ -371,24 +370,22 @@ def grouped(
     groups: dict[tuple[str, bool], list[FoundStorage]] = {}
     for each in found:
         groups.setdefault((each.ways[0].root, each.is_of_other_library), []).append(each)
-    rows = [_row(root, group, allocator) for (root, _), group in groups.items()]
+    rows = list[MemoryHolder]()
+    for (root, _), group in groups.items():
+        device, kinds = group[0].device, Counter[str]()
+        for each in group:
+            kinds[each.ways[0].kind] += each.nbytes
+        roots = dict.fromkeys(way.root for ways in {each.ways: 0 for each in group} for way in ways)
+        addresses = (each.address for each in group)
+        holder = MemoryHolder(
+            path=root,
+            kind=kinds.most_common(1)[0][0],
+            device=device,
+            nbytes=kinds.total(),
+            made=None if allocator is None else allocator.made_in(device, addresses),
+            aliases=tuple(name for name in roots if name != root),
+            count=len(group),
+            kinds=tuple(kinds.most_common()),
+        )
+        rows.append(holder)
     return sorted(rows, key=lambda row: -row.nbytes)
-
-
-def _row(root: str, group: list[FoundStorage], allocator: "Allocator | None") -> MemoryHolder:
-    device, kinds, made = group[0].device, Counter[str](), None
-    for each in group:
-        kinds[each.ways[0].kind] += each.nbytes
-    roots = dict.fromkeys(way.root for ways in {each.ways: 0 for each in group} for way in ways)
-    if allocator is not None:
-        made = allocator.made_in(device, (each.address for each in group))
-    return MemoryHolder(
-        path=root,
-        kind=kinds.most_common(1)[0][0],
-        device=device,
-        nbytes=kinds.total(),
-        made=made,
-        aliases=tuple(name for name in roots if name != root),
-        count=len(group),
-        kinds=tuple(kinds.most_common()),
-    )

@@ -215,6 +215,7 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         rows += (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),)
     paths = [row.path for row in rows]
     css = ["gm-dim" if row.kind == UNREACHED else "gm-code gm-name" for row in rows]
+    others, aliases = [*map(_others, rows)], [", ".join(row.aliases) for row in rows]
     shares = [share(row.nbytes, device.allocated) for row in rows]
     filled = [[("gm-mine", row.nbytes / (device.allocated or row.nbytes or 1))] for row in rows]
     bars = [
@@ -227,13 +228,8 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         Column("memory", [size(row.nbytes) for row in rows], number=True),
         Column("share", shares, number=not html, html=bars),
         Column("made in", [str(row.made or "") for row in rows], fit="cut"),
-        Column(
-            "also held by",
-            # The last column gives way first, so that all stand side by side.
-            [*map(_others, rows)],
-            css="gm-code gm-name gm-dim",
-            html=_titled(map(_others, rows), (", ".join(row.aliases) for row in rows)),
-        ),
+        # The last column gives way first, so that all stand side by side.
+        Column("also held by", others, css="gm-code gm-name gm-dim", html=_titled(others, aliases)),
     ]
     return [column for column in columns if any(column.cells)]
 

@@ -31,8 +31,6 @@ _MARGIN = 0.05
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
-# Names, and what each pass is to keep of their values.
-_Keep = tuple[Sequence[str], Any]
 
 
 class Need(NamedTuple):
@@ -164,7 +162,7 @@ class CodeTrial:
         self,
         names: dict[str, Any] | None = None,
         *,
-        keep: _Keep = ((), None),
+        keep: tuple[Sequence[str], Any] = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
@@ -207,9 +205,7 @@ class CodeTrial:
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
         return Need(most, grows if self._loop else 0)
 
-    def _passes(
-        self, space: dict[str, Any], note: Callable[[str], object], keep: _Keep
-    ) -> Iterator[None]:
+    def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
         """Yield for each pass, and note what is held after it."""
         names, change = keep
         for name in names:  # an operator in place would extend the graph of all passes

@@ -219,7 +219,11 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     held from elsewhere, such as by C++. Everything else is a cycle that waits to be collected.
     """
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
-    above = _referrers(objects)
+    above = defaultdict[int, list[int]](list)  # the referrers of each object, all by their ids
+    for key in objects:
+        for child in map(id, gc.get_referents(objects[key])):
+            if child in objects:
+                above[child].append(key)
     leading, todo = dict[int, None](), [*missing]
     while todo:
         if (key := todo.pop()) not in leading:
@@ -232,13 +236,3 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     for name, kind, keys in ((ELSEWHERE, "", elsewhere), (CYCLE, GARBAGE, [*leading])):
         left = [objects[key] for key in keys if not walk.knows(objects[key])]
         walk.walk([Root(name, obj, kind) for obj in left], within=leading)
-
-
-def _referrers(objects: Mapping[int, Any]) -> dict[int, list[int]]:
-    """Return the referrers of each object, all by their ids."""
-    above = defaultdict[int, list[int]](list)
-    for key, obj in objects.items():
-        for child in map(id, gc.get_referents(obj)):
-            if child in objects:
-                above[child].append(key)
-    return above

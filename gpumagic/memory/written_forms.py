@@ -56,8 +56,6 @@ def _forms() -> Iterator[tuple[str, str]]:
 _PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments to add to a call."""
-# The arguments that modules keep.
-_SETTINGS = {"softmax": "DIM", "dropout": "{0}.p * {0}.training"}
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
@@ -187,9 +185,9 @@ class _Reader:
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         name = type(value).__name__.lower()
         if is_module(value):
-            setting = _SETTINGS.get(name, "None").format(ast.unparse(node.func))
-            dim = str(getattr(value, "dim", None))
-            return name, [*given, _expression(setting.replace("DIM", dim))]
+            dropped = "{0}.p * {0}.training".format(ast.unparse(node.func))
+            setting = dropped if name == "dropout" else str(getattr(value, "dim", None))
+            return name, [*given, _expression(setting)]
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
