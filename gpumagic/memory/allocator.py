@@ -100,7 +100,8 @@ class Allocator:
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
         """Return the last stamp of each address that torch's trace has."""
-        traces: list[Any] = memory._snapshot()["device_traces"] if _is_recording() else []
+        recorded = _C._cuda_isHistoryEnabled()
+        traces: list[Any] = memory._snapshot()["device_traces"] if recorded else []
         return {
             (f"cuda:{number}", entry["addr"]): entry.get("user_metadata", "")
             for number, trace in enumerate(traces)
@@ -171,19 +172,12 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
     # Each run of a cell has the same file; a function in it is as old as its last run.
     if stamp and name.startswith("In [") and frame["name"] == "<module>":
         return Made(stamp, frame["line"])
-    cell = next((f for f in frames if _is_cell(f)), None)
+    tops = (each for each in frames if each["name"] == "<module>")
+    cell = next((each for each in tops if label(each["filename"]).startswith("In [")), None)
     ran_in = stamp or (label(cell["filename"]) if cell is not None else "")
     if ran_in == name:
         return Made(name, frame["line"])
     return Made(name, frame["line"], ran_in + (f", line {cell['line']}" if cell else ""))
-
-
-def _is_cell(frame: Mapping[str, Any]) -> bool:
-    return bool(frame["name"] == "<module>" and label(frame["filename"]).startswith("In ["))
-
-
-def _is_recording() -> bool:
-    return bool(_C._cuda_isHistoryEnabled())
 
 
 def _start_recording(most: int) -> None:
@@ -200,7 +194,7 @@ def record(on: bool) -> str:
         return "virtual GPUs always know the line; there is nothing to record"
     if not hasattr(_C, "_cuda_memorySnapshot"):
         raise GpuError("--record is for CUDA GPUs, and this process has none")
-    running = torch.cuda.is_initialized() and _is_recording()
+    running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()
     if running and not _recording:
         return "memory history is recorded already, as your code asked; it stays so"
     if on and not running:
@@ -295,7 +289,7 @@ class PeakRecorder:
 
     def start(self) -> None:
         """Begin to record; memory allocated now counts as there before."""
-        if not _is_recording():
+        if not _C._cuda_isHistoryEnabled():
             _start_recording(PEAK_RING)
             self._stack.callback(memory._record_memory_history, None)
         for module in _GRAPHS:

@@ -15,13 +15,8 @@ from gpumagic.device import cuda_state
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, meant
-from gpumagic.memory.holders_by_name import (
-    FoundStorage,
-    array_places,
-    find,
-    grouped,
-    names_and_gpus,
-)
+from gpumagic.memory import holders_by_name
+from gpumagic.memory.holders_by_name import FoundStorage, find
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, OUTPUT, MemoryHolder
 from gpumagic.memory.roots import KeptOutputs, release_errors
 from gpumagic.usercode.files import user_namespace
@@ -97,7 +92,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     """
     cuda_state.check()  # to collect an event of the user's would then end this process
     namespace = user_namespace()
-    names, gpus = names_and_gpus(what, namespace)
+    names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
     if (torch := torch_here()) is not None:
         # A backward pass takes out what a failed one has left in autograd's queue.
@@ -126,7 +121,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
         clear_workspaces()
         torch.cuda.empty_cache()
     meter.take("cuBLAS workspace", told=False)
-    left = tuple(grouped(find(namespace)))
+    left = tuple(holders_by_name.grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
 
 
@@ -168,7 +163,7 @@ def allocated() -> dict[str, int]:
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
     found = Counter({f"cuda:{n}": torch.cuda.memory_allocated(n) for n in range(count)})
-    for place in {place for _, place in array_places([])}:
+    for place in {place for _, place in holders_by_name.array_places([])}:
         found[place.device] += place.nbytes
     return dict(found)
 

@@ -181,7 +181,11 @@ def figures() -> list[DeviceMemory]:
     held = holders(snapshot.gpus, snapshot.processes, each=False)
     ordinals = {*range(torch.cuda.device_count() if torch else 0), *(gpus if imported() else ())}
     found = [_figures(n, gpus.get(n), held) for n in sorted(ordinals)]
-    return found + (_apple(torch) if torch else [])
+    if torch is not None and torch.backends.mps.is_available():  # its memory is the host's
+        most = torch.mps.recommended_max_memory()
+        taken = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        found.append(DeviceMemory("mps:0", "Apple GPU", False, most, None, *taken))
+    return found
 
 
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
@@ -189,7 +193,12 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
     found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, torn)
     if gpu is None:  # nobody tells
         return found
-    mine, others = _by_process(gpu.uuid, held, reserved)
+    here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
+    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
+    # If our own pid is another one out there (a container), ours counts as the system's.
+    ours = reserved if mine is None else 0
+    named = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
+    others = tuple(each for each in named if each[1] != 0)
     known = [nbytes for _, nbytes in others if nbytes is not None]
     return replace(
         found,
@@ -202,22 +211,6 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         others_by_name=others,
         uuid=gpu.uuid,
     )
-
-
-def _by_process(
-    uuid: str, held: Sequence[Holder], reserved: int | None
-) -> tuple[int | None, tuple[tuple[str, int | None], ...]]:
-    """Return the bytes that this process holds on a GPU, and the others' by name."""
-    here = [(holder, holder.memory[uuid]) for holder in held if uuid in holder.memory]
-    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
-    # If our own pid is another one out there (a container), ours counts as the system's.
-    ours = reserved if mine is None else 0
-    others = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
-    return mine, tuple(each for each in others if each[1] != 0)
-
-
-def _more(nbytes: int | None, added: int) -> int | None:
-    return None if nbytes is None else nbytes + added
 
 
 def _less(nbytes: int | None, taken: int | None) -> int | None:
@@ -238,16 +231,6 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
 
 
-def _apple(torch: Any) -> list[DeviceMemory]:
-    """Apple's GPU, whose memory is the host's."""
-    if not torch.backends.mps.is_available():
-        return []
-    mps = torch.mps
-    allocated, reserved = mps.current_allocated_memory(), mps.driver_allocated_memory()
-    most = mps.recommended_max_memory()
-    return [DeviceMemory("mps:0", "Apple GPU", False, most, None, allocated, reserved)]
-
-
 def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> DeviceMemory:
     """Return a GPU's figures with the memory that other libraries' arrays take."""
     kind, _, ordinal = device.device.partition(":")
@@ -260,8 +243,8 @@ def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> 
     taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
     return replace(
         device,
-        allocated=_more(device.allocated, nbytes),
-        reserved=_more(device.reserved, taken),
+        allocated=None if device.allocated is None else device.allocated + nbytes,
+        reserved=None if device.reserved is None else device.reserved + taken,
         other_in_process=_less(device.other_in_process, taken),
         pools=pools,
     )

@@ -1,6 +1,5 @@
 """Tell what changed between two memory reports."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpumagic.display import table
@@ -29,17 +28,7 @@ class MemoryChanges(Shown):
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     """Compare two reports, by any of the names that a holder has."""
-    found = [*_compared(before, after)]
-    changed = [each for each in found if each.before != each.after]
-    changed.sort(key=lambda each: -abs(each.after - each.before))
-    old, new = ({d.device: d.allocated or 0 for d in report.devices} for report in (before, after))
-    allocated = ((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
-    return MemoryChanges(tuple(allocated), tuple(changed), len(found) - len(changed))
-
-
-def _compared(before: MemoryReport, after: MemoryReport) -> Iterator[MemoryChange]:
-    """Yield each holder of two reports once."""
-    gone = {(h.device, h.path): h for h in before.holders}
+    found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
     # A name may go while what it held stays under another one.
     known = {(h.device, name): h for h in before.holders for name in h.aliases} | gone
     for holder in after.holders:
@@ -47,8 +36,13 @@ def _compared(before: MemoryReport, after: MemoryReport) -> Iterator[MemoryChang
         was = next((known[name] for name in names if name in known), None)
         # Each is matched once.
         was = gone.pop((was.device, was.path), None) if was is not None else None
-        yield MemoryChange(holder, was.nbytes if was else 0, holder.nbytes)
-    yield from (MemoryChange(holder, holder.nbytes, 0) for holder in gone.values())
+        found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
+    found += [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
+    changed = [each for each in found if each.before != each.after]
+    changed.sort(key=lambda each: -abs(each.after - each.before))
+    old, new = ({d.device: d.allocated or 0 for d in report.devices} for report in (before, after))
+    allocated = ((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
+    return MemoryChanges(tuple(allocated), tuple(changed), len(found) - len(changed))
 
 
 # -- the view of two reports

@@ -24,17 +24,9 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
 from gpumagic.frameworks.public import where
-from gpumagic.memory import holders_by_name
+from gpumagic.memory import holders_by_name, memory_report
 from gpumagic.memory.holders_by_name import FoundStorage, find
-from gpumagic.memory.memory_report import (
-    EXCEPTION,
-    KEPT,
-    TEMPORARY,
-    UNREACHED,
-    DeviceMemory,
-    Made,
-    MemoryHolder,
-)
+from gpumagic.memory.memory_report import EXCEPTION, DeviceMemory, Made, MemoryHolder
 from gpumagic.memory.object_graph import GRAPH, Root
 from gpumagic.memory.roots import KeptOutputs
 from gpumagic.usercode.files import label, module_of
@@ -230,7 +222,8 @@ class OutOfMemoryState:
         if gone > ROUNDED * (self.shortage.allocated or 0):
             frame = self.frames[0]
             made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
-            rows = (*rows, MemoryHolder(_ON_THEIR_WAY, TEMPORARY, self.name, gone, made))
+            kind = memory_report.TEMPORARY
+            rows = (*rows, MemoryHolder(_ON_THEIR_WAY, kind, self.name, gone, made))
         # Names in the frames of this error are no other holders that one could delete.
         names = {*self.namespace, *KeptOutputs(self.namespace).numbered()}
         rows = tuple(replace(r, aliases=tuple(a for a in r.aliases if a in names)) for r in rows)
@@ -323,7 +316,8 @@ class OutOfMemoryState:
     @property
     def held(self) -> int:
         """Return the bytes that remain when this error's frames are gone, unreached ones too."""
-        unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
+        kind = memory_report.UNREACHED
+        unreached = sum(row.nbytes for row in self.device.holders if row.kind == kind)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
 
     @cached_property
@@ -334,7 +328,8 @@ class OutOfMemoryState:
     @property
     def kept(self) -> int:
         """Return the bytes that `%gpufree` frees, except the ones held by this error."""
-        kept = (each for each in self.storages if all(way.kind in KEPT for way in each.ways))
+        kinds = {*memory_report.KEPT}
+        kept = (each for each in self.storages if kinds.issuperset(way.kind for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:

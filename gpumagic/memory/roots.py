@@ -74,10 +74,6 @@ class KeptOutputs:
         ours = {name for name, value in kept.items() if namespace.get(name, self) is value}
         self._names = ours | {"_oh", "Out"}
 
-    def variables(self) -> dict[str, Any]:
-        """The user's own."""
-        return {n: value for n, value in self._namespace.items() if n not in self._names}
-
     def numbered(self) -> dict[str, Any]:
         """Return outputs by name: ``"Out[5]"``; or ``"_"``, ``"_5"`` if no longer in `Out`."""
         found = {f"Out[{number}]": value for number, value in self._out.items()}
@@ -153,8 +149,10 @@ class Roots:
         """Yield modules and classes before what refers to their parts, optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
-        for name, value in KeptOutputs(self._namespace).variables().items():
-            if type(name) is str and not (name in hidden and hidden[name] is value):
+        outputs = KeptOutputs(self._namespace)
+        for name, value in [*self._namespace.items()]:
+            is_ipythons = outputs.has(name) or (name in hidden and hidden[name] is value)
+            if type(name) is str and not is_ipythons:
                 first = is_module(value) or issubclass(type(value), type)
                 last = comes_from(type(value), "torch.optim.Optimizer")
                 ranks[0 if first else 2 if last else 1].append(Root(name, value))
