@@ -180,10 +180,6 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
     return Made(name, frame["line"], ran_in + (f", line {cell['line']}" if cell else ""))
 
 
-def _start_recording(most: int) -> None:
-    memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
-
-
 def record(on: bool) -> str:
     """Turn torch's record of allocations on or off, and say in a line what holds now.
 
@@ -198,7 +194,7 @@ def record(on: bool) -> str:
     if running and not _recording:
         return "memory history is recorded already, as your code asked; it stays so"
     if on and not running:
-        _start_recording(RING)
+        memory._record_memory_history("all", "alloc", "python", max_entries=RING)
     if running and not on:
         memory._record_memory_history(None)
     _recording = on
@@ -290,7 +286,7 @@ class PeakRecorder:
     def start(self) -> None:
         """Begin to record; memory allocated now counts as there before."""
         if not _C._cuda_isHistoryEnabled():
-            _start_recording(PEAK_RING)
+            memory._record_memory_history("all", "alloc", "python", max_entries=PEAK_RING)
             self._stack.callback(memory._record_memory_history, None)
         for module in _GRAPHS:
             run = getattr(module, _RUN)

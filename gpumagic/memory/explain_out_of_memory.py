@@ -93,8 +93,8 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
 def _reason(s: OutOfMemoryState, t: Trials) -> str:
     trial = t.best
     if trial is None or trial.need is None:
-        first = s.device.holders[0] if s.device.holders else None
-        most = f", most of it by {first.path} ({size(first.nbytes)})" if first else ""
+        rows = s.device.holders[:1]
+        most = "".join(f", most of it by {row.path} ({size(row.nbytes)})" for row in rows)
         left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""
         return f"{size(s.device.allocated)} are in use{most}{left}"
     if trial.grows_much:
@@ -141,14 +141,16 @@ def _helps(
     do: str,
     gives: int | None = None,
     freed: int = 0,
+    grown: int = 0,
     **change: Any,
 ) -> Iterator[Lever]:
     """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
-    if trial.grows_much:  # then all that counts is what each pass keeps
-        helps = then.grows is not None and then.grows <= _LEFT * (need.grows or 1)
+    if trial.grows_much:  # then all that counts is how much of what has `grown` each pass keeps
+        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
+        helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
         helps = fits or need.most - then.most >= _WORTH * need.most
     if helps:
@@ -223,8 +225,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 # -- what each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
 _BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
-_CACHED = "`{}.cache_clear()` after each pass"
-_COPIED = "keep `.cpu()` of the tensors in `{}`"
+_on_cpu = methodcaller("cpu")
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -241,29 +242,30 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
     whole = s.alone([path], in_frames=in_frames) or row.nbytes
-    for do, keep, gives, names in _kept(s, trial, name, graphs, whole):
-        do = do.format("`, `".join(names))
-        for lever in _helps(trial, do, gives, whole, keep=(names, keep)):
-            yield lever
-            if lever.fits:
-                return
+    for lever in _kept(s, trial, name, graphs, whole):
+        yield lever
+        if lever.fits:
+            return
 
 
 def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
-) -> Iterator[tuple[str, Callable[[Any], Any], int, tuple[str, ...]]]:
-    """Yield what a pass is to keep in words, the function that makes it, its bytes, the names."""
+) -> Iterator[Lever]:
+    """Propose that a pass keeps no graphs, of which there are so many bytes, or no GPU memory."""
     # Names that each pass makes from their values before, such as a state, may keep all graphs.
     added = tuple(sorted(trial.rest.added_up))
     without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
-            yield _BACKWARD if None in needed else _DETACHED, without_graph, graphs, names
+            do = (_BACKWARD if None in needed else _DETACHED).format("`, `".join(names))
+            yield from _helps(trial, do, graphs, whole, keep=(names, without_graph))
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
-        yield _CACHED, lambda cached: cached.cache_clear() or cached, whole, (name,)
+        keep = (name,), lambda cached: cached.cache_clear() or cached
+        yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and not _needs_graph(s, trial, name):
-        yield _COPIED, partial(_each_tensor, methodcaller("cpu")), whole, (name,)
+        do, keep = f"keep `.cpu()` of the tensors in `{name}`", partial(_each_tensor, _on_cpu)
+        yield from _helps(trial, do, whole, whole, keep=((name,), keep))
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
@@ -339,8 +341,8 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if t.best is not None and not any(rest.backward for rest in s.rests):
         do = "`with torch.no_grad():` around it: no backward pass follows"
         path = s.adds_to(t.loop.rest) if t.loop is not None else ""
-        grown = next((row.nbytes for row in s.device.holders if row.path == path), None)
-        yield from _helps(t.best, do, grown, within=torch_here().no_grad)
+        grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
+        yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -106,14 +106,20 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     # Only what is released or deleted holds it.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     meter.due = spare
-    _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
+    ways = {way for each in spare if not gpus or each.device in gpus for way in each.ways}
+    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
+        meter.take(release_errors(), errors)
+    held = {way.root for way in ways}
+    if dropped := [name for name in outputs.numbered() if name in held]:
+        outputs.drop(dropped)
+        meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
     if grads:
         _release_gradients(namespace)
         meter.take("gradients")
     for name in gone:
         del namespace[name]
-        ways = (way for each in found if name in each.roots for way in each.ways)
-        others = (way.root for way in ways if way.kind not in KEPT and way.root not in gone)
+        here = (way for each in found if name in each.roots for way in each.ways)
+        others = (way.root for way in here if way.kind not in KEPT and way.root not in gone)
         meter.take(name, {name}, held_by=tuple(dict.fromkeys(others)))
     if torch is not None:
         from gpumagic.memory.allocator import clear_workspaces
@@ -123,17 +129,6 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("cuBLAS workspace", told=False)
     left = tuple(holders_by_name.grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
-
-
-def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter") -> None:
-    """Release the exceptions and the outputs that hold some memory."""
-    ways = {way for each in spare for way in each.ways}
-    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
-        meter.take(release_errors(), errors)
-    held = {way.root for way in ways}
-    if dropped := [name for name in outputs.numbered() if name in held]:
-        outputs.drop(dropped)
-        meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
 
 
 def _skipped(

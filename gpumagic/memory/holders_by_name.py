@@ -111,25 +111,18 @@ def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
     return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
 
 
-def _add_arrays(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
-) -> dict[Place, str]:
-    """Add other libraries' arrays to `met`; return the library of places that torch lacks."""
-    kinds, library = {id(kind) for kind in walk.kinds if is_other_array(kind)}, dict[Place, str]()
+def _storages(
+    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
+) -> list[FoundStorage]:
+    """Return all storages with the ways to them, the largest first."""
+    found, library = list[FoundStorage](), dict[Place, str]()  # of places that torch lacks
+    kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
         block = allocator.block(place) if allocator is not None else None  # whose memory it shares
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
             met.setdefault(block or place, []).append(number)
-    return library
-
-
-def _storages(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
-) -> list[FoundStorage]:
-    """Return all storages with the ways to them, the largest first."""
-    library, found = _add_arrays(walk, met, allocator), list[FoundStorage]()
     for place in library.keys() - met.keys():  # constants of compiled programs, too
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
@@ -140,6 +133,7 @@ def _storages(
         kind = f"{library[place]} array" if is_other else ""
         ways = names.ways(numbers[0], kind)
         if len(numbers) > 1:
+            numbers = names.plain_first(numbers)
             ways = tuple(dict.fromkeys(way for n in numbers for way in names.ways(n, kind)))
         path = names.path(numbers[0]) if paths else ()
         kept_for = next(filter(None, map(names.parameter, numbers)), ()) if paths else ()
@@ -148,10 +142,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return arrays with their memory on GPUs; a view has the place of its base.
-
-    A framework that lists its live arrays gives all of them, reached by the walk or not.
-    """
+    """Return arrays, and all live ones of frameworks, with the memory of their bases on GPUs."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):

@@ -198,6 +198,11 @@ class Paths:
             self._ways[key] = tuple(dict.fromkeys(ways))
         return self._ways[key]
 
+    def plain_first(self, numbers: list[int]) -> list[int]:
+        """Sort the objects of one storage so that what a graph saved comes after the rest."""
+        first = self._first[numbers[0]]
+        return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
+
     def kind(self, number: int) -> str:
         """Return the kind of an object: a parameter, a gradient, a saved tensor …"""
         obj, parent = self._walk.objects[number], self._walk.parents[number]

@@ -235,10 +235,9 @@ class OutOfMemoryState:
     @property
     def operands(self) -> list[Any]:
         """Return the values that the failed statement names, and those in torch's frames below."""
-        names = {
-            n.id for n in ast.walk(self.rests[0].failed or ast.Pass()) if isinstance(n, ast.Name)
-        }
-        found = [self.frames[0].scope.name(name) for name in sorted(names)]
+        nodes = ast.walk(self.rests[0].failed or ast.Pass())
+        names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
+        found = [self.frames[0].scope.name(name) for name in names]
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
         return list({id(value): value for value in found}.values())
 

@@ -58,9 +58,8 @@ def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
         value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
         if _SIZE.search(name) and type(value) is int and value > 1:
             tried = partial(_with_number, trial, name, made.get(name))
-            yield from _largest(
-                s, trial, f"`{name} = {{}}` instead of {value:,}", value, tried, 0.0
-            )
+            do = f"`{name} = {{}}` instead of {value:,}"
+            yield from _largest(s, trial, do, value, tried, 0.0)
 
 
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:

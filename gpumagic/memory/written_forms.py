@@ -86,26 +86,19 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     """Yield the replacements of code that the failed statement belongs to."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
-    for at in range(first, len(block)):
-        is_simple = isinstance(block[at], (ast.Assign, ast.Expr, ast.Return))
-        for node in [*ast.walk(block[at])] if is_simple else ():
-            yield from _of_node(rest.frame, block, first, at, node)
+    kinds = (ast.Assign, ast.Expr, ast.Return)
+    simple = [at for at in range(first, len(block)) if isinstance(block[at], kinds)]
+    for at, node in [(n, node) for n in simple for node in ast.walk(block[n])]:
+        for form, new in _PARSED:
+            reader = _Reader(rest.frame, block, at)
+            if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
+                yield from reader.replaced(node, reader.filled(new))
+        reader = _Reader(rest.frame, block, at)
+        if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
+            added = [*node.keywords, *_expression(f"f({more})").keywords]
+            yield from reader.replaced(node, ast.Call(node.func, node.args, added))
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
-
-
-def _of_node(
-    frame: FailedFrame, block: list[Any], first: int, at: int, node: Any
-) -> Iterator[Form]:
-    """Yield the replacements of one expression, in the statement `at`."""
-    for form, new in _PARSED:
-        reader = _Reader(frame, block, at)
-        if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
-            yield from reader.replaced(node, reader.filled(new))
-    reader = _Reader(frame, block, at)
-    if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
-        added = [*node.keywords, *_expression(f"f({more})").keywords]
-        yield from reader.replaced(node, ast.Call(node.func, node.args, added))
 
 
 def _expression(text: str) -> Any:
