@@ -137,12 +137,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
 
 
 def _helps(
-    trial: CodeTrial | None,
-    do: str,
-    gives: int | None = None,
-    freed: int = 0,
-    grown: int = 0,
-    **change: Any,
+    trial: CodeTrial | None, do: str, gives: int = 0, freed: int = 0, grown: int = 0, **change: Any
 ) -> Iterator[Lever]:
     """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
@@ -225,7 +220,6 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 # -- what each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
 _BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
-_on_cpu = methodcaller("cpu")
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -264,8 +258,9 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and not _needs_graph(s, trial, name):
-        do, keep = f"keep `.cpu()` of the tensors in `{name}`", partial(_each_tensor, _on_cpu)
-        yield from _helps(trial, do, whole, whole, keep=((name,), keep))
+        do = f"keep `.cpu()` of the tensors in `{name}`"
+        on_cpu = partial(_each_tensor, methodcaller("cpu"))
+        yield from _helps(trial, do, whole, whole, keep=((name,), on_cpu))
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:

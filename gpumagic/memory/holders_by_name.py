@@ -282,10 +282,7 @@ def memory(*what: object) -> MemoryReport:
 def names_and_gpus(
     what: Iterable[object], namespace: Mapping[str, Any]
 ) -> tuple[list[str], set[str]]:
-    """Tell the variables, or parts of them, from the GPUs that are asked for.
-
-    A word that is neither counts as a variable. GpuError if there is no such GPU.
-    """
+    """Tell variables, or parts of them, from GPUs; a word that is neither counts as a variable."""
     if torch_here() is None:
         devices = here
     else:

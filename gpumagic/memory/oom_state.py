@@ -187,13 +187,8 @@ class OutOfMemoryState:
     def storages(self) -> list[FoundStorage]:
         """List every storage held now on the GPU, with its paths."""
         earlier = [Root("an earlier exception", each, EXCEPTION) for each in self._earlier]
-        found = find(
-            self.namespace,
-            after=[*earlier, *self._locals()],
-            closed=self._closed,
-            allocator=self._allocator,
-            paths=True,
-        )
+        roots, closed, allocator = [*earlier, *self._locals()], self._closed, self._allocator
+        found = find(self.namespace, after=roots, closed=closed, allocator=allocator, paths=True)
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:

@@ -196,9 +196,8 @@ def _local_variables(frame: FrameType) -> dict[str, Any]:
 def _exceptions(ipython: Any) -> Iterator[Root]:
     """Yield the errors that are kept, or handled now."""
     shown = own(getattr(ipython, "InteractiveTB", None))
-    held: list[Any] = [*kept_errors(), sys.exc_info()[1]]
-    held += [getattr(sys, "last_traceback", None), shown.get("tb")]
-    for each in held:
+    traces = getattr(sys, "last_traceback", None), shown.get("tb")
+    for each in (*kept_errors(), sys.exc_info()[1], *traces):
         if each is not None:
             place = _place(each if isinstance(each, TracebackType) else each.__traceback__)
             yield Root(f"the exception of {place}" if place else "an exception", each, EXCEPTION)
