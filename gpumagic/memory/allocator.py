@@ -59,8 +59,7 @@ class Allocator:
             for each in segment["blocks"]:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
-        # By device the addresses in order, of those devices for which they were needed.
-        self._starts: dict[int, list[int]] = {}
+        self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
         # By the id of the list of frames, which allocations of one line may share, and the stamp.
         self._made: dict[tuple[int, str], Made | None] = {}
 
@@ -89,22 +88,20 @@ class Allocator:
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
         """Return where most bytes at some addresses of a GPU were allocated; None if unknown."""
         blocks, found = self._blocks.get(_ordinal(device), {}), Counter[tuple[int, str]]()
-        stamps, known = self._stamps, self._made
         for address in addresses:
             if (each := blocks.get(address)) is not None:
-                stamp = each.get("user_metadata") or ""
-                if stamps:
-                    stamp = stamp or stamps.get((device, address), "")
+                stamp = each.get("user_metadata") or self._stamps.get((device, address), "")
                 origin = id(each["frames"]), stamp
                 found[origin] += each["size"]
-                if origin not in known:
-                    known[origin] = _made(each["frames"], stamp)
-        return known[found.most_common(1)[0][0]] if found else None
+                if origin not in self._made:
+                    self._made[origin] = _made(each["frames"], stamp)
+        return self._made[found.most_common(1)[0][0]] if found else None
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
         """Return the last stamp of each address that torch's trace has."""
-        traces: list[Any] = memory._snapshot()["device_traces"] if _is_recording() else []
+        recorded = _C._cuda_isHistoryEnabled()
+        traces: list[Any] = memory._snapshot()["device_traces"] if recorded else []
         return {
             (f"cuda:{number}", entry["addr"]): entry.get("user_metadata", "")
             for number, trace in enumerate(traces)
@@ -114,15 +111,12 @@ class Allocator:
 
     def _at(self, number: int, address: int) -> Place | None:
         """Return the block that contains an address."""
-        blocks, start = self._blocks.get(number, {}), address
-        if start not in blocks:
-            if number not in self._starts:
-                self._starts[number] = sorted(blocks)
-            before = bisect_right(self._starts[number], address) - 1
-            start = self._starts[number][before] if before >= 0 else -1
-            if start < 0 or address >= start + blocks[start]["size"]:
-                return None
-        return Place(f"cuda:{number}", start, blocks[start]["size"])
+        starts = self._starts.get(number, [])
+        if not (before := bisect_right(starts, address)):
+            return None
+        start = starts[before - 1]
+        nbytes = self._blocks[number][start]["size"]
+        return Place(f"cuda:{number}", start, nbytes) if address < start + nbytes else None
 
     def _alone(self, storage: Any) -> Place | None:
         """Return a storage as a block of its own, if the allocator does not list blocks."""
@@ -142,11 +136,10 @@ def clear_workspaces() -> None:
 
     Nothing is given back if CUDA graphs were captured, because they may use a workspace.
     """
-    clear = getattr(_C, "_cuda_clearCublasWorkspaces", None)
-    segments = None if clear is None or has_virtual() else _segments()
+    segments = None if has_virtual() else _segments()
     pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
-    if clear is not None and segments and pools <= {(), (0, 0)}:
-        clear()
+    if segments and pools <= {(), (0, 0)}:
+        _C._cuda_clearCublasWorkspaces()
 
 
 def _segments() -> list[Any] | None:
@@ -179,23 +172,12 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
     # Each run of a cell has the same file; a function in it is as old as its last run.
     if stamp and name.startswith("In [") and frame["name"] == "<module>":
         return Made(stamp, frame["line"])
-    cell = next((f for f in frames if _is_cell(f)), None)
+    tops = (each for each in frames if each["name"] == "<module>")
+    cell = next((each for each in tops if label(each["filename"]).startswith("In [")), None)
     ran_in = stamp or (label(cell["filename"]) if cell is not None else "")
     if ran_in == name:
         return Made(name, frame["line"])
     return Made(name, frame["line"], ran_in + (f", line {cell['line']}" if cell else ""))
-
-
-def _is_cell(frame: Mapping[str, Any]) -> bool:
-    return bool(frame["name"] == "<module>" and label(frame["filename"]).startswith("In ["))
-
-
-def _is_recording() -> bool:
-    return bool(_C._cuda_isHistoryEnabled())
-
-
-def _start_recording(most: int) -> None:
-    memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
 
 
 def record(on: bool) -> str:
@@ -208,11 +190,11 @@ def record(on: bool) -> str:
         return "virtual GPUs always know the line; there is nothing to record"
     if not hasattr(_C, "_cuda_memorySnapshot"):
         raise GpuError("--record is for CUDA GPUs, and this process has none")
-    running = torch.cuda.is_initialized() and _is_recording()
+    running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()
     if running and not _recording:
         return "memory history is recorded already, as your code asked; it stays so"
     if on and not running:
-        _start_recording(RING)
+        memory._record_memory_history("all", "alloc", "python", max_entries=RING)
     if running and not on:
         memory._record_memory_history(None)
     _recording = on
@@ -260,10 +242,7 @@ def replay(
     device: str,
     start_us: int = 0,
 ) -> tuple[MemoryPeak, int]:
-    """Follow a trace from the blocks before it; return the peak, and the bytes at the end.
-
-    `line` returns the line of an entry.
-    """
+    """Follow a trace from the blocks before it; return the peak, and the bytes at the end."""
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
@@ -306,8 +285,8 @@ class PeakRecorder:
 
     def start(self) -> None:
         """Begin to record; memory allocated now counts as there before."""
-        if not _is_recording():
-            _start_recording(PEAK_RING)
+        if not _C._cuda_isHistoryEnabled():
+            memory._record_memory_history("all", "alloc", "python", max_entries=PEAK_RING)
             self._stack.callback(memory._record_memory_history, None)
         for module in _GRAPHS:
             run = getattr(module, _RUN)

@@ -17,7 +17,6 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.memory_report import MemoryHolder
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
@@ -94,8 +93,8 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
 def _reason(s: OutOfMemoryState, t: Trials) -> str:
     trial = t.best
     if trial is None or trial.need is None:
-        first = s.device.holders[0] if s.device.holders else None
-        most = f", most of it by {first.path} ({size(first.nbytes)})" if first else ""
+        rows = s.device.holders[:1]
+        most = "".join(f", most of it by {row.path} ({size(row.nbytes)})" for row in rows)
         left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""
         return f"{size(s.device.allocated)} are in use{most}{left}"
     if trial.grows_much:
@@ -123,40 +122,28 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
     # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
     first = (free, less) if t.loop is None else (less, free)
-    found: list[Lever] = []
+    found, enough = list[Lever](), list[Lever]()
     for group in (*first, (smaller, other_gpu, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
-            enough = [each for each in found if _is_enough(s, each)]
+            if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
+                enough.append(lever)
             # One thing to free is enough, and of other code there is a choice.
             if len(enough) == (1 if group is free else 2):
                 return enough
-        if found and enough:
+        if enough:
             return enough
     return found[:_MOST]
 
 
-def _is_enough(s: OutOfMemoryState, lever: Lever) -> bool:
-    return lever.fits is True or (lever.fits is None and (lever.gives or 0) >= s.short_by)
-
-
 def _helps(
-    trial: CodeTrial | None,
-    do: str,
-    gives: int | None = None,
-    freed: int = 0,
-    *,
-    grown: int = 0,
-    **change: Any,
+    trial: CodeTrial | None, do: str, gives: int = 0, freed: int = 0, grown: int = 0, **change: Any
 ) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits, or clearly needs less.
-
-    Of the bytes that have `grown` in a loop it gives the part by which a pass keeps less.
-    """
+    """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
-    if trial.grows_much:  # then all that counts is what each pass keeps
+    if trial.grows_much:  # then all that counts is how much of what has `grown` each pass keeps
         left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
         helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
@@ -169,7 +156,7 @@ def _helps(
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Outputs and errors of earlier cells; the error that an `except` block handles."""
     if s.worth(s.kept):
-        fits = t.whole.fits(t.whole.need, s.kept) if t.whole and t.whole.need else None
+        fits = t.whole.fits(t.whole.need, s.kept) if t.whole else None
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
     held = s.alone([s.handled], in_frames=True)
     if s.worth(held):
@@ -180,26 +167,19 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to delete the largest variables that nothing reads any more, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
         trial = t.whole if rest.frame.at_top else inner
-        short = trial if trial is not None and trial.is_short else None
-        names = _unread(s, rest, s.short_by if short is None else short.lacking)
-        if names and rest.failed is not None:
-            yield from _deleted(s, rest, rest.failed.lineno, short, names)
-
-
-def _deleted(
-    s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
-) -> Iterator[Lever]:
-    paths = [s.local(rest.frame, name) for name in names]
-    gives = s.alone(paths, in_frames=not rest.frame.at_top)
-    fits = trial.fits(trial.need, gives) if trial is not None else None
-    if {*names} & (rest.overwritten | rest.read_anywhere):
-        code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-        timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
-        yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
-    elif trial is None or trial.tried(gone=names) is not None:
-        # Else it is read in a way that the code does not show.
-        do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
-        yield Lever(do, gives, fits)
+        trial = trial if trial is not None and trial.lacking > 0 else None
+        names = _unread(s, rest, s.short_by if trial is None else trial.lacking)
+        if not names or rest.failed is None:
+            continue
+        paths = [s.local(rest.frame, name) for name in names]
+        gives = s.alone(paths, in_frames=not rest.frame.at_top)
+        fits = trial.fits(trial.need, gives) if trial is not None else None
+        if {*names} & (rest.overwritten | rest.read_anywhere):
+            code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
+            yield Lever(f"`{code}` before line {rest.failed.lineno}", gives, fits)
+        else:
+            do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
+            yield Lever(do, gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
@@ -210,17 +190,14 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    for row in sorted(s.device.holders, key=lambda row: -gives(_names(s, row, at_top))):
-        paths = _names(s, row, at_top)
+    # All variables of a row hold the same memory.
+    known = s.namespace if at_top else {}
+    rows = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
+    for paths in sorted(rows, key=gives, reverse=True):
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
         chosen = more if is_free and s.worth(gives(more)) else chosen
     return [free[path] for path in chosen]
-
-
-def _names(s: OutOfMemoryState, row: MemoryHolder, at_top: bool) -> list[str]:
-    """Return the paths of a row, which all hold the same memory."""
-    return [row.path, *(name for name in row.aliases if at_top and name in s.namespace)]
 
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -235,7 +212,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for ordinal in range(cuda.device_count()):
         free = cuda.mem_get_info(ordinal)[0]
         if ordinal != s.shortage.ordinal and free >= needed:
-            fits = trial.fits(trial.need, free) if trial and trial.need else None
+            fits = trial.fits(trial.need, free) if trial else None
             yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free, fits)
             return
 
@@ -243,8 +220,6 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 # -- what each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
 _BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
-_CACHED = "`{}.cache_clear()` after each pass"
-_COPIED = "keep `.cpu()` of the tensors in `{}`"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -254,36 +229,38 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is None or not path:
         return
     in_frames = path not in s.namespace
-    name = trial.name_of(path)
+    local = (name for name in trial.frame.scope.local if s.local(trial.frame, name) == path)
+    name = next(local, "" if in_frames else path)
     # The results of a pass, which the next one makes again, hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
     whole = s.alone([path], in_frames=in_frames) or row.nbytes
-    for do, keep, gives, each in _kept(s, trial, name, graphs, whole):
-        names = each.replace(", ", "`, `")
-        for lever in _helps(trial, do.format(names), gives, whole, keep=(each.split(", "), keep)):
-            yield lever
-            if lever.fits:
-                return
+    for lever in _kept(s, trial, name, graphs, whole):
+        yield lever
+        if lever.fits:
+            return
 
 
 def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
-) -> Iterator[tuple[str, Callable[[Any], Any], int, str]]:
-    """Yield in words what a pass is to keep, a function that makes it of the value, the bytes that
-    this gives, and the variable."""
+) -> Iterator[Lever]:
+    """Propose that a pass keeps no graphs, of which there are so many bytes, or no GPU memory."""
     # Names that each pass makes from their values before, such as a state, may keep all graphs.
-    added = sorted(trial.rest.added_up)
-    for each in filter(None, dict.fromkeys((name, *added, ", ".join(added)) if graphs else ())):
-        needed = {_needs_graph(s, trial, one) for one in each.split(", ")}
-        if True not in needed:
-            do = _BACKWARD if None in needed else _DETACHED
-            yield do, partial(_each_tensor, _without_graph), graphs, each
+    added = tuple(sorted(trial.rest.added_up))
+    without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
+    for names in dict.fromkeys(((name,), added)) if graphs else ():
+        needed = {_needs_graph(s, trial, each) for each in names if each}
+        if needed and True not in needed:
+            do = (_BACKWARD if None in needed else _DETACHED).format("`, `".join(names))
+            yield from _helps(trial, do, graphs, whole, keep=(names, without_graph))
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
-        yield _CACHED, _cleared, whole, name
+        keep = (name,), lambda cached: cached.cache_clear() or cached
+        yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and not _needs_graph(s, trial, name):
-        yield _COPIED, partial(_each_tensor, methodcaller("cpu")), whole, name
+        do = f"keep `.cpu()` of the tensors in `{name}`"
+        on_cpu = partial(_each_tensor, methodcaller("cpu"))
+        yield from _helps(trial, do, whole, whole, keep=((name,), on_cpu))
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
@@ -303,28 +280,16 @@ def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
     return {name for call in calls for name in names_read(ast.Expression(call.value))}
 
 
-def _cleared(function: Any) -> Any:
-    function.cache_clear()
-    return function
-
-
-def _without_graph(tensor: Any) -> Any:
-    return 0.0 if tensor.numel() == 1 else tensor.detach()
-
-
 def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     """Change the tensors in a value; in the attributes of an object, in place."""
-    from torch.utils._pytree import tree_map
+    from torch.utils._pytree import tree_map_only
 
-    def changed(item: Any) -> Any:
-        return change(item) if is_tensor(item) else item
-
-    is_whole = is_tensor(value) or is_module(value) or isinstance(value, (list, dict, tuple))
-    if is_whole or not own(value):
-        return tree_map(changed, value)
+    changed = partial(tree_map_only, torch_here().Tensor, change)
+    if is_tensor(value) or is_module(value) or not own(value):
+        return changed(value)
     for name, held in [*own(value).items()]:
-        if is_tensor(held) or isinstance(held, (list, dict, tuple)):
-            setattr(value, name, tree_map(changed, held))
+        if (new := changed(held)) is not held:
+            setattr(value, name, new)
     return value
 
 
@@ -343,8 +308,13 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose one shape for two operands, and float32 for NumPy's float64."""
     known = t.best.names if t.best is not None else {}
-    for do, names in [*_one_shape(s, known), *_single(s, known)]:
+    for do, names in [*_one_shape(s, known)]:
         yield from _helps(t.best, do, names=names)
+    for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
+        value = known[name]
+        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
+            do = f'`{name}.astype("float32")`: float64 takes twice the memory'
+            yield from _helps(t.best, do, names={name: type(value)(value.shape, "float32")})
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -359,15 +329,6 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
                 shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
                 many = f"{one.numel():,} × {two.numel():,}"
                 yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
-
-
-def _single(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find NumPy's arrays of float64 that the code reads."""
-    for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
-        value = known[name]
-        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
-            do = f'`{name}.astype("float32")`: float64 takes twice the memory'
-            yield do, {name: type(value)(value.shape, "float32")}
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -15,13 +15,8 @@ from gpumagic.device import cuda_state
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, meant
-from gpumagic.memory.holders_by_name import (
-    FoundStorage,
-    array_places,
-    find,
-    grouped,
-    names_and_gpus,
-)
+from gpumagic.memory import holders_by_name
+from gpumagic.memory.holders_by_name import FoundStorage, find
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, OUTPUT, MemoryHolder
 from gpumagic.memory.roots import KeptOutputs, release_errors
 from gpumagic.usercode.files import user_namespace
@@ -97,9 +92,12 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     """
     cuda_state.check()  # to collect an event of the user's would then end this process
     namespace = user_namespace()
-    names, gpus = names_and_gpus(what, namespace)
+    names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
-    _empty_backwards_queue()
+    if (torch := torch_here()) is not None:
+        # A backward pass takes out what a failed one has left in autograd's queue.
+        with torch.enable_grad(), torch.inference_mode(False):
+            torch.ones((), device="cpu", requires_grad=True).backward()
     gc.collect()
     meter.take("garbage", told=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
@@ -108,28 +106,29 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     # Only what is released or deleted holds it.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     meter.due = spare
-    _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
-    if grads:
-        _release_gradients(namespace)
-        meter.take("gradients")
-    for name in gone:
-        del namespace[name]
-        meter.take(name, {name}, held_by=_others(name, gone, found))
-    _empty_cache()
-    meter.take("cuBLAS workspace", told=False)
-    left = tuple(grouped(find(namespace)))
-    return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
-
-
-def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter") -> None:
-    """Release the exceptions and the outputs that hold some memory."""
-    ways = {way for each in spare for way in each.ways}
+    ways = {way for each in spare if not gpus or each.device in gpus for way in each.ways}
     if errors := {way.root for way in ways if way.kind == EXCEPTION}:
         meter.take(release_errors(), errors)
     held = {way.root for way in ways}
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
         meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
+    if grads:
+        _release_gradients(namespace)
+        meter.take("gradients")
+    for name in gone:
+        del namespace[name]
+        here = (way for each in found if name in each.roots for way in each.ways)
+        others = (way.root for way in here if way.kind not in KEPT and way.root not in gone)
+        meter.take(name, {name}, held_by=tuple(dict.fromkeys(others)))
+    if torch is not None:
+        from gpumagic.memory.allocator import clear_workspaces
+
+        clear_workspaces()
+        torch.cuda.empty_cache()
+    meter.take("cuBLAS workspace", told=False)
+    left = tuple(holders_by_name.grouped(find(namespace)))
+    return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
 
 
 def _skipped(
@@ -159,23 +158,9 @@ def allocated() -> dict[str, int]:
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
     found = Counter({f"cuda:{n}": torch.cuda.memory_allocated(n) for n in range(count)})
-    for place in {place for _, place in array_places([])}:
+    for place in {place for _, place in holders_by_name.array_places([])}:
         found[place.device] += place.nbytes
     return dict(found)
-
-
-def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
-    """Return the remaining holders of the memory that a name held."""
-    ways = (way for each in found if name in each.roots for way in each.ways)
-    kept = (way.root for way in ways if way.kind not in KEPT and way.root not in names)
-    return tuple(dict.fromkeys(kept))
-
-
-def _empty_backwards_queue() -> None:
-    """Run a backward pass, which takes out what a failed one has left in the queue."""
-    if (torch := torch_here()) is not None:
-        with torch.enable_grad(), torch.inference_mode(False):
-            torch.ones((), device="cpu", requires_grad=True).backward()
 
 
 def _release_gradients(namespace: Mapping[str, Any]) -> None:
@@ -188,15 +173,6 @@ def _release_gradients(namespace: Mapping[str, Any]) -> None:
     for found in finder.tensors:
         if isinstance(found.tensor, torch.nn.Parameter) and found.tensor.is_cuda:
             found.tensor.grad = None
-
-
-def _empty_cache() -> None:
-    """Give cuBLAS's workspaces and unused memory back to the driver."""
-    if (torch := torch_here()) is not None:
-        from gpumagic.memory.allocator import clear_workspaces
-
-        clear_workspaces()
-        torch.cuda.empty_cache()
 
 
 class _Meter:
@@ -243,7 +219,11 @@ def text(freed: Freed) -> str:
     head = "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
     if gave:
         head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
-    return " · ".join([head, *freed.skipped, _held(freed)])
+    most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:_HOLDERS])
+    left = f"{_sizes(freed.allocated)} still allocated" + f", most by {most}" * bool(most)
+    if not any(freed.allocated.values()):
+        left = "no tensor is left on a GPU"
+    return " · ".join([head, *freed.skipped, left])
 
 
 def html(freed: Freed) -> str:
@@ -261,10 +241,3 @@ def _nothing(released: Released) -> str:
 def _sizes(nbytes: dict[str, int]) -> str:
     """`1.2 GiB on cuda:0 and 3 MiB on cuda:1`."""
     return " and ".join(f"{size(count)} on {device}" for device, count in nbytes.items() if count)
-
-
-def _held(freed: Freed) -> str:
-    if not any(freed.allocated.values()):
-        return "no tensor is left on a GPU"
-    most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:_HOLDERS])
-    return f"{_sizes(freed.allocated)} still allocated" + (f", most by {most}" if most else "")

@@ -9,7 +9,7 @@ import gc
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -22,22 +22,8 @@ from gpumagic.errors import GpuError, meant
 from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
-from gpumagic.memory.memory_report import (
-    KEPT,
-    UNREACHED,
-    DeviceMemory,
-    MemoryHolder,
-    MemoryReport,
-)
-from gpumagic.memory.object_graph import (
-    Paths,
-    Root,
-    Walk,
-    Way,
-    is_other_array,
-    no_collections,
-    of_kinds,
-)
+from gpumagic.memory.memory_report import UNREACHED, DeviceMemory, MemoryHolder, MemoryReport
+from gpumagic.memory.object_graph import Paths, Root, Walk, Way, is_other_array, no_collections
 from gpumagic.memory.roots import Roots, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
@@ -60,11 +46,6 @@ class FoundStorage(NamedTuple):
     path: tuple[str, ...] = ()  # where paths were asked for: a root's name, and the steps from it
     parameter: tuple[str, ...] = ()  # path of the parameter that this is kept for
     is_of_other_library: bool = False  # torch has not allocated it
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether only holders that `%gpufree` releases hold it."""
-        return all(way.kind in KEPT for way in self.ways)
 
     @property
     def roots(self) -> set[str]:
@@ -125,29 +106,23 @@ def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
     """Return the ids of tensors whose GPU memory was not met; keeps none of them."""
     if sum(place.nbytes for place in met) == allocator.total:
         return set()
-    every = of_kinds(gc.get_objects(), torch_here().Tensor)
+    kind = torch_here().Tensor
+    every = [obj for obj in gc.get_objects() if issubclass(type(obj), kind)]
     return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
-
-
-def _add_arrays(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
-) -> dict[Place, str]:
-    """Add other libraries' arrays to `met`; return the library of places that torch lacks."""
-    kinds, library = {id(kind) for kind in walk.kinds if is_other_array(kind)}, dict[Place, str]()
-    for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
-        block = allocator.block(place) if allocator is not None else None  # whose memory it shares
-        if block is None:
-            library[place] = library_of(array)
-        if (number := walk.number(array)) is not None:
-            met.setdefault(block or place, []).append(number)
-    return library
 
 
 def _storages(
     walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
 ) -> list[FoundStorage]:
     """Return all storages with the ways to them, the largest first."""
-    library, found = _add_arrays(walk, met, allocator), list[FoundStorage]()
+    found, library = list[FoundStorage](), dict[Place, str]()  # of places that torch lacks
+    kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
+    for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
+        block = allocator.block(place) if allocator is not None else None  # whose memory it shares
+        if block is None:
+            library[place] = library_of(array)
+        if (number := walk.number(array)) is not None:
+            met.setdefault(block or place, []).append(number)
     for place in library.keys() - met.keys():  # constants of compiled programs, too
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
@@ -167,10 +142,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return arrays with their memory on GPUs; a view has the place of its base.
-
-    A framework that lists its live arrays gives all of them, reached by the walk or not.
-    """
+    """Return arrays, and all live ones of frameworks, with the memory of their bases on GPUs."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -178,17 +150,13 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
     found: list[tuple[Any, Place]] = []
     for array in every.values():
         with faults.kept("asking another library's array where it is"):
-            found += [(array, place) for place in _places(array)]
+            its = next((each for each in started() if each.is_array(array)), None)
+            places = [place_of(array)] if its is None else its.places(array)
+            found += [(array, at) for at in places if at is not None and at.device != "cpu"]
     # What is the whole says by its name who holds it.
     found.sort(key=lambda each: -each[1].nbytes)
     whole = wholes(place for _, place in found) if found else {}
     return [(array, whole[place]) for array, place in found]
-
-
-def _places(array: Any) -> list[Place]:
-    framework = next((each for each in started() if each.is_array(array)), None)
-    every = [place_of(array)] if framework is None else framework.places(array)
-    return [place for place in every if place is not None and place.device != "cpu"]
 
 
 # -- the figures of each GPU
@@ -204,7 +172,11 @@ def figures() -> list[DeviceMemory]:
     held = holders(snapshot.gpus, snapshot.processes, each=False)
     ordinals = {*range(torch.cuda.device_count() if torch else 0), *(gpus if imported() else ())}
     found = [_figures(n, gpus.get(n), held) for n in sorted(ordinals)]
-    return found + (_apple(torch) if torch else [])
+    if torch is not None and torch.backends.mps.is_available():  # its memory is the host's
+        most = torch.mps.recommended_max_memory()
+        taken = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        found.append(DeviceMemory("mps:0", "Apple GPU", False, most, None, *taken))
+    return found
 
 
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
@@ -212,7 +184,12 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
     found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, torn)
     if gpu is None:  # nobody tells
         return found
-    mine, others = _by_process(gpu.uuid, held, reserved)
+    here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
+    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
+    # If our own pid is another one out there (a container), ours counts as the system's.
+    ours = reserved if mine is None else 0
+    named = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
+    others = tuple(each for each in named if each[1] != 0)
     known = [nbytes for _, nbytes in others if nbytes is not None]
     return replace(
         found,
@@ -225,22 +202,6 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         others_by_name=others,
         uuid=gpu.uuid,
     )
-
-
-def _by_process(
-    uuid: str, held: Sequence[Holder], reserved: int | None
-) -> tuple[int | None, tuple[tuple[str, int | None], ...]]:
-    """Return the bytes that this process holds on a GPU, and the others' by name."""
-    here = [(holder, holder.memory[uuid]) for holder in held if uuid in holder.memory]
-    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
-    # If our own pid is another one out there (a container), ours counts as the system's.
-    ours = reserved if mine is None else 0
-    others = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
-    return mine, tuple(each for each in others if each[1] != 0)
-
-
-def _more(nbytes: int | None, added: int) -> int | None:
-    return None if nbytes is None else nbytes + added
 
 
 def _less(nbytes: int | None, taken: int | None) -> int | None:
@@ -261,21 +222,10 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
 
 
-def _apple(torch: Any) -> list[DeviceMemory]:
-    """Apple's GPU, whose memory is the host's."""
-    if not torch.backends.mps.is_available():
-        return []
-    mps = torch.mps
-    allocated, reserved = mps.current_allocated_memory(), mps.driver_allocated_memory()
-    most = mps.recommended_max_memory()
-    return [DeviceMemory("mps:0", "Apple GPU", False, most, None, allocated, reserved)]
-
-
-def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) -> DeviceMemory:
+def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> DeviceMemory:
     """Return a GPU's figures with the memory that other libraries' arrays take."""
     kind, _, ordinal = device.device.partition(":")
-    here = [each for each in found if each.device == device.device and each.is_of_other_library]
-    nbytes = sum(each.nbytes for each in here)
+    nbytes = sum(each.nbytes for each in here if each.is_of_other_library)
     if kind != "cuda" or not (nbytes or started()):
         return device
     gpu = Device("cuda", int(ordinal), virtual=device.virtual)
@@ -284,8 +234,8 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
     taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
     return replace(
         device,
-        allocated=_more(device.allocated, nbytes),
-        reserved=_more(device.reserved, taken),
+        allocated=None if device.allocated is None else device.allocated + nbytes,
+        reserved=None if device.reserved is None else device.reserved + taken,
         other_in_process=_less(device.other_in_process, taken),
         pools=pools,
     )
@@ -325,24 +275,14 @@ def memory(*what: object) -> MemoryReport:
     with no_collections():  # until all that was looked through is gone
         allocator = allocations()
         found = find(namespace, before=parts, allocator=allocator)
-        devices = [with_other_libraries(device, found) for device in figures()]
-        if names:  # their ways come first
-            found = [
-                each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
-                for each in found
-                if each.roots & {*names}
-            ]
-        shown = [with_holders(each, found, allocator, whole=not names) for each in devices]
+        shown = [with_holders(each, found, allocator, names) for each in figures()]
     return MemoryReport(tuple(shown), perf_counter() - start).of(gpus)
 
 
 def names_and_gpus(
     what: Iterable[object], namespace: Mapping[str, Any]
 ) -> tuple[list[str], set[str]]:
-    """Tell the variables, or parts of them, from the GPUs that are asked for.
-
-    A word that is neither counts as a variable. GpuError if there is no such GPU.
-    """
+    """Tell variables, or parts of them, from GPUs; a word that is neither counts as a variable."""
     if torch_here() is None:
         devices = here
     else:
@@ -376,13 +316,20 @@ def with_holders(
     device: DeviceMemory,
     found: Iterable[FoundStorage],
     allocator: "Allocator | None" = None,
-    *,
-    whole: bool = True,
+    names: Collection[str] = (),
 ) -> DeviceMemory:
-    """Return a GPU's figures with its holders; if not the `whole`, without unreached memory."""
-    rows = grouped([each for each in found if each.device == device.device], allocator)
+    """Return a GPU's figures with its holders; if `names` are given, with what these hold."""
+    here = [each for each in found if each.device == device.device]
+    device = with_other_libraries(device, here)
+    if names:  # their ways come first
+        here = [
+            each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
+            for each in here
+            if not each.roots.isdisjoint(names)
+        ]
+    rows = grouped(here, allocator)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
-    if whole and rest > 0:
+    if rest > 0 and not names:
         rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
     return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
 
@@ -394,24 +341,22 @@ def grouped(
     groups: dict[tuple[str, bool], list[FoundStorage]] = {}
     for each in found:
         groups.setdefault((each.ways[0].root, each.is_of_other_library), []).append(each)
-    rows = [_row(root, group, allocator) for (root, _), group in groups.items()]
+    rows = list[MemoryHolder]()
+    for (root, _), group in groups.items():
+        device, kinds = group[0].device, Counter[str]()
+        for each in group:
+            kinds[each.ways[0].kind] += each.nbytes
+        roots = dict.fromkeys(way.root for ways in {each.ways: 0 for each in group} for way in ways)
+        addresses = (each.address for each in group)
+        holder = MemoryHolder(
+            path=root,
+            kind=kinds.most_common(1)[0][0],
+            device=device,
+            nbytes=kinds.total(),
+            made=None if allocator is None else allocator.made_in(device, addresses),
+            aliases=tuple(name for name in roots if name != root),
+            count=len(group),
+            kinds=tuple(kinds.most_common()),
+        )
+        rows.append(holder)
     return sorted(rows, key=lambda row: -row.nbytes)
-
-
-def _row(root: str, group: list[FoundStorage], allocator: "Allocator | None") -> MemoryHolder:
-    device, kinds, made = group[0].device, Counter[str](), None
-    for each in group:
-        kinds[each.ways[0].kind] += each.nbytes
-    ways = dict.fromkeys(way for ways in {each.ways: 0 for each in group} for way in ways)
-    if allocator is not None:
-        made = allocator.made_in(device, (each.address for each in group))
-    return MemoryHolder(
-        path=root,
-        kind=kinds.most_common(1)[0][0],
-        device=device,
-        nbytes=kinds.total(),
-        made=made,
-        aliases=tuple(dict.fromkeys(way.root for way in ways if way.root != root)),
-        count=len(group),
-        kinds=tuple(kinds.most_common()),
-    )

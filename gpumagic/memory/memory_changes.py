@@ -1,6 +1,5 @@
 """Tell what changed between two memory reports."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpumagic.display import table
@@ -29,17 +28,7 @@ class MemoryChanges(Shown):
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     """Compare two reports, by any of the names that a holder has."""
-    found = [*_compared(before, after)]
-    changed = [each for each in found if each.before != each.after]
-    changed.sort(key=lambda each: -abs(each.after - each.before))
-    old, new = ({d.device: d.allocated or 0 for d in report.devices} for report in (before, after))
-    allocated = ((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
-    return MemoryChanges(tuple(allocated), tuple(changed), len(found) - len(changed))
-
-
-def _compared(before: MemoryReport, after: MemoryReport) -> Iterator[MemoryChange]:
-    """Yield each holder of two reports once."""
-    gone = {(h.device, h.path): h for h in before.holders}
+    found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
     # A name may go while what it held stays under another one.
     known = {(h.device, name): h for h in before.holders for name in h.aliases} | gone
     for holder in after.holders:
@@ -47,8 +36,13 @@ def _compared(before: MemoryReport, after: MemoryReport) -> Iterator[MemoryChang
         was = next((known[name] for name in names if name in known), None)
         # Each is matched once.
         was = gone.pop((was.device, was.path), None) if was is not None else None
-        yield MemoryChange(holder, was.nbytes if was else 0, holder.nbytes)
-    yield from (MemoryChange(holder, holder.nbytes, 0) for holder in gone.values())
+        found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
+    found += [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
+    changed = [each for each in found if each.before != each.after]
+    changed.sort(key=lambda each: -abs(each.after - each.before))
+    old, new = ({d.device: d.allocated or 0 for d in report.devices} for report in (before, after))
+    allocated = ((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
+    return MemoryChanges(tuple(allocated), tuple(changed), len(found) - len(changed))
 
 
 # -- the view of two reports
@@ -58,14 +52,15 @@ _FOLD = Fold(12)
 def text(found: MemoryChanges) -> str:
     """The GPUs, and below them who grew, came or went."""
     rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
-    return "\n".join([*_lines(found), *rows, f"  {_unchanged(found)}"])
+    return "\n".join([*_lines(found), *rows, f"  {many(found.unchanged, 'holder')} unchanged"])
 
 
 def html(found: MemoryChanges) -> str:
     """The same as a table."""
     lines = "".join(tag("div", line) for line in _lines(found))
     rows = table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD)
-    return block(lines + rows * bool(found.changes) + tag("div", _unchanged(found), "gm-note"))
+    unchanged = f"{many(found.unchanged, 'holder')} unchanged"
+    return block(lines + rows * bool(found.changes) + tag("div", unchanged, "gm-note"))
 
 
 def _lines(found: MemoryChanges) -> list[str]:
@@ -84,10 +79,6 @@ def difference(nbytes: int) -> str:
     return f"{'−' if nbytes < 0 else '+'}{size(abs(nbytes))}"
 
 
-def _unchanged(found: MemoryChanges) -> str:
-    return f"{many(found.unchanged, 'holder')} unchanged"
-
-
 def _columns(found: MemoryChanges) -> list[Column]:
     rows, holders = found.changes, [row.holder for row in found.changes]
     devices = [holder.device for holder in holders]
@@ -95,13 +86,9 @@ def _columns(found: MemoryChanges) -> list[Column]:
         Column("holder", [holder.path for holder in holders], fit="cut", css="gm-code gm-name"),
         Column("on", devices if len(set(devices)) > 1 else [""] * len(rows)),
         Column("change", [difference(row.after - row.before) for row in rows], number=True),
-        Column("before", [_size(row.before) for row in rows], number=True),
-        Column("now", [_size(row.after) for row in rows], number=True),
+        Column("before", [size(row.before) * (row.before > 0) for row in rows], number=True),
+        Column("now", [size(row.after) * (row.after > 0) for row in rows], number=True),
         Column("kind", [holder.kind for holder in holders]),
         Column("made in", [str(holder.made or "") for holder in holders]),
     ]
     return [column for column in columns if any(column.cells)]
-
-
-def _size(nbytes: int) -> str:
-    return size(nbytes) if nbytes else ""

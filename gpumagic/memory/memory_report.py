@@ -131,7 +131,6 @@ _UNFOLDED = 200
 # %gpufree is worth a line if it frees at least this much.
 _WORTH = 2**20
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
-MANY = {each: f"{each}s" for each in _COUNTED}
 
 
 def text(report: MemoryReport) -> str:
@@ -158,9 +157,8 @@ def _nothing() -> str:
 def _hints(report: MemoryReport) -> list[str]:
     """Return the commands that free the most at once."""
     back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
-    if back < _WORTH:
-        return []
-    return [f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"]
+    hint = f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"
+    return [hint] * (back >= _WORTH)
 
 
 def label(device: DeviceMemory) -> str:
@@ -215,30 +213,24 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         left = sum(row.nbytes for row in rest)
         rows += (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),)
     paths = [row.path for row in rows]
+    css = ["gm-dim" if row.kind == UNREACHED else "gm-code gm-name" for row in rows]
+    others, aliases = [*map(_others, rows)], [", ".join(row.aliases) for row in rows]
+    shares = [share(row.nbytes, device.allocated) for row in rows]
+    filled = [[("gm-mine", row.nbytes / (device.allocated or row.nbytes or 1))] for row in rows]
+    bars = [
+        bar(parts, words, short=True) + tag("span", words)
+        for parts, words in zip(filled, shares, strict=True)
+    ]
     columns = [
-        Column("holder", paths, fit="cut", css=[*map(_css, rows)], html=_titled(paths, paths)),
+        Column("holder", paths, fit="cut", css=css, html=_titled(paths, paths)),
         Column("kind", [*map(kind, rows)], fit="cut"),
         Column("memory", [size(row.nbytes) for row in rows], number=True),
-        Column(
-            "share",
-            [share(row.nbytes, device.allocated) for row in rows],
-            number=not html,
-            html=[_bar(row.nbytes, device) for row in rows],
-        ),
+        Column("share", shares, number=not html, html=bars),
         Column("made in", [str(row.made or "") for row in rows], fit="cut"),
-        Column(
-            "also held by",
-            # The last column gives way first, so that all stand side by side.
-            [*map(_others, rows)],
-            css="gm-code gm-name gm-dim",
-            html=_titled(map(_others, rows), (", ".join(row.aliases) for row in rows)),
-        ),
+        # The last column gives way first, so that all stand side by side.
+        Column("also held by", others, css="gm-code gm-name gm-dim", html=_titled(others, aliases)),
     ]
     return [column for column in columns if any(column.cells)]
-
-
-def _css(row: MemoryHolder) -> str:
-    return "gm-dim" if row.kind == UNREACHED else "gm-code gm-name"
 
 
 def _titled(texts: Iterable[str], titles: Iterable[str]) -> list[str]:
@@ -256,11 +248,11 @@ def kind(row: MemoryHolder) -> str:
     if row.kind == UNREACHED:
         return ""
     names = [name for name, _ in row.kinds] or [row.kind]
+    several = [f"{name}s" if name in _COUNTED else name for name in names]
     if len(names) > 1:
-        return ", ".join(MANY.get(name, name) for name in names)
-    if row.count == 1 or names[0] in KEPT or names[0] not in MANY:
-        return names[0]
-    return f"{row.count:,} {MANY[names[0]]}"
+        return ", ".join(several)
+    is_one = row.count == 1 or names[0] in KEPT or names[0] not in _COUNTED
+    return names[0] if is_one else f"{row.count:,} {several[0]}"
 
 
 def share(nbytes: int, allocated: int | None) -> str:
@@ -269,12 +261,6 @@ def share(nbytes: int, allocated: int | None) -> str:
         return NOT_KNOWN
     percent = 100 * nbytes / allocated
     return f"{percent:.0f} %" if percent >= 0.5 else "< 1 %"
-
-
-def _bar(nbytes: int, device: DeviceMemory) -> str:
-    words = share(nbytes, device.allocated)
-    drawn = bar([("gm-mine", nbytes / (device.allocated or nbytes or 1))], words, short=True)
-    return drawn + tag("span", words)
 
 
 def _device_html(device: DeviceMemory) -> str:

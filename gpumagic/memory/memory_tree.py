@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import add
 from typing import Any
 
 from gpumagic.device import cuda_state
@@ -15,7 +16,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Column, Fold, Shown, block, folded, tag
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, as_typed
-from gpumagic.memory.holders_by_name import FoundStorage, allocations, find, value_of
+from gpumagic.memory.holders_by_name import allocations, find, value_of
 from gpumagic.memory.memory_report import SAVED, STATE, Made
 from gpumagic.memory.object_graph import Root, module_step
 from gpumagic.usercode.frames import first_name
@@ -23,7 +24,6 @@ from gpumagic.usercode.values import is_module, own
 
 _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds shown as columns of their module; all others get a row."""
-_WITH_PARAMETER = ("gradient", STATE)
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,19 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         _add_layers(root, value)
     aliases, addresses = dict[str, None](), dict[str, list[int]]()
     for each in every:
-        is_inside, path, kind = _shown_at(each, name)
-        if is_inside:
+        kind, path, is_for_it = each.ways[0].kind, each.path, each.parameter[:1] == (name,)
+        if name in (path[0], first_name(path[0])):
+            path = each.parameter if is_for_it and kind in ("gradient", STATE) else path
             aliases |= dict.fromkeys(way.root for way in each.ways)
             addresses.setdefault(each.device, []).append(each.address)
-        elif path:
+        elif is_for_it:
+            # What an output or an error keeps is shown as saved, whatever its own kind is.
+            path, kind = each.parameter, kind if kind in _OF_LAYER else SAVED
             held_for_it[kind] += each.nbytes
-        if path:
-            devices[each.device] += each.nbytes
-            root.add(path, kind, each.nbytes)
+        else:
+            continue
+        devices[each.device] += each.nbytes
+        root.add(path, kind, each.nbytes)
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
     most = devices.most_common(1)[0][0]
@@ -122,20 +126,6 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         # Outputs are roots by their numbers.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
-
-
-def _shown_at(storage: FoundStorage, name: str) -> tuple[bool, tuple[str, ...], str]:
-    """Return whether a name itself holds a storage, the path of its row, and its kind there.
-
-    The path is empty if the storage has nothing to do with the name.
-    """
-    kind, start = storage.ways[0].kind, storage.path[0]
-    is_inside, is_for_it = name in (start, first_name(start)), storage.parameter[:1] == (name,)
-    if is_inside:
-        is_layers = is_for_it and kind in _WITH_PARAMETER
-        return True, storage.parameter if is_layers else storage.path, kind
-    # What an output or an error keeps is shown as saved, whatever its own kind is.
-    return False, storage.parameter if is_for_it else (), kind if kind in _OF_LAYER else SAVED
 
 
 def _add_layers(node: _Node, module: Any) -> None:
@@ -172,7 +162,7 @@ _UNFOLDED = Fold(400)
 
 def text(tree: MemoryTree) -> str:
     """The whole, and below it two levels of its layers or items."""
-    rows = _shallow(tree)
+    rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):
         # The first branch that has more below it than is shown.
@@ -183,7 +173,7 @@ def text(tree: MemoryTree) -> str:
 
 def html(tree: MemoryTree) -> str:
     """The same as a table; what is deeper is behind a fold."""
-    rows = _shallow(tree)
+    rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     found = tag("div", _head(tree)) + table.html(_columns(rows), css="gm-titled", fold=_FOLD)
     if len(rows) < len(tree.branches) or len(rows) > _ROWS:
         every = table.html(_columns(tree.branches), fold=_UNFOLDED)
@@ -202,28 +192,15 @@ def _head(tree: MemoryTree) -> str:
     return words + (f" · also held by {some(tree.aliases)}" if tree.aliases else "")
 
 
-def _shallow(tree: MemoryTree) -> list[MemoryBranch]:
-    return [branch for branch in tree.branches if branch.depth <= _LEVELS]
-
-
 def _columns(rows: Sequence[MemoryBranch]) -> list[Column]:
     found = dict.fromkeys(kind for row in rows for kind in row.nbytes)
     kinds = [*(kind for kind in _HEADS if kind in found), *(k for k in found if k not in _HEADS)]
-    columns = [Column("", [_name(row) for row in rows], fit="cut", css="gm-code")]
-    columns += [
-        Column(_HEADS.get(kind, f"{kind}s"), [_bytes(row, kind) for row in rows], number=True)
-        for kind in kinds
-    ]
+    alike = [f" and {row.alike - 1:,} alike" if row.alike > 1 else "" for row in rows]
+    labels = [f"{table.GLUE * 2 * row.depth}{row.label}" for row in rows]
+    columns = [Column("", [*map(add, labels, alike)], fit="cut", css="gm-code")]
+    for kind in kinds:
+        cells = [size(row.nbytes[kind]) if row.nbytes.get(kind) else "" for row in rows]
+        columns.append(Column(_HEADS.get(kind, f"{kind}s"), cells, number=True))
     if len(kinds) > 1:
         columns.append(Column("together", [size(row.total) for row in rows], number=True))
     return columns
-
-
-def _name(row: MemoryBranch) -> str:
-    """Return a branch's label below its layer's, and how many are alike."""
-    alike = f" and {row.alike - 1:,} alike" if row.alike > 1 else ""
-    return f"{table.GLUE * 2 * row.depth}{row.label}{alike}"
-
-
-def _bytes(row: MemoryBranch, kind: str) -> str:
-    return size(row.nbytes[kind]) if row.nbytes.get(kind) else ""

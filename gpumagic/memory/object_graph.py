@@ -85,11 +85,6 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def of_kinds(objects: list[Any], *kinds: type) -> list[Any]:
-    """Return the objects of some kinds, by their types alone."""
-    return [obj for obj in objects if issubclass(type(obj), kinds)]
-
-
 class Walk:
     """Number all visited objects; those in `closed` are roots, and no path passes through them."""
 

@@ -24,16 +24,9 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
 from gpumagic.frameworks.public import where
-from gpumagic.memory import holders_by_name
+from gpumagic.memory import holders_by_name, memory_report
 from gpumagic.memory.holders_by_name import FoundStorage, find
-from gpumagic.memory.memory_report import (
-    EXCEPTION,
-    TEMPORARY,
-    UNREACHED,
-    DeviceMemory,
-    Made,
-    MemoryHolder,
-)
+from gpumagic.memory.memory_report import EXCEPTION, DeviceMemory, Made, MemoryHolder
 from gpumagic.memory.object_graph import GRAPH, Root
 from gpumagic.memory.roots import KeptOutputs
 from gpumagic.usercode.files import label, module_of
@@ -194,13 +187,8 @@ class OutOfMemoryState:
     def storages(self) -> list[FoundStorage]:
         """List every storage held now on the GPU, with its paths."""
         earlier = [Root("an earlier exception", each, EXCEPTION) for each in self._earlier]
-        found = find(
-            self.namespace,
-            after=[*earlier, *self._locals()],
-            closed=self._closed,
-            allocator=self._allocator,
-            paths=True,
-        )
+        roots, closed, allocator = [*earlier, *self._locals()], self._closed, self._allocator
+        found = find(self.namespace, after=roots, closed=closed, allocator=allocator, paths=True)
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
@@ -223,13 +211,14 @@ class OutOfMemoryState:
     def device(self) -> DeviceMemory:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = next(each for each in holders_by_name.figures() if each.device == self.name)
-        now = holders_by_name.with_other_libraries(now, self.storages)
-        rows = holders_by_name.with_holders(now, self.storages, self._allocator).holders
+        now = holders_by_name.with_holders(now, self.storages, self._allocator)
+        rows = now.holders
         gone = (self.shortage.allocated or 0) - (now.allocated or 0)
         if gone > ROUNDED * (self.shortage.allocated or 0):
             frame = self.frames[0]
             made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
-            rows = (*rows, MemoryHolder(_ON_THEIR_WAY, TEMPORARY, self.name, gone, made))
+            kind = memory_report.TEMPORARY
+            rows = (*rows, MemoryHolder(_ON_THEIR_WAY, kind, self.name, gone, made))
         # Names in the frames of this error are no other holders that one could delete.
         names = {*self.namespace, *KeptOutputs(self.namespace).numbered()}
         rows = tuple(replace(r, aliases=tuple(a for a in r.aliases if a in names)) for r in rows)
@@ -241,10 +230,9 @@ class OutOfMemoryState:
     @property
     def operands(self) -> list[Any]:
         """Return the values that the failed statement names, and those in torch's frames below."""
-        names = {
-            n.id for n in ast.walk(self.rests[0].failed or ast.Pass()) if isinstance(n, ast.Name)
-        }
-        found = [self.frames[0].scope.name(name) for name in sorted(names)]
+        nodes = ast.walk(self.rests[0].failed or ast.Pass())
+        names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
+        found = [self.frames[0].scope.name(name) for name in names]
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
         return list({id(value): value for value in found}.values())
 
@@ -280,23 +268,32 @@ class OutOfMemoryState:
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
         """Yield memory that is there and that this request cannot have: bytes, why, what to do."""
         yield from self._limited()
-        yield from self._in_pieces()
-        yield from self._in_pools()
-        device = self.device
+        device, library = self.device, self.shortage.library
+        # Enough is unallocated, but not in one piece. The figures are rounded.
+        if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
+            unused = (device.reserved or 0) - (device.allocated or 0)
+            pieces = f"in pieces too small for {size(self.wanted)} at once"
+            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
+            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
+            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
+            yield unused, why, "" if joined else do
+        for pool in device.pools:
+            if pool.framework != library and pool.taken is not None:
+                has = f"{size(pool.taken)} of {self.name}, of which it uses {size(pool.used)}"
+                why = f"{pool.framework} in this process has taken {has}"
+                yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
         if device.others is not None and device.others >= (device.allocated or 0):
-            by = ": " * bool(device.others_by_name) + some(
-                name for name, _ in device.others_by_name
-            )
-            yield (
-                device.others,
-                f"other processes hold {size(device.others)} of {self.name}{by}",
-                "",
-            )
+            why = f"other processes hold {size(device.others)} of {self.name}"
+            names = some(name for name, _ in device.others_by_name)
+            yield device.others, f"{why}: {names}" if names else why, ""
 
     def _limited(self) -> Iterator[tuple[int, str, str]]:
         if self.limit is None:
             return
-        who, total = self._who_limits(self.limit), self.device.total or 0
+        who, total = self.shortage.library, self.device.total or 0
+        if who == TORCH:  # or the driver, which then says the same limit
+            of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
+            who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
         beyond, least = self.most - self.limit, ROUNDED
         if who == _DRIVER:  # which then has less free, too; it keeps 3 % of a T4 for itself
@@ -306,40 +303,15 @@ class OutOfMemoryState:
         if beyond > least * self.limit:
             yield beyond, why, _NO_LIMIT.get(who, "")
 
-    def _in_pieces(self) -> Iterator[tuple[int, str, str]]:
-        """Enough is unallocated, but not in one piece. The figures are rounded."""
-        is_torchs = self.shortage.library == TORCH
-        if is_torchs and self.wanted and self.short_by <= -ROUNDED * self.capacity:
-            unused = (self.device.reserved or 0) - (self.device.allocated or 0)
-            pieces = f"in pieces too small for {size(self.wanted)} at once"
-            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
-            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
-            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
-            yield unused, why, "" if joined else do
-
-    def _in_pools(self) -> Iterator[tuple[int, str, str]]:
-        for pool in self.device.pools:
-            if pool.framework != self.shortage.library and pool.taken is not None:
-                has = f"{size(pool.taken)} of {self.name}, of which it uses {size(pool.used)}"
-                why = f"{pool.framework} in this process has taken {has}"
-                yield pool.taken - (pool.used or 0), why, _NO_POOL[pool.framework]
-
-    def _who_limits(self, limit: int) -> str:
-        """Return the library that limits itself, or the driver that limits this process."""
-        if self.shortage.library != TORCH:
-            return self.shortage.library
-        of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
-        return TORCH if of_driver > (1 + ROUNDED) * limit else _DRIVER
-
     def worth(self, nbytes: int) -> bool:
         """Whether freeing or saving this many bytes is worth a line."""
         return nbytes >= max(min(self.short_by, _WORTH * self.capacity), 1)
 
     @property
     def held(self) -> int:
-        """Return the bytes that remain when this error's frames are gone, with what nothing in
-        Python holds: workspaces, and memory held by C++."""
-        unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
+        """Return the bytes that remain when this error's frames are gone, unreached ones too."""
+        kind = memory_report.UNREACHED
+        unreached = sum(row.nbytes for row in self.device.holders if row.kind == kind)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
 
     @cached_property
@@ -350,16 +322,14 @@ class OutOfMemoryState:
     @property
     def kept(self) -> int:
         """Return the bytes that `%gpufree` frees, except the ones held by this error."""
-        kept = (each for each in self.storages if each.is_kept)
+        kinds = {*memory_report.KEPT}
+        kept = (each for each in self.storages if kinds.issuperset(way.kind for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only these hold: variables, outputs, names in the error's frames.
-
-        With `in_frames` what else these frames hold is still held, as it was at the moment. With
-        `graph_of`, one of the names, only what graphs below it keep.
-        """
+        """Return the bytes that only these holders hold, or only the graphs below one of them."""
         by = set(names)
+        # With `in_frames`, the error's frames hold what they held at the moment.
         every = by if in_frames else by | self._frames
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
@@ -376,37 +346,29 @@ class OutOfMemoryState:
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """Return the row of the table that a loop adds to; empty if unknown.
-
-        It was made by the lines of the loop or by what they call, or is a name that the loop binds
-        or collects in.
-        """
-        made = {*self._collected(rest), *stored(rest.loops[0])}
-        by_name = {self.local(rest.frame, name) for name in made}
+        """Return the row that a loop binds, collects in or makes in its lines; empty if unknown."""
+        read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
+        read |= self.read if rest.frame.at_top else set()
+        kinds = {name: type(rest.frame.scope.name(name)) for name in read}
+        made = {name for name in read if issubclass(kinds[name], (list, dict, set))}
+        by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _ON_THEIR_WAY
         named = (row for row in self.device.holders if row.path not in nameless)
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
         return next(rows, "")
 
-    def _collected(self, rest: RestOfCode) -> Iterator[str]:
-        """Yield the containers that a loop, or what it calls, reads."""
-        read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
-        for name in read | (self.read if rest.frame.at_top else set()):
-            if issubclass(type(rest.frame.scope.name(name)), (list, dict, set)):
-                yield name
-
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
         """Whether the lines of a loop, or what they call, made something."""
-        loop, line = rest.loops[0], (made and made.line) or 0
-        here = made is not None and made.cell == label(rest.frame.filename)
-        cells = {label(frame.filename) for frame in self.frames}
-        inside = here and loop.lineno <= line <= (loop.end_lineno or loop.lineno)
-        return inside or (made is not None and made.ran_in.partition(",")[0] in cells)
+        if made is None:
+            return False
+        loop, cells = rest.loops[0], {label(frame.filename) for frame in self.frames}
+        inside = loop.lineno <= (made.line or 0) <= (loop.end_lineno or loop.lineno)
+        here = made.cell == label(rest.frame.filename) and inside
+        return here or made.ran_in.partition(",")[0] in cells
 
     def let_go(self) -> None:
-        """Empty the frames of this error, in a copy of this process; and forget the state that an
-        optimizer had begun to make, with which no step can be made."""
-        if self.optimizer is not None:
+        """Empty the frames of this error, in a copy of this process."""
+        if self.optimizer is not None:  # with a part of its state no step can be made
             self.optimizer.state.clear()
         for frame in _frames_of(self._chain):
             with suppress(RuntimeError):  # it runs: nothing has failed in it

@@ -7,7 +7,7 @@ forked copies of this process.
 
 import ast
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cached_property, partial
 from types import CodeType
@@ -17,15 +17,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.written_forms import Form, functions_again, swapped
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    RestOfCode,
-    bound,
-    in_own_scope,
-    loops_around,
-    parents,
-    stored,
-)
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, bound, in_own_scope, parents, stored
 from gpumagic.usercode.values import is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -39,8 +31,6 @@ _MARGIN = 0.05
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
-# Names, and what each pass is to keep of their values.
-_Keep = tuple[Sequence[str], Any]
 
 
 class Need(NamedTuple):
@@ -62,7 +52,7 @@ class Trials:
     @cached_property
     def whole(self) -> "CodeTrial | None":
         """The outermost trial that runs out of memory as the cell did; None if none does."""
-        return next((trial for trial in reversed(self.every) if trial.is_short), None)
+        return next((trial for trial in reversed(self.every) if trial.lacking > 0), None)
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
@@ -100,8 +90,7 @@ class CodeTrial:
     def __init__(self, trials: Trials, rest: RestOfCode) -> None:
         self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
-        around = loops_around(rest.failed) if rest.failed is not None else []
-        loops = [loop for loop in around if not isinstance(loop, ast.While)]
+        loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         # The tree's own list, in which a replacement stands while it is tried.
@@ -118,11 +107,6 @@ class CodeTrial:
             return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
 
-    def name_of(self, path: str) -> str:
-        """Return the variable of this code that is a row of the table; empty if there is none."""
-        local = (n for n in self.frame.scope.local if self._state.local(self.frame, n) == path)
-        return next(local, path if path in self._state.namespace else "")
-
     @property
     def names(self) -> dict[str, Any]:
         """Return the frame's variables, except the stale ones."""
@@ -130,34 +114,26 @@ class CodeTrial:
 
     @cached_property
     def room(self) -> int:
-        """Return the bytes that the code can have once the error's frames are released.
-
-        On a real GPU a margin is left for workspaces and for memory in pieces.
-        """
+        """Return the bytes that the code can have once the error's frames are released."""
         state = self._state
         room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
         else:  # what the function was given, and nothing else has
             room -= state.alone([state.local(self.frame, name) for name in self.names])
+        # On a real GPU, workspaces and fragments take some.
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
     def need(self) -> Need | None:
         """What the code needs as it is; None if it cannot be followed."""
-        inside = [rest.frame.code.co_name for rest in self._state.rests]
-        at = self._trials.every.index(self)
         # What a module's `forward` keeps, its backward pass frees.
-        return None if "forward" in inside[at:] else self.tried()
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a dry run fails where the cell did."""
-        return self.need is not None and self.need.most > self.room
+        around = (self, *self._trials.around(self))
+        return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
     @property
     def lacking(self) -> int:
-        """Return how many bytes the code needs more than there are."""
+        """Return how many bytes are missing in a dry run; at most 0 if it does not fail."""
         return self.need.most - self.room if self.need is not None else 0
 
     @property
@@ -166,8 +142,7 @@ class CodeTrial:
         return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
     def fits(self, need: Need | None, gives: int = 0) -> bool | None:
-        """Whether the cell then runs to its end, if `gives` is freed before; None if that is not
-        shown for all passes."""
+        """Whether the cell then runs to its end with `gives` freed; None if a pass is unknown."""
         if need is None:
             return None
         if need.most > self.room + gives:
@@ -187,15 +162,14 @@ class CodeTrial:
         self,
         names: dict[str, Any] | None = None,
         *,
-        gone: Iterable[str] = (),
-        keep: _Keep = ((), None),
+        keep: tuple[Sequence[str], Any] = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
         """Return what the code needs with a change; None if it cannot be followed.
 
-        A change is other values of some `names`, names that are `gone`, names and what each pass
-        is to `keep` of their values, a context `within` which the code runs, or a replacement.
+        A change is other values of some `names`, names and what each pass is to `keep` of their
+        values, a context `within` which the code runs, or a replacement.
         """
         compiled = self._compiled
         if form is not None:
@@ -206,9 +180,9 @@ class CodeTrial:
             return None
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
-        # The globals of a cell have its stale names too.
-        for name in {*gone, *(self.stale if self.frame.at_top else ())} - changed.keys():
-            space.pop(name, None)
+        if self.frame.at_top:  # its globals have the stale names too
+            for name in self.stale - changed.keys():
+                space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
@@ -224,20 +198,14 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        return self._need(run) if run is not None else None
-
-    def _need(self, run: "DryRun") -> Need | None:
-        """Read what a dry run has noted."""
-        if (most := run.needed(self._state.name)) is None:
+        if run is None or (most := run.needed(self._state.name)) is None:
             return None
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
         held = [int(note.split()[-1]) for note in notes]
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
         return Need(most, grows if self._loop else 0)
 
-    def _passes(
-        self, space: dict[str, Any], note: Callable[[str], object], keep: _Keep
-    ) -> Iterator[None]:
+    def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
         """Yield for each pass, and note what is held after it."""
         names, change = keep
         for name in names:  # an operator in place would extend the graph of all passes
@@ -261,10 +229,10 @@ class CodeTrial:
         yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """Return `space`; for a cell's code the notebook's own namespace, updated with it. Then no
-        other namespace holds what the code assigns again. Only for a dry run's process."""
+        """Return `space`; in a dry run of a cell, the notebook's namespace with its values."""
         if not self.frame.at_top:
             return space
+        # No other namespace may hold what the code assigns again.
         namespace = self._state.namespace
         for name in namespace.keys() - space.keys():
             del namespace[name]

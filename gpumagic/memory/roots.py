@@ -33,8 +33,7 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> str:
-    """Release the kept exceptions, empty the frames of the one that is handled now, and return
-    what they were; their printed text stays."""
+    """Release the kept exceptions and the frames of the one handled now; return what they were."""
     handled, ipython = sys.exc_info()[1], shell()
     kept = [*kept_errors(), *([handled] if handled is not None else [])]
     places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)
@@ -74,10 +73,6 @@ class KeptOutputs:
         # A user may have assigned `_` or `_5`, which then is a variable as any other.
         ours = {name for name, value in kept.items() if namespace.get(name, self) is value}
         self._names = ours | {"_oh", "Out"}
-
-    def variables(self) -> dict[str, Any]:
-        """The user's own."""
-        return {n: value for n, value in self._namespace.items() if n not in self._names}
 
     def numbered(self) -> dict[str, Any]:
         """Return outputs by name: ``"Out[5]"``; or ``"_"``, ``"_5"`` if no longer in `Out`."""
@@ -154,8 +149,10 @@ class Roots:
         """Yield modules and classes before what refers to their parts, optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
-        for name, value in KeptOutputs(self._namespace).variables().items():
-            if type(name) is str and not (name in hidden and hidden[name] is value):
+        outputs = KeptOutputs(self._namespace)
+        for name, value in [*self._namespace.items()]:
+            is_ipythons = outputs.has(name) or (name in hidden and hidden[name] is value)
+            if type(name) is str and not is_ipythons:
                 first = is_module(value) or issubclass(type(value), type)
                 last = comes_from(type(value), "torch.optim.Optimizer")
                 ranks[0 if first else 2 if last else 1].append(Root(name, value))
@@ -199,9 +196,8 @@ def _local_variables(frame: FrameType) -> dict[str, Any]:
 def _exceptions(ipython: Any) -> Iterator[Root]:
     """Yield the errors that are kept, or handled now."""
     shown = own(getattr(ipython, "InteractiveTB", None))
-    held: list[Any] = [*kept_errors(), sys.exc_info()[1]]
-    held += [getattr(sys, "last_traceback", None), shown.get("tb")]
-    for each in held:
+    traces = getattr(sys, "last_traceback", None), shown.get("tb")
+    for each in (*kept_errors(), sys.exc_info()[1], *traces):
         if each is not None:
             place = _place(each if isinstance(each, TracebackType) else each.__traceback__)
             yield Root(f"the exception of {place}" if place else "an exception", each, EXCEPTION)
@@ -220,7 +216,11 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     held from elsewhere, such as by C++. Everything else is a cycle that waits to be collected.
     """
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
-    above = _referrers(objects)
+    above = defaultdict[int, list[int]](list)  # the referrers of each object, all by their ids
+    for key in objects:
+        for child in map(id, gc.get_referents(objects[key])):
+            if child in objects:
+                above[child].append(key)
     leading, todo = dict[int, None](), [*missing]
     while todo:
         if (key := todo.pop()) not in leading:
@@ -233,13 +233,3 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     for name, kind, keys in ((ELSEWHERE, "", elsewhere), (CYCLE, GARBAGE, [*leading])):
         left = [objects[key] for key in keys if not walk.knows(objects[key])]
         walk.walk([Root(name, obj, kind) for obj in left], within=leading)
-
-
-def _referrers(objects: Mapping[int, Any]) -> dict[int, list[int]]:
-    """Return the referrers of each object, all by their ids."""
-    above = defaultdict[int, list[int]](list)
-    for key, obj in objects.items():
-        for child in map(id, gc.get_referents(obj)):
-            if child in objects:
-                above[child].append(key)
-    return above

@@ -14,10 +14,9 @@ from gpumagic.device.cuda_state import Death
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, library_needed
 from gpumagic.frameworks.public import where
-from gpumagic.memory.roots import KeptOutputs
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
-from gpumagic.usercode.variables import NOT_VARIABLES
+from gpumagic.usercode.variables import own_variables
 
 # The notebook's text has these.
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -28,8 +27,8 @@ def what_is_left(death: Death) -> str:
     safe, lost = _sorted()
     parts = [f"{death}"]
     if safe:
-        do = 'gpumagic.save_host("rescue.pt")'
-        parts.append(f"On the host and safe: {some(safe)}; `{do}` writes copies")
+        do = '`gpumagic.save_host("rescue.pt")` writes copies'
+        parts.append(f"On the host and safe: {some(safe)}; {do}")
     return ". ".join([*parts, f"Lost: {some(lost)}"] if lost else parts)
 
 
@@ -61,11 +60,10 @@ def save_host(path: str = "rescue.pt") -> None:
 
 def _sorted() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the user's variables on the host, and the ones with something on a GPU."""
-    hidden = {*getattr(shell(), "user_ns_hidden", ()), *NOT_VARIABLES}
-    safe: dict[str, Any] = {}
-    lost: dict[str, Any] = {}
-    for name, value in KeptOutputs(user_namespace()).variables().items():
-        if not name.startswith("_") and name not in hidden and not issubclass(type(value), _CODE):
+    hidden = getattr(shell(), "user_ns_hidden", {})
+    safe, lost = dict[str, Any](), dict[str, Any]()
+    for name, value in own_variables(user_namespace()).items():
+        if name not in hidden and not issubclass(type(value), _CODE):
             (safe if _is_on_host(value) else lost)[name] = value
     return safe, lost
 

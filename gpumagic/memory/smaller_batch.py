@@ -30,7 +30,7 @@ _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
     for trial in t.every if t.loop is None else ():
-        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.is_short else []
+        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.lacking > 0 else []
         yield from found
         if found:
             return
@@ -58,9 +58,8 @@ def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
         value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
         if _SIZE.search(name) and type(value) is int and value > 1:
             tried = partial(_with_number, trial, name, made.get(name))
-            yield from _largest(
-                s, trial, f"`{name} = {{}}` instead of {value:,}", value, tried, 0.0
-            )
+            do = f"`{name} = {{}}` instead of {value:,}"
+            yield from _largest(s, trial, do, value, tried, 0.0)
 
 
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:
@@ -113,15 +112,11 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
     """Whether code takes rows of these tensors, or cuts batches from any by itself."""
     for node in (node for stmt in code for node in ast.walk(stmt)):
-        part: Any = None
-        if isinstance(node, ast.Subscript):
-            part = node.value
-            if isinstance(node.slice, ast.Slice) and names_read(ast.Expression(node.slice)):
-                return True
-        elif isinstance(node, ast.Attribute) and node.attr in _CUTS:
-            part = node.value
-        elif isinstance(node, (ast.For, ast.comprehension)):
-            part = node.iter
-        if getattr(part, "id", "") in names:
+        part = getattr(node, "iter", None)
+        if isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _CUTS:
+            part = node.value  # type: ignore[attr-defined]
+        cut = getattr(node, "slice", None)
+        sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
+        if sliced or getattr(part, "id", "") in names:
             return True
     return False

@@ -56,8 +56,6 @@ def _forms() -> Iterator[tuple[str, str]]:
 _PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments to add to a call."""
-# The arguments that modules keep.
-_SETTINGS = {"softmax": "DIM", "dropout": "{0}.p * {0}.training"}
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
@@ -88,26 +86,19 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     """Yield the replacements of code that the failed statement belongs to."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
-    for at in range(first, len(block)):
-        is_simple = isinstance(block[at], (ast.Assign, ast.Expr, ast.Return))
-        for node in [*ast.walk(block[at])] if is_simple else ():
-            yield from _of_node(rest.frame, block, first, at, node)
+    kinds = (ast.Assign, ast.Expr, ast.Return)
+    simple = [at for at in range(first, len(block)) if isinstance(block[at], kinds)]
+    for at, node in [(n, node) for n in simple for node in ast.walk(block[n])]:
+        for form, new in _PARSED:
+            reader = _Reader(rest.frame, block, at)
+            if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
+                yield from reader.replaced(node, reader.filled(new))
+        reader = _Reader(rest.frame, block, at)
+        if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
+            added = [*node.keywords, *_expression(f"f({more})").keywords]
+            yield from reader.replaced(node, ast.Call(node.func, node.args, added))
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
-
-
-def _of_node(
-    frame: FailedFrame, block: list[Any], first: int, at: int, node: Any
-) -> Iterator[Form]:
-    """Yield the replacements of one expression, in the statement `at`."""
-    for form, new in _PARSED:
-        reader = _Reader(frame, block, at)
-        if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
-            yield from reader.replaced(node, reader.filled(new))
-    reader = _Reader(frame, block, at)
-    if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
-        added = [*node.keywords, *_expression(f"f({more})").keywords]
-        yield from reader.replaced(node, ast.Call(node.func, node.args, added))
 
 
 def _expression(text: str) -> Any:
@@ -187,9 +178,9 @@ class _Reader:
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         name = type(value).__name__.lower()
         if is_module(value):
-            setting = _SETTINGS.get(name, "None").format(ast.unparse(node.func))
-            dim = str(getattr(value, "dim", None))
-            return name, [*given, _expression(setting.replace("DIM", dim))]
+            dropped = "{0}.p * {0}.training".format(ast.unparse(node.func))
+            setting = dropped if name == "dropout" else str(getattr(value, "dim", None))
+            return name, [*given, _expression(setting)]
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
@@ -235,23 +226,19 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else; the first `x` may be `y`:
-        `x = y if x is None else torch.cat([x, y])`."""
+        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else."""
         made = self._block[self._at]
-        value: Any = getattr(made, "value", None)
-        begins = isinstance(value, ast.IfExp)
-        for call in [value.body, value.orelse] if begins else [value]:
-            name, args, _ = self.call(call, self._at)
-            parts = getattr(args[0], "elts", []) if name == "cat" else []
-            is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
-            if is_own and not self._is_read(made, [made], loop):
-                new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
-                name = parts[0].id
-                every = _expression("parts" if begins else f"[{name}.cpu(), *parts]")
-                joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
-                do = f"`parts.append({new})` for line {made.lineno}"
-                do = f"{do}, and `{name} = {joined}` after the loop (before it `parts = []`)"
-                yield Form(do, new, [made], self._block)
+        call: Any = getattr(made, "value", None)
+        name, args, _ = self.call(call, self._at)
+        parts = getattr(args[0], "elts", []) if name == "cat" else []
+        is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
+        if is_own and not self._is_read(made, [made], loop):
+            new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
+            old, every = parts[0].id, _expression(f"[{parts[0].id}.cpu(), *parts]")
+            joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
+            do = f"`parts.append({new})` for line {made.lineno}"
+            do = f"{do}, and `{old} = {joined}` after the loop (before it `parts = []`)"
+            yield Form(do, new, [made], self._block)
 
 
 # -- functions with the replacement

@@ -67,4 +67,4 @@ def test_what_nobody_holds_has_a_row():
     device = DeviceMemory("cuda:0", "H100", False, 80, 40, 35, 40)
     rows = with_holders(device, []).holders
     assert [(row.path, row.nbytes) for row in rows] == [("held by cuBLAS or C++ code", 35)]
-    assert with_holders(device, [], whole=False).holders == ()
+    assert with_holders(device, [], names=["x"]).holders == ()

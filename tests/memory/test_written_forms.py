@@ -47,11 +47,6 @@ CASES = {
         "out = torch.vmap(each)(x) / 1000",
     ),
     "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
-    "parts of a result that the first one begins": (
-        MATRICES,
-        "out = None\nfor n in range(9):\n    part = torch.ones(800, 3000, device=D) * n\n"
-        "    out = part if out is None else torch.cat([out, part], dim=1)",
-    ),
     "parts of a result": (
         MATRICES,
         "out = torch.ones(800, 9, device=D)\nfor n in range(9):\n"
