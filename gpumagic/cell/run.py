@@ -128,7 +128,7 @@ class Run:
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # a helper whose `stop` returns the report's `peak`
+        recorder: Any = None,  # `stop`, given the seconds of the cell, returns its `peak`
         profiler: Any = None,  # a helper with `result(ledger)`, and its seconds `stopping`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -292,7 +292,7 @@ class Run:
         yield from returned.left if returned else ()
 
     def _read_peak(self) -> None:
-        self._peak = self._recorder.stop()
+        self._peak = self._recorder.stop(self._clock() - self._started)
 
     def _stop_profiler(self) -> None:
         self._profiler.stop()

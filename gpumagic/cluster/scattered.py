@@ -319,8 +319,10 @@ def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> Non
     ):
         for name in names:
             if name not in known:
-                there = f"{meant(name, known)}it {does}s {some(known) or 'no variable'}"
-                raise GpuError(f"{option} {name}: the cell does not {does} {name}; {there}")
+                is_new = does == "read" and name not in namespace
+                said = "there is no variable" if is_new else f"the cell does not {does}"
+                there = f"{meant(name, known)}the cell {does}s {some(known) or 'no variable'}"
+                raise GpuError(f"{option} {name}: {said} {name}; {there}")
     for how in hows.values():
         if how not in HOW:
             raise GpuError(f"{how} is no way to reduce; {meant(how, HOW)}type {', '.join(HOW)}")

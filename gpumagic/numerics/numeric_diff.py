@@ -35,7 +35,7 @@ from gpumagic.timing.agreement import array_differences, dtype_of, tolerance
 from gpumagic.usercode.program import Program, namespace_of, program
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
+_TYPE = f"two devices or two of {', '.join(_DTYPES)} are needed; type cpu 1"
 # An operation of condition number 10 loses a digit (Higham, "Accuracy and Stability of Numerical
 # Algorithms", 1.6).
 _DIGIT = 10.0

@@ -71,13 +71,17 @@ def test_functions_of_the_notebook_share_the_variables_of_the_cell(filled):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("cpu", "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"),
+        (
+            "cpu",
+            "cpu: two devices or two of float16, bfloat16, float32, float64 are needed; type cpu 1",
+        ),
         ("cpu 0 1", "two devices"),
         ("cpu cpu", "two devices"),
         ("cpu float32", "two devices"),
         ("float32 int32", "two devices"),
         ("cpu 7", "no GPU 7: there are cuda:0 and cuda:1 (virtual); type 0"),
         ("float33 float32", "did you mean float32? two devices"),
+        ("float32 fp16", "two devices or two of float16, bfloat16, float32"),
         ("cpu 1 --nope", "--nope"),
     ],
 )
