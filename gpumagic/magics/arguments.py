@@ -254,7 +254,8 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
         return [*magic.verbs] if not words else []
     found = ["home", "off"] * (typed == "%ongpu")
     if typed == "%%ongpu" and not before:
-        found += _several()
+        found += ["0,1", "all"] * (len(here(memory=False)) > 1)
+        found += ["@all"] * (find_spec("ipyparallel") is not None)
     found += ["float32", "float64", "float16", "bfloat16"] * ("dtypes" in magic.completes)
     if "variables" in magic.completes:
         found += _variables(prefix)
@@ -263,12 +264,6 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found
-
-
-def _several() -> list[str]:
-    """Return how a `%%ongpu` line may name several GPUs: ``0,1``, ``all``, ``@all``."""
-    count = len(here(memory=False))
-    return ["0,1", "all"] * (count > 1) + ["@all"] * (find_spec("ipyparallel") is not None)
 
 
 def _variables(prefix: str) -> list[str]:

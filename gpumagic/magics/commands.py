@@ -286,7 +286,9 @@ class GpuMagics(Magics):
         from gpumagic.magics import gpus
 
         if asked.record:
-            return print(gpus.record(asked.record == "on"))
+            with torch_needed("%gpumem --record"):
+                from gpumagic.memory.allocator import record
+            return print(record(asked.record == "on"))
         shown, report = gpus.memory_of(asked.what)
         before, self._last_memory = self._last_memory, report or self._last_memory
         if asked.since and before and report:

@@ -10,7 +10,7 @@ from IPython.display import display
 
 from gpumagic import device, faults
 from gpumagic.display.units import both, many, size, some
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic.errors import GpuError
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.files import user_namespace
@@ -100,10 +100,14 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         print(home.back)
     alive = virtual.live_tensors()
     if alive and not force:
-        held = some(made) if made else f"{many(alive, 'tensor')} of no variable"
-        cure = "copy them to the CPU" if made else "%gpufree releases what IPython keeps"
+        cure = "copy them to the CPU"
+        if not made:
+            from gpumagic.memory.holders_by_name import memory
+
+            made = [row.path for row in memory().holders]
+            cure = "%gpufree releases outputs and errors, .detach() leaves a graph behind"
         raise GpuError(
-            f"--virtual off would lose what was created there: {held}; {cure}, or type "
+            f"--virtual off would lose what was created there: {some(made)}; {cure}, or type "
             "%gpus --virtual off --force"
         )
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""
@@ -150,14 +154,6 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
         print("torch can use none of these GPUs; %gpus --doctor says why.")
         return gpus(), whole
     return report.of(named), whole
-
-
-def record(on: bool) -> str:
-    """Start or stop recording the line of each allocation, and return the line that says so."""
-    with torch_needed("%gpumem --record"):
-        from gpumagic.memory.allocator import record
-
-    return record(on)
 
 
 _NEW_RANK = (

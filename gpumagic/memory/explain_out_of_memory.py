@@ -177,7 +177,7 @@ def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to delete the largest variables that nothing reads any more, as many as needed."""
+    """Propose to delete the largest variables that the code does not read, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
         trial = t.whole if rest.frame.at_top else inner
         short = trial if trial is not None and trial.is_short else None
@@ -198,7 +198,7 @@ def _deleted(
         yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
     elif trial is None or trial.tried(gone=names) is not None:
         # Else it is read in a way that the code does not show.
-        do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
+        do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         yield Lever(do, gives, fits)
 
 
@@ -214,7 +214,7 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
         paths = _names(s, row, at_top)
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
-        chosen = more if is_free and s.worth(gives(more)) else chosen
+        chosen = more if is_free and s.worth(gives(more) - gives(chosen)) else chosen
     return [free[path] for path in chosen]
 
 
@@ -244,7 +244,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
 _BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
 _CACHED = "`{}.cache_clear()` after each pass"
-_COPIED = "keep `.cpu()` of the tensors in `{}`"
+_COPIED = "keep `.cpu()` of the tensors in `{}`, if RAM has room"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
