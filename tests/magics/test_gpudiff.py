@@ -38,7 +38,7 @@ def test_it_shows_the_line_the_operation_and_both_values(filled):
 def test_nothing_of_the_users_changes(filled):
     x, net = filled.ns["x"], filled.ns["net"]
     before = x.clone(), net.weight.clone(), torch.get_rng_state(), random.getstate()
-    for sides in ("cpu 1", "float32 bfloat16"):
+    for sides in ("cpu 1", "float32 bfloat16", "fp32 bf16"):
         assert filled.run(f"%%gpudiff {sides} -q{PROGRAM}").error is None
     assert torch.equal(x, before[0])
     assert torch.equal(net.weight, before[1])
@@ -68,20 +68,20 @@ def test_functions_of_the_notebook_share_the_variables_of_the_cell(filled):
     assert {"new", "y", "calls"}.isdisjoint(filled.ns)
 
 
+def test_an_error_has_no_frame_of_the_recorder(filled):
+    assert "recorded_run" not in filled.run("%%gpudiff fp32 fp16\nx @ torch.ones(77, 1)").text
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (
-            "cpu",
-            "cpu: two devices or two of float16, bfloat16, float32, float64 are needed; type cpu 1",
-        ),
+        ("cpu", "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"),
         ("cpu 0 1", "two devices"),
         ("cpu cpu", "two devices"),
         ("cpu float32", "two devices"),
         ("float32 int32", "two devices"),
         ("cpu 7", "no GPU 7: there are cuda:0 and cuda:1 (virtual); type 0"),
         ("float33 float32", "did you mean float32? two devices"),
-        ("float32 fp16", "two devices or two of float16, bfloat16, float32"),
         ("cpu 1 --nope", "--nope"),
     ],
 )
