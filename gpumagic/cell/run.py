@@ -108,7 +108,9 @@ class _Share:
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
         # What was only copied to the CPU was made here.
-        return "all work was on cpu" if self.moves.left or on_cpu not in (0, read) else ""
+        # A moved tensor may have been changed in place, which allocates nothing.
+        stayed = self.moves.left and not self.moves.moved
+        return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
 
 class Run:

@@ -144,6 +144,8 @@ def diff(
             raise
         finally:
             cuda_state.collect()
+    if not any(run.operations for run in runs):
+        raise GpuError("nothing to compare: no operation of torch's ran")
     base = max(tolerance(name)[0] for name in pair)  # 0 for devices
     return _compared([run.operations for run in runs], tuple(pair), base, [*notes])
 

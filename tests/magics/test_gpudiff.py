@@ -1,6 +1,7 @@
 """`%%gpudiff`: what it shows and keeps, and that nothing of the user's changes."""
 
 import random
+from traceback import walk_tb
 
 import pytest
 import torch
@@ -69,7 +70,14 @@ def test_functions_of_the_notebook_share_the_variables_of_the_cell(filled):
 
 
 def test_an_error_has_no_frame_of_the_recorder(filled):
-    assert "recorded_run" not in filled.run("%%gpudiff fp32 fp16\nx @ torch.ones(77, 1)").text
+    error = filled.run("%%gpudiff fp32 fp16\nx @ torch.ones(77, 1)").error
+    names = [frame.f_locals.get("__tracebackhide__") for frame, _ in walk_tb(error.__traceback__)]
+    assert True in names
+
+
+def test_code_that_runs_no_operation_of_torchs_is_not_said_to_agree(filled):
+    said = filled.run("%%gpudiff cpu 1\nn = sum(range(9))").text
+    assert said == "UsageError: %%gpudiff: nothing to compare: no operation of torch's ran\n"
 
 
 @pytest.mark.parametrize(
