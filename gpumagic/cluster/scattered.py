@@ -306,8 +306,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 
 # -- checking
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for an `await`, a split name that the cell does not read, a gathered name
-    that it does not assign, or an unknown reduction."""
+    """Raise `GpuError` for an `await`, an unknown reduction, or a name that is not the cell's."""
     if line := awaits(tree):
         raise GpuError(f"line {line} awaits, and here is no loop; await it in a cell before")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []

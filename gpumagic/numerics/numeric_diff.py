@@ -313,12 +313,10 @@ def text(diff: NumericDiff) -> str:
 
 def html(diff: NumericDiff) -> str:
     """For notebooks."""
+    first, *others = map(coded, _lines(diff))
     css = "gm-answer" if diff.agree else "gm-answer gm-bad"
-    parts = []
-    for line in _lines(diff):
-        parts.append(f'<div class="{css}">{coded(line)}</div>')
-        css = "gm-note"
-    return block("".join(parts), "table", "comparison")
+    notes = "".join(f'<div class="gm-note">{line}</div>' for line in others)
+    return block(f'<div class="{css}">{first}</div>{notes}', "table", "comparison")
 
 
 def _lines(diff: NumericDiff) -> list[str]:
