@@ -108,7 +108,9 @@ class _Share:
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
         # What was only copied to the CPU was made here.
-        return "all work was on cpu" if self.moves.left or on_cpu not in (0, read) else ""
+        # A moved tensor may have been changed in place, which allocates nothing.
+        stayed = self.moves.left and not self.moves.moved
+        return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
 
 class Run:
@@ -128,7 +130,7 @@ class Run:
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # a helper whose `stop` returns the report's `peak`
+        recorder: Any = None,  # `stop`, given the seconds of the cell, returns its `peak`
         profiler: Any = None,  # a helper with `result(ledger)`, and its seconds `stopping`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -292,7 +294,7 @@ class Run:
         yield from returned.left if returned else ()
 
     def _read_peak(self) -> None:
-        self._peak = self._recorder.stop()
+        self._peak = self._recorder.stop(self._clock() - self._started)
 
     def _stop_profiler(self) -> None:
         self._profiler.stop()

@@ -295,8 +295,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 
 # -- checking
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for an `await`, a split name that the cell does not read, a gathered name
-    that it does not assign, or an unknown reduction."""
+    """Raise `GpuError` for an `await`, an unknown reduction, or a name that is not the cell's."""
     if line := awaits(tree):
         raise GpuError(f"line {line} awaits, and here is no loop; await it in a cell before")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
@@ -308,8 +307,10 @@ def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> Non
     ):
         for name in names:
             if name not in known:
-                there = f"{meant(name, known)}it {does}s {some(known) or 'no variable'}"
-                raise GpuError(f"{option} {name}: the cell does not {does} {name}; {there}")
+                is_new = does == "read" and name not in namespace
+                said = "there is no variable" if is_new else f"the cell does not {does}"
+                there = f"{meant(name, known)}the cell {does}s {some(known) or 'no variable'}"
+                raise GpuError(f"{option} {name}: {said} {name}; {there}")
     for how in hows.values():
         if how not in HOW:
             raise GpuError(f"{how} is no way to reduce; {meant(how, HOW)}type {', '.join(HOW)}")

@@ -214,7 +214,7 @@ class Needed:
             return find(where)
         except GpuError as error:
             # torch is a CPU build, and another framework has the GPU: only that one is placed.
-            if not self.others:
+            if not self.others or cuda_state.death():
                 raise
             device = resolve_one(where, self._of_others("free" in str(where)))
             self.torch, self.unusable = False, str(error)

@@ -224,7 +224,8 @@ def _offers(typed: str, words: list[str], option: Option | None, last: str) -> l
         offers = _variables(prefix)
     else:
         offers = [example for example in option.examples if " " not in example]
-    return [before + each for each in offers if each.startswith(prefix) and each not in used]
+    fit = (each for each in offers if each.lower().startswith(prefix.lower()))
+    return [before + each for each in fit if each not in used]
 
 
 def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[str]:

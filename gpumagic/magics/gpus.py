@@ -91,10 +91,14 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         print(home.back)
     alive = virtual.live_tensors()
     if alive and not force:
-        held = some(made) if made else f"{many(alive, 'tensor')} of no variable"
-        cure = "copy them to the CPU" if made else "%gpufree releases what IPython keeps"
+        cure = "copy them to the CPU"
+        if not made:
+            from gpumagic.memory.holders_by_name import memory
+
+            made = [row.path for row in memory().holders]
+            cure = "%gpufree releases outputs and errors, .detach() leaves a graph behind"
         raise GpuError(
-            f"--virtual off would lose what was created there: {held}; {cure}, or type "
+            f"--virtual off would lose what was created there: {some(made)}; {cure}, or type "
             "%gpus --virtual off --force"
         )
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""

@@ -186,7 +186,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     if len(ranges) != 1:
         raise GpuError("one variable with its values is needed; type batch=1..4096")
     if len(wheres) + (asked.on is not None) > 1:
-        raise GpuError(f"one GPU is needed, {wheres[-1]} is one too many; or type --on CARD, CARD")
+        raise GpuError(f"one GPU is needed: leave out {wheres[-1]}, or type only --on CARD, CARD")
     variable, values = range_of(ranges[0])
     on: Any = cards(asked.on) if asked.on is not None else next(iter(wheres), None)
     code, name = _compiled_name(shell, text, magic)

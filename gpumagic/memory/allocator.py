@@ -295,16 +295,16 @@ class PeakRecorder:
         self._before = Allocator().blocks(self._index)
         self._start = time_ns() // 1000
 
-    def stop(self) -> MemoryPeak | None:
-        """Put back what was changed, and return what the peak was made of."""
-        began = perf_counter()
+    def stop(self, ran: float) -> MemoryPeak | None:
+        """Put back what was changed; return what the peak was made of, where the cell `ran` s."""
+        began, cell_us = perf_counter(), time_ns() // 1000 - int(ran * 1e6)
         with self._stack:
             snapshot = memory._snapshot()
             if self._save:
                 Path(self._save).write_bytes(pickle.dumps(snapshot))
         whole = snapshot["device_traces"][self._index]
         trace = [entry for entry in whole if entry["time_us"] >= self._start]
-        peak, now = replay(self._before, trace, self._line, str(self._device), self._start)
+        peak, now = replay(self._before, trace, self._line, str(self._device), cell_us)
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,

@@ -164,22 +164,29 @@ def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to delete the largest variables that nothing reads any more, as many as needed."""
+    """Propose to delete the largest variables that the code does not read, as many as needed."""
     for rest, inner in zip(s.rests, t.every, strict=True):
         trial = t.whole if rest.frame.at_top else inner
-        trial = trial if trial is not None and trial.lacking > 0 else None
-        names = _unread(s, rest, s.short_by if trial is None else trial.lacking)
-        if not names or rest.failed is None:
-            continue
-        paths = [s.local(rest.frame, name) for name in names]
-        gives = s.alone(paths, in_frames=not rest.frame.at_top)
-        fits = trial.fits(trial.need, gives) if trial is not None else None
-        if {*names} & (rest.overwritten | rest.read_anywhere):
-            code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-            yield Lever(f"`{code}` before line {rest.failed.lineno}", gives, fits)
-        else:
-            do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
-            yield Lever(do, gives, fits)
+        short = trial if trial is not None and trial.lacking > 0 else None
+        names = _unread(s, rest, s.short_by if short is None else short.lacking)
+        if names and rest.failed is not None:
+            yield from _deleted(s, rest, rest.failed.lineno, short, names)
+
+
+def _deleted(
+    s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
+) -> Iterator[Lever]:
+    paths = [s.local(rest.frame, name) for name in names]
+    gives = s.alone(paths, in_frames=not rest.frame.at_top)
+    fits = trial.fits(trial.need, gives) if trial is not None else None
+    if {*names} & (rest.overwritten | rest.read_anywhere):
+        code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
+        timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
+        yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
+    elif trial is None or trial.tried(gone=names) is not None:
+        # Else it is read in a way that the code does not show.
+        do = f"`%gpufree {' '.join(names)}`, which this code does not read"
+        yield Lever(do, gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
@@ -196,7 +203,7 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     for paths in sorted(rows, key=gives, reverse=True):
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
-        chosen = more if is_free and s.worth(gives(more)) else chosen
+        chosen = more if is_free and s.worth(gives(more) - gives(chosen)) else chosen
     return [free[path] for path in chosen]
 
 

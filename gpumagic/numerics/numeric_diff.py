@@ -11,6 +11,7 @@ its terms.
 
 import contextvars
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -34,6 +35,7 @@ from gpumagic.timing.agreement import array_differences, dtype_of, tolerance
 from gpumagic.usercode.program import Program, namespace_of, program
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+_SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # fp16, bf16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 # An operation of condition number 10 loses a digit (Higham, "Accuracy and Stability of Numerical
 # Algorithms", 1.6).
@@ -141,13 +143,15 @@ def diff(
             raise
         finally:
             cuda_state.collect()
+    if not any(run.operations for run in runs):
+        raise GpuError("nothing to compare: no operation of torch's ran")
     base = max(tolerance(name)[0] for name in pair)  # 0 for devices
     return _compared([run.operations for run in runs], tuple(pair), base, [*notes])
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
     """Return two devices or two dtypes, by name."""
-    words = [str(each).removeprefix("torch.") for each in given]
+    words = [_SHORT.sub("float", str(each).removeprefix("torch.")) for each in given]
     found: dict[str, Any] = {word: getattr(torch, word) for word in words if word in _DTYPES}
     found = found or {str(device): device for device in map(find, given)}
     if len(given) != 2 or len(found) != 2:

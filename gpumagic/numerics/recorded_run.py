@@ -71,6 +71,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        __tracebackhide__ = True
         kwargs, name = kwargs or {}, func.__name__
         draws = torch.Tag.nondeterministic_seeded in func.tags
         draws = draws and not any(word in name for word in _FUSED)

@@ -48,7 +48,7 @@ _PART = 2**22
 _KEPT = 2**30
 _NUMBERS = {bool, int, float, complex}
 _NO_OTHERS = FrameworksOn(CPU)
-_RANDOM = "the cell draws random numbers, which differ by device"
+_RANDOM = "random numbers were drawn, and differ by device"
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def test_the_placement_is_left_before_anything_else_ends(monkeypatch):
         def start(self):
             pass
 
-        def stop(self):
+        def stop(self, ran):
             placed.append(placement())
 
     monkeypatch.setattr(move, "wait_for", lambda device: placed.append(placement()))
@@ -123,6 +123,21 @@ def test_the_placement_is_left_before_anything_else_ends(monkeypatch):
     assert placement().device == torch.device("cuda:1")
     run.finish()
     assert placed == [None, None]
+
+
+def test_a_peak_is_timed_from_the_cells_start():
+    class Recorder:
+        def start(self):
+            pass
+
+        def stop(self, ran):
+            self.ran = ran
+
+    recorder = Recorder()
+    run = made(recorder=recorder)
+    run.start()
+    report = run.finish()
+    assert 0 < recorder.ran <= report.seconds
 
 
 def test_a_device_that_one_framework_cannot_use_moves_nothing():
@@ -165,7 +180,7 @@ def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
         def start(self):
             pass
 
-        def stop(self):
+        def stop(self, ran):
             interrupt("recorder")
 
     def interrupt(where):

@@ -123,7 +123,7 @@ def test_who_is_free_takes_the_next_chunk(notebook):
 
 def test_fewer_items_than_gpus(notebook):
     done = notebook.run("%%ongpu 0,1 --split one --gather y\ny = one * 2")
-    assert "--split one: the cell does not read one; it reads no variable" in done.text
+    assert "--split one: there is no variable one; the cell reads no variable" in done.text
     notebook.run("one = x[:1]")
     done = notebook.run("%%ongpu 0,1 --split one --gather y\ny = one * 2; y.device.index")
     assert done.result == [0]
@@ -235,10 +235,10 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
             "men is no way to reduce; did you mean mean?",
         ),
         (
-            "0,1 --split prompts\nx + 1",
-            "the cell does not read prompts; it reads x",
+            "0,1 --split prompts\nnet(x)",
+            "does not read prompts; the cell reads net, x\n",
         ),
-        ("0,1 --split promts\nprompts", "does not read promts; did you mean prompts?"),
+        ("0,1 --split promts\nprompts", "there is no variable promts; did you mean prompts?"),
         ("0,1 --split net\nnet", "Linear cannot be split"),
         ("0,1 --split x,two\nx, two", "different lengths: 'x' has 17, 'two' has 2; give all"),
         ("0,5 --split x\n1", "no GPU 5"),

@@ -54,6 +54,7 @@ SEVERAL = {"0,1", "all", "@all"}
         ("%%gputime 0 1 0+", {"0+0", "0+1", "0+cuda:0", "0+cuda:1", "0+cpu", "0+free"}),
         ("%%gputime 0 --quiet --", TIMING - {"--quiet"}),
         ("%gputime 0 --against ", {"last"}),
+        ("%%gpufit --on H", {"h100"}),
         ("%%gpudiff fl", {"float16", "float32", "float64"}),
         ("%%gpudiff cpu cu", {"cuda:0", "cuda:1"}),
         ("%gpufree mo", {"model", "more"}),

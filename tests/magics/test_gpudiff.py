@@ -1,6 +1,7 @@
 """`%%gpudiff`: what it shows and keeps, and that nothing of the user's changes."""
 
 import random
+from traceback import walk_tb
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_it_shows_the_line_the_operation_and_both_values(filled):
 def test_nothing_of_the_users_changes(filled):
     x, net = filled.ns["x"], filled.ns["net"]
     before = x.clone(), net.weight.clone(), torch.get_rng_state(), random.getstate()
-    for sides in ("cpu 1", "float32 bfloat16"):
+    for sides in ("cpu 1", "float32 bfloat16", "fp32 bf16"):
         assert filled.run(f"%%gpudiff {sides} -q{PROGRAM}").error is None
     assert torch.equal(x, before[0])
     assert torch.equal(net.weight, before[1])
@@ -66,6 +67,17 @@ def test_functions_of_the_notebook_share_the_variables_of_the_cell(filled):
     done = filled.run("%%gpudiff cpu 1\nnew = x + 1\ny = double()\nassert calls == 1")
     assert "cpu and cuda:1 agree" in done.text
     assert {"new", "y", "calls"}.isdisjoint(filled.ns)
+
+
+def test_an_error_has_no_frame_of_the_recorder(filled):
+    error = filled.run("%%gpudiff fp32 fp16\nx @ torch.ones(77, 1)").error
+    names = [frame.f_locals.get("__tracebackhide__") for frame, _ in walk_tb(error.__traceback__)]
+    assert True in names
+
+
+def test_code_that_runs_no_operation_of_torchs_is_not_said_to_agree(filled):
+    said = filled.run("%%gpudiff cpu 1\nn = sum(range(9))").text
+    assert said == "UsageError: %%gpudiff: nothing to compare: no operation of torch's ran\n"
 
 
 @pytest.mark.parametrize(

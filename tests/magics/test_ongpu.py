@@ -373,6 +373,7 @@ def test_other_devices_that_the_cell_touches_are_in_the_report(ip):
         ("y = X.cpu().numpy(); z = X.tolist()", ""),
         ("y = X @ X", ""),
         ("X.add_(1)", ""),
+        ("shared *= 2", ""),
         ("print(X.shape)", ""),
         ("y = X.cpu(); 1 / 0", ""),
     ],
@@ -382,6 +383,7 @@ def test_work_that_was_all_elsewhere_is_told(ip, cell, where):
         "from torch.utils.data import DataLoader, TensorDataset\n"
         "X = torch.ones(2, 2); loader = DataLoader(TensorDataset(X.clone()))\n"
         "hidden = (lambda x: lambda: x * 2)(torch.ones(2)).__call__\n"
+        "array = torch.ones(2).numpy(); shared = torch.from_numpy(array)\n"
         "loss = torch.ones(1, requires_grad=True) * 2"
     )
     done = ip.run(f"%%ongpu 1\n{cell}")

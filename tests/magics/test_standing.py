@@ -68,6 +68,16 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     ip.run("%gpus --virtual 2")
 
 
+def test_what_a_graph_or_an_output_holds_on_virtual_gpus_is_named(ip):
+    ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
+    ip.run("%%ongpu 1\nloss = net(b * 2).sum()")
+    done = ip.run("loss = loss.cpu()\n%gpus --virtual off")
+    assert "would lose what was created there: loss; %gpufree releases outputs" in done.text
+    done = ip.run("loss = loss.detach()\n%gpus --virtual off")
+    assert "virtual GPUs are off" in done.text
+    ip.run("%gpus --virtual 2")
+
+
 def test_off_in_any_case_and_in_the_wrong_place(ip):
     ip.run("%ongpu 1")
     assert "no longer" in ip.run("%ongpu OFF  # done").text

@@ -299,9 +299,15 @@ def test_what_the_cell_has_made_itself_counts_once(small, shown):
     cell = f"{FRAMES}\nclip = torch.stack(frames)"
     small.run(cell)
     (lever,) = shown.pop().levers
-    assert (lever.do, lever.fits) == ("`%gpufree users`, which nothing reads any more", True)
+    assert (lever.do, lever.fits) == ("`%gpufree users`, which this code does not read", True)
     small.run("%gpufree users")
     assert small.run(cell).success  # while the frames of the first run are still there
+
+
+def test_a_variable_whose_loss_would_help_little_is_kept(small, shown):
+    small.run(START + "users, X = mib(60), mib(0.5)")
+    small.run("table = mib(70)")
+    assert "`%gpufree users`, which" in repr(shown.pop().levers)
 
 
 def test_what_the_cell_reads_is_let_go_in_the_cell(small, shown):
@@ -332,7 +338,7 @@ def test_the_list_that_collects_is_named(small, shown):
     small.run("for n in range(40):\n    log.seen['pred'].append(mib(2).relu())")
     error = shown.pop()
     assert (error.adds_to, error.adds) == ("log", 2 * MIB)
-    assert error.levers[0].do == "keep `.cpu()` of the tensors in `log`"
+    assert error.levers[0].do == "keep `.cpu()` of the tensors in `log`, if RAM has room"
     assert error.levers[0].gives == 62 * MIB
 
 

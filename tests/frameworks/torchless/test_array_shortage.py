@@ -98,7 +98,7 @@ def test_it_stands_below_the_traceback_and_what_is_not_read_can_go(fails, notebo
     shown = notebook._capsys.readouterr().out
     below = shown[shown.index("out of memory ·") :]
     assert "cuda:1 (virtual): 4.0 GiB wanted" in below
-    assert "%gpufree idle, which nothing reads any more" in below
+    assert "%gpufree idle, which this code does not read" in below
     assert "%gpufree x " not in below
 
 
