@@ -242,7 +242,13 @@ def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
             return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)
         name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
         at = statement(frame.failed) if frame.failed else None
-        if at and frame.at_top and name.isidentifier() and frame.scope.name("torch") is torch:
+        if (
+            at
+            and not found
+            and frame.at_top
+            and name.isidentifier()
+            and frame.scope.name("torch") is torch
+        ):
             line = f'{name} = torch.Generator("{target}").manual_seed({name}.initial_seed())'
             return Edit(frame, before_loops(frame, at, [name]), [line]).fix(0)
     return None
