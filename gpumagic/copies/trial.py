@@ -20,6 +20,7 @@ from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
 from gpumagic.frameworks.framework import NO_OTHERS, FrameworksOn
+from gpumagic.frameworks.public import explained_at_once
 from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.values import comes_from, torch_here
 
@@ -202,12 +203,14 @@ class Trial:
         space.update(self._values)
         if self.copies.function is not None:
             space[FUNCTION] = self.copies.function
-        self._program.set_up(space)
+        with explained_at_once():
+            self._program.set_up(space)
         self.loop = self._program.looped(space)
 
     def first(self) -> Any:
         """Run once and return the value."""
-        return self._program.once(self.copies.globals)
+        with explained_at_once():
+            return self._program.once(self.copies.globals)
 
     def close(self) -> None:
         """Free everything."""

@@ -6,8 +6,8 @@ Devices are the framework's own objects: torch's, or those of the framework that
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -228,10 +228,25 @@ def explain(
     """
     # In an except block an error of ours would hide the user's own.
     with faults.kept("explaining an error"):
+        if (found := vars(error).get(_EXPLAINED)) is not None:
+            return found
         for framework in known.in_use():
             if (found := framework.explain(error, namespace or {})) is not None:
                 return found
     return None
+
+
+_EXPLAINED = "_gpumagic_explanation"
+
+
+@contextmanager
+def explained_at_once() -> Iterator[None]:
+    """Explain an error within for `explain`, which may be called when its variables have gone."""
+    try:
+        yield
+    except Exception as error:
+        vars(error)[_EXPLAINED] = explain(error)
+        raise
 
 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

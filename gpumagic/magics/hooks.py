@@ -163,7 +163,7 @@ class Explaining:
         with self._not_timed():
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
-            if line := cuda_advice(error):
+            if not found and (line := cuda_advice(error)):
                 self.last = line
                 self._death_shown = (state := cuda_state()) and state.death() is not None
                 print(f"→ {line}")

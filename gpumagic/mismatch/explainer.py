@@ -13,19 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from gpumagic import faults
 from gpumagic.mismatch.explanation import (
-    Edit,
     Explanation,
     Fix,
     Operand,
-    before_loops,
-    can_precede,
     expression,
-    total,
 )
 from gpumagic.mismatch.fixes import (
     Choice,
@@ -39,10 +33,7 @@ from gpumagic.mismatch.operand import (
     TRANSFERS,
     Part,
     Reader,
-    arguments,
-    bytes_of,
     full,
-    is_torch,
     tensors_of,
 )
 from gpumagic.mismatch.operation import (
@@ -58,12 +49,14 @@ from gpumagic.mismatch.operation import (
 from gpumagic.mismatch.sources import (
     moving_tensors,
     register,
+    row,
     unregistered,
     with_device,
 )
+from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
-from gpumagic.usercode.files import label, last_cell, shell, source_of
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
+from gpumagic.usercode.files import label, last_cell, shell
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
@@ -71,20 +64,6 @@ _NUMPY = "NumPy works in the host's memory only, so the values must be copied th
 _HOST = "it is read on the host, before the work starts"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
 _DICT = "a dict does not move with the model: each of its tensors does by itself"
-_STATE = (
-    "the optimizer took its state on before the model moved; move the model first, then make "
-    "the optimizer or load its state"
-)
-_FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
-_WORKERS = (
-    "the workers and pin_memory of a DataLoader can read tensors on the CPU alone; run %ongpu "
-    "home, then run the cell again that makes {}, without %%ongpu or with num_workers=0, "
-    "pin_memory=False"
-)
-_SHUFFLES = (
-    "the default device is {0}, where it shuffles by a generator of the CPU: make {1} with "
-    'generator=torch.Generator("{0}")'
-)
 
 
 def explain(
@@ -107,11 +86,7 @@ def explain(
 
 def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
     frame, outer = found[0], found[1:]
-    if message.kind == "generator":
-        return _for_generator(found)
-    if message.kind == "worker":
-        return _for_worker(found)
-    if special := _for_load(frame) if message.kind == "load" else _for_optimizer(frame):
+    if (special := special_cause(found, message)) or message.kind in ("generator", "ordinal"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
@@ -218,16 +193,12 @@ def _rows(
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
             for shown, is_odd in _named(part, clash.reader, part in choice.odd):
-                rows.append(replace(_row(shown, is_odd), also=names.get(part.key)))
+                rows.append(replace(row(shown, is_odd), also=names.get(part.key)))
     known = {operand.name for operand in rows}
     for part in site.extra:
         if part.text not in known:
-            rows.append(replace(_row(part, False), also=names.get(part.key), along=True))
+            rows.append(replace(row(part, False), also=names.get(part.key), along=True))
     return tuple(dict.fromkeys(rows))
-
-
-def _row(part: Part, odd: bool) -> Operand:
-    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
@@ -283,139 +254,3 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
                 "%ongpu home undoes that, and --back in that cell avoids it"
             )
     return None
-
-
-# -- optimizers, files, loaders, generators
-def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
-    """Return the objects of a class in a frame's statement, with their names."""
-    stmt = next(filter(None, map(statement, frame.candidates)), None)
-    nodes = ast.walk(stmt.iter if isinstance(stmt, ast.For) else stmt) if stmt else ()
-    values = {frame.text(node): frame.scope.value(node) for node in nodes}
-    return [(text, value) for text, value in values.items() if issubclass(type(value), kind)]
-
-
-def _for_optimizer(frame: FailedFrame) -> Explanation | None:
-    """Explain an optimizer whose state is not with its parameters."""
-    node, found = frame.failed, _in_statement(frame, Optimizer)
-    stmt = statement(node) if node is not None else None
-    if node is None or stmt is None or len(found) != 1:
-        return None
-    text, optimizer = found[0]
-    parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    away = _away(optimizer, parameters)
-    devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
-    if len(devices) != 1 or len(homes) != 1:
-        return None
-    # It brings each state to its parameter, whatever the optimizer.
-    line = f"{text}.load_state_dict({text}.state_dict())"
-    start, nbytes = before_loops(frame, stmt, [text]), total(map(bytes_of, away))
-    fix = Edit(frame, start, [line]).fix(nbytes) if can_precede(frame, start) else None
-    weights = total(map(bytes_of, parameters))
-    rows = (
-        Operand(f"{text}.param_groups", tuple(homes), weights, f"{len(parameters)} parameters"),
-        Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
-    )
-    return Explanation(*expression(frame, node), rows, fix, _STATE)
-
-
-def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the state that is not with its parameter; counters of steps may be on the CPU."""
-    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
-    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
-    return [t for p, t in tensors if t.device != p.device]
-
-
-def _for_load(frame: FailedFrame) -> Explanation | None:
-    """Explain a `torch.load` of a file from a machine with other GPUs."""
-    node = frame.failed
-    stmt = statement(node) if node is not None else None
-    if not isinstance(node, ast.Call) or stmt is None:
-        return None
-    placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
-    if placed or not is_torch(frame.scope.value(node.func)):
-        return None
-    text = frame.text(node)[:-1].rstrip().rstrip(",")
-    edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
-    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
-
-
-def _for_worker(frames: list[FailedFrame]) -> Explanation:
-    """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
-    file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
-    loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
-    for name, loader in loaders:
-        tensors = [t for _, t in tensors_of(loader) if t.device.type != "cpu"]
-        if tensors:
-            devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
-            about = f"DataLoader, {len(tensors)} tensor{'s' * (len(tensors) > 1)}"
-            rows.append(Operand(name, devices, total(map(bytes_of, tensors)), about, odd=True))
-            break
-    why, code = _WORKERS.format(name), source_of(file, line)
-    return Explanation(code, line, file, label(file), tuple(rows), None, why)
-
-
-def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
-    """Explain a generator on another device than the numbers that it is to draw."""
-    frame, reader = frames[0], Reader(frames[0])
-    node = frame.failed
-    for name, _ in _in_statement(frame, DataLoader):
-        why = _SHUFFLES.format(full(torch.get_default_device()), name)
-        loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
-        return Explanation(*expression(frame, frame.candidates[0]), (loader,), None, why)
-    parts = reader.given(node) if isinstance(node, ast.Call) else []
-    given = [part for part in parts if part.kind == "generator"]
-    if node is None or len(given) != 1:
-        return None
-    (part,), target = given, _drawn_on(node, reader, given[0])
-    if target is None or target == part.device:
-        return None
-    drawn = [p for p in parts if p.kind in ("tensor", "made")]
-    rows = [_row(shown, False) for p in drawn for shown, _ in _named(p, reader, False)]
-    fix = _made_on(part, frames, target)
-    why = f"numbers for {target} are drawn by a generator on {target}"
-    why += "" if fix else f': give it one made by torch.Generator("{target}")'
-    return Explanation(*expression(frame, node), (*rows, _row(part, True)), fix, why)
-
-
-def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
-    """Return the device of the numbers that a call draws."""
-    for keyword in node.keywords:
-        if keyword.arg == "device":
-            return reader.device(keyword.value, "")
-    owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-    for candidates in (owner, arguments(node)):
-        found = [p for n in candidates for p in reader.parts(n) if p.kind in ("tensor", "made")]
-        if len({p.device for p in found}) == 1:
-            return found[0].device
-    return "cpu" if part.device != "cpu" else None
-
-
-def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the edit of the one call that makes a generator, if all its draws are on `target`.
-
-    Not a line where it is used: made again in each turn, it would draw the same numbers.
-    """
-    for frame in frames:
-        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
-        found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
-        found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
-        made, text = part.node, part.key
-        if part.value is not None and len(found) == 1:
-            made, text = found[0].value, ast.unparse(found[0].targets[0])
-        stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
-        if stmt is not None and calls:
-            elsewhere = _draws_elsewhere(text, frame, part, target)
-            return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)
-    return None
-
-
-def _draws_elsewhere(text: str, frame: FailedFrame, part: Part, target: str) -> bool:
-    """Return whether torch draws from it, or may draw, on another device than `target`."""
-    reader, nodes = Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
-    for call in (node for node in nodes if isinstance(node, ast.Call)):
-        by_name = any(keyword.arg == "generator" for keyword in call.keywords)
-        given = text in [ast.unparse(argument) for argument in arguments(call)]
-        draws = given and (by_name or is_torch(frame.scope.value(call.func)))
-        if draws and _drawn_on(call, reader, part) != target:
-            return True
-    return False

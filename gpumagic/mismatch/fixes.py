@@ -80,6 +80,8 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
         read = _read_on_host(found.node, tensors)
         return Choice("cpu", read, to_host=True) if read else None
     table = _table_on(found) if indexed else None
+    if message.kind == "replicas":
+        table = f"cuda:{leaves[0].value.device_ids[0]}"
     target = table or _written_on(found, frames) or _left_home(found) or _heaviest(leaves)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index may be on the CPU, wherever its table is

@@ -45,6 +45,7 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
+_DEVICE = type(torch.get_default_device())  # also while a placement replaces `torch.device`
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 """Expressions that read a value and make none."""
@@ -52,7 +53,7 @@ NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 
 def device_of(value: Any) -> torch.device | None:
     """Return the device that a variable names, as a `torch.device`, in words or by its number."""
-    if type(value) is torch.device:
+    if type(value) is _DEVICE:
         return value
     try:
         return torch.device(value) if type(value) in (str, int) else None

@@ -40,8 +40,9 @@ from gpumagic.usercode.variables import names_read
 class Message:
     """The type of an error, and the devices that its text names."""
 
-    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), worker (of a
-    # loader whose dataset is on a GPU)
+    # mixed, index, numpy, generator, load, ordinal (of a GPU that is not here), host (an argument
+    # that must be on the CPU), worker (of a loader whose dataset is on a GPU), replicas (of a
+    # module that is not on the first of its GPUs)
     kind: str
     # "cuda:0", "cpu", or "cuda" where it has no number
     devices: frozenset[str] = frozenset()
@@ -54,10 +55,12 @@ _KINDS = {
     "index": r"indices should be either on .{1,20} or on the same device as the indexed tensor",
     "generator": r"Expected an? '\S+' (?:device type for generator|generator device) but found",
     "load": r"Attempting to deserialize object on (?:a )?CUDA device",
+    "replicas": r"must have its parameters and buffers on device",
+    "ordinal": r"CUDA error: invalid device ordinal",
     "host": r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"
     r"|legacy constructor expects device type: cpu but device type: \w+ was passed",
     "mixed": r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"
-    r"|\w+ must be a CUDA tensor|must have its parameters and buffers on device"
+    r"|\w+ must be a CUDA tensor"
     r"|found two different devices|\bon different devices\b|on a different device"
     r"|Expected object of (?:device type|backend) \w+ but got"
     r"|to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)"
@@ -211,6 +214,8 @@ def _evidence(
     `within` has the storages that a library's failing function sees. Tensors that the library moved
     or made itself are not blamed.
     """
+    if message.kind == "replicas":
+        return tuple(part for part in done.parts if part.kind == "module" and part.devices)
     leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, moves nowhere
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages(part.value) & within]

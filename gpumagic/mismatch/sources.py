@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Fix, around
+from gpumagic.mismatch.explanation import Fix, Operand, around
 from gpumagic.mismatch.operand import FACTORIES, NAMED, TRANSFERS, Part, Reader, describe, full
 from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
 from gpumagic.usercode.frames import FailedFrame, function_of, loops_around, statement, uses
@@ -134,7 +134,7 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
     `moved` has what is made elsewhere with it, and where.
     """
     node, frame, target = at.node, at.reader.frame, moved[part.key]
-    made = _only_assignment(part.text, node)
+    made = only_assignment(part.text, node)
     call = Reader(frame).part(made.value) if made is not None else None
     if made is None or call is None:
         return None
@@ -153,7 +153,7 @@ def brought_here(part: Part, at: Operation) -> bool:
     """Whether the code brought a value to the CPU for no other use than this one."""
     node: ast.AST = part.node
     if isinstance(node, ast.Name):
-        made, scope = _only_assignment(part.text, at.node), function_of(at.node)
+        made, scope = only_assignment(part.text, at.node), function_of(at.node)
         if made is None or scope is None or len(uses(scope, part.key)) > 1:
             return False
         node = made.value
@@ -175,7 +175,7 @@ def is_leaf(part: Part) -> bool:
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
 
-def _only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
+def only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
     """Return the one statement in a node's function that makes a value, not of itself."""
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
@@ -199,8 +199,18 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     text = frame.text(node)
     if given & {"generator", "out", None}:
         return [(node, moving(text, device))]
-    inside = text[:-1].rstrip().rstrip(",")
-    return [(node, f"{inside}{'' if inside.endswith('(') else ', '}device={device})")]
+    return [with_keyword(node, frame, f"device={device}")]
+
+
+def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.AST, str]:
+    """Return a call and its text with one more argument."""
+    inside = frame.text(node)[:-1].rstrip().rstrip(",")
+    return node, f"{inside}{'' if inside.endswith('(') else ', '}{keyword})"
+
+
+def row(part: Part, odd: bool) -> Operand:
+    """Return an operand as it is shown."""
+    return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 
 def moving(text: str, device: str) -> str:

@@ -200,13 +200,59 @@ def test_the_rows_of_an_explanation_are_operands_and_not_the_module_that_has_the
     assert "self.pe is a plain attribute" in explanation.reason
 
 
-def test_a_generator_of_another_cell_is_named_with_what_to_write_there():
-    g = torch.Generator().manual_seed(0)
-    explanation = gpumagic.explain(
-        run("torch.randn(4, generator=g, device='cuda')", namespace={"g": g})
+def test_a_generator_of_another_cell_is_made_again_with_its_seed():
+    code, g = "torch.randn(4, generator=g, device='cuda')", torch.Generator().manual_seed(7)
+    explanation = gpumagic.explain(run(code, namespace={"g": g}))
+    assert run(explanation.fix.apply(code), namespace={"g": g}) is None
+    assert "manual_seed(g.initial_seed())" in explanation.fix.code
+
+
+ORDINALS = [
+    'torch.ones(2, device="cuda:2")',
+    'torch.ones(2, 9).to("cuda:5") + torch.ones(1, device="cuda:5")',
+    "torch.ones(9).cuda(3)",
+    "where = torch.device('cuda:7')\nfor _ in range(2):\n    x = nn.Linear(9, 9).to(where)",
+    "f = io.BytesIO()\ntorch.save(torch.ones(2), f)\nf.seek(0)\ntorch.load(f, 'cuda:3')",
+]
+
+
+@pytest.mark.parametrize("code", ORDINALS)
+def test_the_number_of_a_gpu_that_is_not_here_becomes_that_of_the_last_one(code):
+    code = f"import io\n{code}\n"
+    explanation = gpumagic.explain(run(code))
+    assert run(explanation.fix.apply(code)) is None
+    assert "there are cuda:0 and cuda:1" in explanation.reason
+
+
+def test_a_device_of_another_cell_that_is_not_here_is_bound_again_once():
+    code, there = "for _ in range(2):\n    x = torch.ones(2).to(d)\n", {"d": torch.device("cuda:4")}
+    fix = gpumagic.explain(run(code, namespace=there)).fix
+    assert (fix.line, fix.code) == (1, 'd = torch.device("cuda:1")')
+    assert run(fix.apply(code), namespace=there) is None
+
+
+@pytest.mark.parametrize("data", ["cpu", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("model", ["cpu", "cuda:1"])
+def test_a_parallel_module_moves_to_the_first_of_its_gpus(model, data):
+    code = (
+        f"model = nn.DataParallel(nn.Linear(4, 2).to('{model}'), device_ids=[0, 1])\n"
+        f"model(torch.ones(8, 4, device='{data}'))\n"
     )
-    assert explanation.fix is None
-    assert 'give it one made by torch.Generator("cuda:0")' in explanation.reason
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == 'model.to("cuda:0")'
+    assert run(fix.apply(code)) is None
+
+
+def test_what_draws_by_torchs_own_generator_on_a_default_device_is_given_one():
+    code = (
+        "torch.set_default_device('cuda')\ndata = torch.utils.data.TensorDataset(torch.ones(9))\n"
+        "parts = torch.utils.data.random_split(data, [6, 3])\n"
+    )
+    error = run(code)
+    fix = gpumagic.explain(error).fix
+    assert fix.code.endswith('[6, 3], generator=torch.Generator("cuda:0"))')
+    assert run(fix.apply(code)) is None
+    torch.set_default_device(None)
 
 
 def test_what_numpy_reads_in_a_modules_forward_is_copied_there():

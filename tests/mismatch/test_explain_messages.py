@@ -40,7 +40,8 @@ TEXTS = {
     "arguments for addmm)": "mixed",
     "nms_kernel, /vision/csrc/ops/cuda/nms_kernel.cu:170, scores must be a CUDA tensor": "mixed",
     "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one "
-    "of them on device: cpu": "mixed",
+    "of them on device: cpu": "replicas",
+    "CUDA error: invalid device ordinal": "ordinal",
     "indices should be either on cpu or on the same device as the indexed tensor (cpu)": "index",
     "indices should be either on the CPU or on the same device as the indexed tensor (cuda:0)": (
         "index"

@@ -1,0 +1,266 @@
+"""Explain causes that no operand shows: optimizers, files, loaders, generators, missing GPUs."""
+
+import ast
+import inspect
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from gpumagic.device import here
+from gpumagic.device.where import there_is
+from gpumagic.mismatch.explanation import (
+    Edit,
+    Explanation,
+    Fix,
+    Operand,
+    around,
+    before_loops,
+    can_precede,
+    expression,
+    total,
+)
+from gpumagic.mismatch.operand import (
+    Part,
+    Reader,
+    arguments,
+    bytes_of,
+    device_of,
+    full,
+    is_torch,
+    tensors_of,
+)
+from gpumagic.mismatch.operation import Message, named_in, nodes_around
+from gpumagic.mismatch.sources import only_assignment, row, with_device, with_keyword
+from gpumagic.usercode.files import label, source_of
+from gpumagic.usercode.frames import FailedFrame, statement
+
+_STATE = (
+    "the optimizer took its state on before the model moved; move the model first, then make "
+    "the optimizer or load its state"
+)
+_FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
+_WORKERS = (
+    "the workers and pin_memory of a DataLoader can read tensors on the CPU alone; run %ongpu "
+    "home, then run the cell again that makes {}, without %%ongpu or with num_workers=0, "
+    "pin_memory=False"
+)
+_DEFAULT = "the default device is {}, where torch's own generator, which is on the CPU, cannot draw"
+_NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's number
+
+
+def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
+    """Return the explanation of an error whose cause is known by its kind, or is an optimizer."""
+    if message.kind == "generator":
+        return _for_default_generator(found[0]) or _for_generator(found)
+    if message.kind == "worker":
+        return _for_worker(found)
+    if message.kind == "load":
+        return _for_load(found[0]) or _for_ordinal(found[0])
+    return _for_ordinal(found[0]) if message.kind == "ordinal" else _for_optimizer(found[0])
+
+
+def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
+    """Return the objects of a class in a frame's statement, with their names."""
+    header = _header(frame)
+    nodes = ast.walk(header) if header else ()
+    values = {frame.text(node): frame.scope.value(node) for node in nodes}
+    return [(text, value) for text, value in values.items() if issubclass(type(value), kind)]
+
+
+def _header(frame: FailedFrame) -> ast.AST | None:
+    """Return a frame's statement; of a loop what it iterates."""
+    stmt = next(filter(None, map(statement, frame.candidates)), None)
+    return stmt.iter if isinstance(stmt, ast.For) else stmt
+
+
+def _for_optimizer(frame: FailedFrame) -> Explanation | None:
+    """Explain an optimizer whose state is not with its parameters."""
+    node, found = frame.failed, _in_statement(frame, Optimizer)
+    stmt = statement(node) if node is not None else None
+    if node is None or stmt is None or len(found) != 1:
+        return None
+    text, optimizer = found[0]
+    parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    away = _away(optimizer, parameters)
+    devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
+    if len(devices) != 1 or len(homes) != 1:
+        return None
+    # It brings each state to its parameter, whatever the optimizer.
+    line = f"{text}.load_state_dict({text}.state_dict())"
+    start, nbytes = before_loops(frame, stmt, [text]), total(map(bytes_of, away))
+    fix = Edit(frame, start, [line]).fix(nbytes) if can_precede(frame, start) else None
+    weights = total(map(bytes_of, parameters))
+    rows = (
+        Operand(f"{text}.param_groups", tuple(homes), weights, f"{len(parameters)} parameters"),
+        Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
+    )
+    return Explanation(*expression(frame, node), rows, fix, _STATE)
+
+
+def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
+    """Return the state that is not with its parameter; counters of steps may be on the CPU."""
+    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
+    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
+    return [t for p, t in tensors if t.device != p.device]
+
+
+def _for_load(frame: FailedFrame) -> Explanation | None:
+    """Explain a `torch.load`, without a device, of a file from a machine with other GPUs."""
+    node = frame.failed
+    stmt = statement(node) if node is not None else None
+    if not isinstance(node, ast.Call) or stmt is None:
+        return None
+    placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
+    if placed or not is_torch(frame.scope.value(node.func)):
+        return None
+    edit = Edit(frame, stmt, replaced=[with_keyword(node, frame, 'map_location="cpu"')])
+    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
+
+
+def _for_ordinal(frame: FailedFrame) -> Explanation | None:
+    """Explain the number of a GPU that is not here; the fix names the last one that is."""
+    node, last = frame.failed, torch.cuda.device_count() - 1
+    if not isinstance(node, ast.Call) or last < 0:
+        return None
+    numbered = ast.unparse(node.func).endswith(_NUMBERED)
+    for each in arguments(node):
+        value = frame.scope.value(each)
+        device = device_of(value) if numbered or type(value) is not int else None
+        if device is None or (device.index or 0) <= last:
+            continue
+        there = {int: f"{last}", str: f'"cuda:{last}"'}
+        new = there.get(type(value), f'torch.device("cuda:{last}")')
+        made = only_assignment(frame.text(each), node)
+        changed = made.value if made else each
+        same = nodes_around(node, ast.Constant) if type(value) is str else []
+        same = [n for n in same if ast.unparse(n) == ast.unparse(changed)] or [changed]
+        edit = around(frame, [(n, new) for n in same])
+        if isinstance(changed, ast.Name) and frame.at_top:
+            start = before_loops(frame, statement(node) or ast.Pass(), [changed.id])
+            edit = Edit(frame, start, [f"{changed.id} = {new}"])
+        fix, why = edit.fix(None) if edit else None, there_is(here(memory=False))
+        return Explanation(*expression(frame, node), (), fix, why)
+    return None
+
+
+def _for_worker(frames: list[FailedFrame]) -> Explanation:
+    """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
+    file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
+    loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
+    for name, loader in loaders:
+        tensors = [t for _, t in tensors_of(loader) if t.device.type != "cpu"]
+        if tensors:
+            devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
+            about = f"DataLoader, {len(tensors)} tensor{'s' * (len(tensors) > 1)}"
+            rows.append(Operand(name, devices, total(map(bytes_of, tensors)), about, odd=True))
+            break
+    why, code = _WORKERS.format(name), source_of(file, line)
+    return Explanation(code, line, file, label(file), tuple(rows), None, why)
+
+
+# -- generators
+def _for_default_generator(frame: FailedFrame) -> Explanation | None:
+    """Explain code that draws on the default device by torch's own generator, on the CPU."""
+    header, device = _header(frame), full(torch.get_default_device())
+    stmt = statement(header) if header is not None else None
+    if header is None or stmt is None or device == "cpu":
+        return None
+    made, why = f'torch.Generator("{device}")', _DEFAULT.format(device)
+    for name, _ in _in_statement(frame, DataLoader):
+        edit = Edit(
+            frame, before_loops(frame, stmt, [name]), [f"{name}.sampler.generator = {made}"]
+        )
+        loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
+        return Explanation(*expression(frame, header), (loader,), edit.fix(0), why)
+    for call in (node for node in ast.walk(header) if isinstance(node, ast.Call)):
+        if _may_be_given(call, "generator", frame):
+            edit = Edit(frame, stmt, replaced=[with_keyword(call, frame, f"generator={made}")])
+            return Explanation(*expression(frame, call), (), edit.fix(0), why)
+    return None
+
+
+def _may_be_given(call: ast.Call, name: str, frame: FailedFrame) -> bool:
+    """Whether a function of torch's has a parameter that its call leaves out."""
+    function = frame.scope.value(call.func)
+    if is_torch(function) and name not in [keyword.arg for keyword in call.keywords]:
+        with suppress(TypeError, ValueError):  # written in C++
+            return name in inspect.signature(function).parameters
+    return False
+
+
+def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
+    """Explain a generator on another device than the numbers that it is to draw."""
+    frame, reader = frames[0], Reader(frames[0])
+    node = frame.failed
+    parts = reader.given(node) if isinstance(node, ast.Call) else []
+    given = [part for part in parts if part.kind == "generator"]
+    if node is None or len(given) != 1:
+        return None
+    (part,), target = given, _drawn_on(node, reader, given[0])
+    if target is None or target == part.device:
+        return None
+    rows = [row(named, False) for each in parts for named in named_in(each, reader)]
+    fix = _made_on(part, frames, target)
+    why = f"numbers for {target} are drawn by a generator on {target}"
+    why += "" if fix else f': give it one made by torch.Generator("{target}")'
+    return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
+
+
+def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
+    """Return the device of the numbers that a call draws."""
+    for keyword in node.keywords:
+        if keyword.arg == "device":
+            return reader.device(keyword.value, "")
+    owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    for candidates in (owner, arguments(node)):
+        found = [p for n in candidates for p in reader.parts(n) if p.kind in ("tensor", "made")]
+        if len({p.device for p in found}) == 1:
+            return found[0].device
+    return "cpu" if part.device != "cpu" else None
+
+
+def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
+    """Return the edit of the one call that makes a generator, if all its draws are on `target`.
+
+    If another cell made it, a line before the loops makes it again, with its seed. Never a line
+    that runs in each turn: it would draw the same numbers.
+    """
+    for frame in frames:
+        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
+        found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
+        found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
+        made, text = part.node, part.key
+        if part.value is not None and len(found) == 1:
+            made, text = found[0].value, ast.unparse(found[0].targets[0])
+        stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
+        if stmt is not None and calls:
+            elsewhere = _draws_elsewhere(text, frame, part, target)
+            return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)
+        name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
+        at = statement(frame.failed) if frame.failed else None
+        if (
+            at
+            and not found
+            and frame.at_top
+            and name.isidentifier()
+            and frame.scope.name("torch") is torch
+        ):
+            line = f'{name} = torch.Generator("{target}").manual_seed({name}.initial_seed())'
+            return Edit(frame, before_loops(frame, at, [name]), [line]).fix(0)
+    return None
+
+
+def _draws_elsewhere(text: str, frame: FailedFrame, part: Part, target: str) -> bool:
+    """Return whether torch draws from it, or may draw, on another device than `target`."""
+    reader, nodes = Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        by_name = any(keyword.arg == "generator" for keyword in call.keywords)
+        given = text in [ast.unparse(argument) for argument in arguments(call)]
+        draws = given and (by_name or is_torch(frame.scope.value(call.func)))
+        if draws and _drawn_on(call, reader, part) != target:
+            return True
+    return False
