@@ -183,8 +183,7 @@ def _deleted(
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
         timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
         yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
-    elif trial is None or trial.tried(gone=names) is not None:
-        # Else it is read in a way that the code does not show.
+    else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         yield Lever(do, gives, fits)
 
@@ -265,7 +264,7 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and not _needs_graph(s, trial, name):
-        do = f"keep `.cpu()` of the tensors in `{name}`"
+        do = f"keep `.cpu()` of the tensors in `{name}`, if RAM has room"
         on_cpu = partial(_each_tensor, methodcaller("cpu"))
         yield from _helps(trial, do, whole, whole, keep=((name,), on_cpu))
 
