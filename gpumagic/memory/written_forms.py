@@ -88,7 +88,8 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
     simple = [at for at in range(first, len(block)) if isinstance(block[at], kinds)]
-    for at, node in [(n, node) for n in simple for node in ast.walk(block[n])]:
+    nodes: list[tuple[int, Any]] = [(n, node) for n in simple for node in ast.walk(block[n])]
+    for at, node in nodes:
         for form, new in _PARSED:
             reader = _Reader(rest.frame, block, at)
             if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
