@@ -228,8 +228,9 @@ def explain(
     """
     # In an except block an error of ours would hide the user's own.
     with faults.kept("explaining an error"):
-        if (found := vars(error).get(_EXPLAINED)) is not None:
-            return found
+        made: Explanation | None = vars(error).get(_EXPLAINED)
+        if made is not None:
+            return made
         for framework in known.in_use():
             if (found := framework.explain(error, namespace or {})) is not None:
                 return found

@@ -191,11 +191,12 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     """Return the outermost calls in an expression that make tensors, each with the device."""
     name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
-    if isinstance(node, ast.Call) and name == "Generator":
-        return [(node, f"{frame.text(node.func)}({device})")]
-    if "device" in given or not (name in FACTORIES or name.endswith("_like")):
+    makes = name == "Generator" or name in FACTORIES or name.endswith("_like")
+    if not isinstance(node, ast.Call) or "device" in given or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]
+    if name == "Generator":
+        return [(node, f"{frame.text(node.func)}({device})")]
     text = frame.text(node)
     if given & {"generator", "out", None}:
         return [(node, moving(text, device))]
