@@ -79,7 +79,6 @@ class KernelPlan:
     def read(self) -> "KernelPlan":
         """Read the schema; turning thousands of operators on would take long otherwise."""
         arguments, full = self.op._schema.arguments, self.op.name()
-        self.known = True
         self.arguments = [*map(attrgetter("name"), arguments)]
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
         written = [*filter(writes, arguments)]
@@ -99,6 +98,7 @@ class KernelPlan:
         asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
         self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # by which elements count
         self.scratch = rule_of(self.name)
+        self.known = True  # last: until then another thread reads too
         return self
 
 

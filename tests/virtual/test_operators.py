@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from gpumagic.virtual import generic_kernel
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "opinfo_virtual.py"
 
@@ -342,3 +345,20 @@ def test_matrices_of_two_types_are_called_as_cuda_calls_them(gpus):
     x = torch.ones(2, 2, device="cuda")
     with pytest.raises(RuntimeError, match="expected mat1 and mat2 to have the same dtype"):
         x @ x.double()
+
+
+def test_two_threads_may_be_the_first_to_call_an_operator(gpus, monkeypatch):
+    read, others = generic_kernel.rule_of, []
+
+    def slow(name):
+        # A second thread calls the operator while the first one reads its schema.
+        if not others:
+            others.append(ThreadPoolExecutor(1))
+            others.append(others[0].submit(kernel, x).result())
+        return read(name)
+
+    x = torch.ones(3, device="cuda")
+    monkeypatch.setattr(generic_kernel, "rule_of", slow)
+    kernel = generic_kernel.kernel_of(torch.ops.aten.neg.default, dense=True)
+    assert kernel(x).tolist() == [-1, -1, -1]
+    assert others[1].tolist() == [-1, -1, -1]
