@@ -140,6 +140,15 @@ class StorageCopier:
 
     def _copy_family(self, family: list[Stretch]) -> None:
         """Copy overlapping tensors and arrays, once for each device on which a copy is made."""
+        source = family[0].source
+        if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
+            import numpy
+
+            made = numpy.array(source, order="K", subok=False)  # its own memory can be resized
+            made.flags.writeable = source.flags.writeable
+            self._made[family[0].index] = made
+            self._count(source.nbytes, sent=False)
+            return
         start, stop = min(p.start for p in family), max(p.stop for p in family)
         lead = start % _ALIGNMENT
         buffers: dict[Any, Any] = {}

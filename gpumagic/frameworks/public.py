@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -255,6 +256,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
+"""The objects that this thread or task has entered, and what ends each entry."""
+
+
 class on:
     """Make new tensors and modules on a device: ``with gpumagic.on(1):`` or ``@gpumagic.on(1)``.
 
@@ -295,7 +300,9 @@ class on:
         self._running: list[ExitStack] = []
 
     def __enter__(self) -> Any:
-        self._running.append(self._enter(sys._getframe(1).f_globals))
+        stack = self._enter(sys._getframe(1).f_globals)
+        self._running.append(stack)
+        _entered.set((*_entered.get(), (self, stack)))
         return self.device
 
     def _enter(self, namespace: dict[str, Any] | None) -> ExitStack:
@@ -308,7 +315,12 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        self._running.pop().close()
+        # One object may be entered again, by several threads and tasks: end this context's own.
+        mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
+        stack = (mine or self._running)[-1]
+        self._running.remove(stack)
+        _entered.set(tuple(each for each in _entered.get() if each[1] is not stack))
+        stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         # The body of such a function runs after the call, when nothing is placed any more.

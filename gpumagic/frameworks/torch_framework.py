@@ -5,6 +5,7 @@ The only file of this room that imports torch: it is imported once torch is in u
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.moved import Moves, Origins
 from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
+
+_GONE = "virtual GPUs are off, so what was on one can no longer be used: create it again"
 
 
 class Torch(Framework):
@@ -106,7 +109,11 @@ class Torch(Framework):
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
 
-        return explain(error, namespace=namespace)
+        found = explain(error, namespace=namespace)
+        if found is None or torch.cuda.device_count():
+            return found
+        gone = any("cuda" in device for operand in found.operands for device in operand.devices)
+        return replace(found, fix=None, first=None, reason=_GONE) if gone else found
 
 
 def _with_context() -> list[str]:

@@ -3,6 +3,7 @@
 The ledger tells these copies from others by this file.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
@@ -43,4 +44,7 @@ def _bring(device: torch.device, copied: list[int], item: Any) -> Any:
         values = item.values() if isinstance(item, Mapping) else vars(item).values()
         copied += [value.nbytes for value in values if isinstance(value, torch.Tensor)]
         return item.to(device)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}
+        return dataclasses.replace(item, **tree_map(partial(_bring, device, copied), parts))
     return item

@@ -68,3 +68,17 @@ def test_without_names_it_waits_for_the_gpus_that_have_started(adapter, monkeypa
     waits.clear()
     adapter.wait("cuda:0")
     assert waits == ["cuda:0"]
+
+
+def test_no_advice_names_a_virtual_gpu_that_is_off(adapter, monkeypatch):
+    x, y = torch.ones(3, device="cuda:1"), torch.ones(3)
+    with pytest.raises(RuntimeError) as raised:
+        x + y
+    assert "y.to" in adapter.explain(raised.value, {}).fix.code
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    explained = adapter.explain(raised.value, {})
+    assert (explained.fix, explained.first) == (None, None)
+    assert [operand.name for operand in explained.operands] == ["x", "y"]
+    assert str(explained).endswith(
+        "  why: virtual GPUs are off, so what was on one can no longer be used: create it again"
+    )

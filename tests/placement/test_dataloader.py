@@ -1,5 +1,6 @@
 """DataLoaders under a placement: the loader works on the host, its batches land on the device."""
 
+import dataclasses
 from collections import namedtuple
 
 import pytest
@@ -11,6 +12,13 @@ from gpumagic.placement import placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
 Pair = namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    parts: list
+    name: str = "sample"
 
 
 class Tokens(dict):
@@ -42,6 +50,7 @@ COLLATES = {
     "default": (None, lambda b: b),
     "dict": (lambda r: {"x": stack(r), "n": [len(r)]}, lambda b: [b["x"]]),
     "named tuple": (lambda r: Pair(stack(r), 1), lambda b: [b.x]),
+    "dataclass": (lambda r: Sample(stack(r), [stack(r)]), lambda b: [b.x, b.parts[0]]),
     "tokens": (lambda r: Tokens(ids=stack(r)), lambda b: [b["ids"]]),
 }
 
