@@ -8,6 +8,7 @@ import pytest
 from gpumagic import timing
 from gpumagic.telemetry.history import board
 from gpumagic.timing import Progress
+from gpumagic.timing.comparison_view import bars
 
 
 def under_way(**changes):
@@ -177,10 +178,8 @@ def test_a_placement_and_the_counting_of_copies_end_for_what_is_timed(gpus, shel
 
 
 # -- how far it is
-def test_what_is_posted_is_bars_out_of_the_slowest():
-    told = under_way().posted()
-    assert told["line"] == "a @ a · cuda:0 · timing · 2 of 3"
-    assert told["bars"] == [
+def test_bars_are_shares_of_the_slowest():
+    assert bars(under_way().bars) == [
         {"where": "cpu", "share": 1.0, "text": "4.0 ms"},
         {"where": "cuda:0", "share": 0.25, "text": "1.0 ms"},
         {"where": "cuda:1", "share": 0.0, "text": "waiting"},
