@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -99,26 +100,21 @@ class KernelTable:
 
     async def refresh(self) -> None:
         """Read the managers again; cheap, and without waiting for a kernel."""
-        self._notebooks = await self._sessions()
+        # An unreachable gateway, or a stopping server: keep the known notebooks.
+        with suppress(HTTPError, sqlite3.Error, OSError):
+            sessions = await ensure_async(self._session_manager.list_sessions())
+            # A console may share a notebook's kernel; show the notebook.
+            sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
+            # The path of a console, and at first of a new notebook, is an id without a suffix.
+            self._notebooks = {
+                each["kernel"]["id"]: each["path" if PurePosixPath(each["path"]).suffix else "name"]
+                for each in sessions
+                if each.get("kernel")
+            }
         self.kernels = tuple(
             Kernel(manager.provisioner.pid, kernel, self.notebook(kernel), _idle_since(manager))
             for kernel, manager in self.managers().items()
         )
-
-    async def _sessions(self) -> dict[str, str]:
-        try:
-            sessions = await ensure_async(self._session_manager.list_sessions())
-        except (HTTPError, sqlite3.Error, OSError):
-            # An unreachable gateway, or a stopping server: keep the known kernels.
-            return self._notebooks
-        # A console may share a notebook's kernel; show the notebook.
-        sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
-        # The path of a console, and at first that of a new notebook, is an id without a suffix.
-        return {
-            each["kernel"]["id"]: each["path" if PurePosixPath(each["path"]).suffix else "name"]
-            for each in sessions
-            if each.get("kernel")
-        }
 
 
 def _idle_since(manager: Any) -> float | None:

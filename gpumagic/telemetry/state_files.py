@@ -249,11 +249,13 @@ class VirtualSource(Source):
 
     name = "virtual"
 
-    _states: Sequence[VirtualState] = ()
+    def __init__(self, states: Callable[[], Sequence[VirtualState]] = read) -> None:
+        self._read = states
+        self._states: list[VirtualState] = []
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all of them; this process's first, since a WHERE can name them."""
-        self._states = sorted(read(), key=lambda state: state.pid != os.getpid())
+        self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
         return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
