@@ -222,9 +222,8 @@ class Plot:
             yield _dot(x, y, size, f'fill="{color}"', point.tip)
         for point in curve.points:
             if point.y is None:
-                yield from self._missing(
-                    point, [y for x, y in middle if x < self._x(point.x)], color
-                )
+                before = [y for x, y in middle if x < self._x(point.x)]
+                yield from self._missing(point, before, color)
 
     def _missing(self, point: Point, before: Sequence[float], color: str) -> Iterator[str]:
         """Yield a ✕ at the height of the last value `before`, and the reason if there is room."""

@@ -62,8 +62,6 @@ class DrmSource(Source):
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory; `max_age` as in :meth:`gpus`."""
-        if not self._cards:
-            return []
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def _listed(self) -> list[drm.GraphicsCard]:

@@ -164,10 +164,8 @@ class ShellCells:
         self._changed()
 
     def _ended(self, result: Any) -> None:
-        name = self._running.pop(id(result.info), None)
-        if name is not None:
-            run = self._runs.get(name)
-            if run is not None:
-                count = result.execution_count if result.info.store_history else None
-                self._runs.keep(replace(run, count=count, end=time.time()))
+        run = self._runs.get(self._running.pop(id(result.info), ""))
+        if run is not None:
+            count = result.execution_count if result.info.store_history else None
+            self._runs.keep(replace(run, count=count, end=time.time()))
             self._changed()
