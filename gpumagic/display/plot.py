@@ -16,8 +16,7 @@ from typing import NamedTuple
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
-LETTER = 6.3
-"""Pixels, about, of a letter of 11 px."""
+LETTER = 6.3  # pixels, about, of a letter of 11 px
 
 
 class Look(NamedTuple):

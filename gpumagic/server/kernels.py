@@ -26,8 +26,7 @@ from gpumagic.telemetry.history import CellRun, CellRuns
 from gpumagic.telemetry.processes import Kernel, is_alive, started
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
-WAIT_S = 3.0
-"""How long a process has to end, in seconds."""
+WAIT_S = 3.0  # how long a process has to end, in seconds
 
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 1.0
@@ -63,8 +62,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     )
 
 
-KEPT_S = 600.0
-"""For how long a run is kept, in seconds after its end."""
+KEPT_S = 600.0  # for how long a run is kept, in seconds after its end
 
 MOST_RUNS = 2000
 # Characters of a cell's source, which are enough to find the cell.

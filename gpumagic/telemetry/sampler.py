@@ -24,8 +24,7 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Snapshot
 
-PERIODS_S = (0.25, 60.0)
-"""The least and the greatest period that can be asked for, in seconds."""
+PERIODS_S = (0.25, 60.0)  # the least and the greatest period that can be asked for, in seconds
 
 # A tick counts even if it is early by this part of a period.
 TOLERANCE = 0.1

@@ -108,8 +108,7 @@ class Audience:
 
 
 class ShellCells:
-    """The cells of this shell, their times and GPUs, from IPython's events, while installed;
-    ``changed`` is called after a cell began or ended."""
+    """The cells of this shell, from IPython's events; ``changed`` is called after each event."""
 
     def __init__(self, shell: Any, changed: Callable[[], None]) -> None:
         self._events = shell.events
