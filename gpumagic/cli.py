@@ -11,15 +11,6 @@ from pathlib import Path
 
 from gpumagic.errors import GpuError
 
-_COMMANDS = ("top", "snapshot", "doctor", "demo", "enable", "disable")
-_EXAMPLES = """\
-examples:
-  gpumagic top                           the GPUs live, with the notebooks that hold them
-  gpumagic snapshot --processes          once, a line for each process
-  gpumagic snapshot --watch 2 --json     a line of JSON every two seconds
-  gpumagic doctor                        why a GPU cannot be seen
-"""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the command line; the value is the exit status."""
@@ -36,14 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "gpumagic", description="GPUs for notebooks.", epilog=_EXAMPLES, formatter_class=raw
-    )
+    parser = argparse.ArgumentParser("gpumagic", description="GPUs for notebooks.")
     parser.add_argument(
         "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
     )
-    commands = parser.add_subparsers(required=True, metavar="|".join(_COMMANDS))
+    commands = parser.add_subparsers(required=True)
     keys = "q quits, the arrows scroll, s sorts by the next column, p lists each process."
     live = commands.add_parser("top", help="the table of %%gpus, live in a terminal", epilog=keys)
     live.add_argument("--period", type=float, default=1.0, metavar="SECONDS", help="default: 1")
@@ -51,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot = commands.add_parser("snapshot", help="the table of %%gpus")
     snapshot.add_argument("--json", action="store_true", help="as JSON")
     snapshot.add_argument("--processes", action="store_true", help="a line for each process")
-    snapshot.add_argument("--watch", type=_seconds, metavar="SECONDS", help="repeat")
+    snapshot.add_argument("--watch", type=_seconds, metavar="SECONDS", help="repeat after so long")
     snapshot.set_defaults(run=_snapshot)
     doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
     doctor.set_defaults(run=_doctor)

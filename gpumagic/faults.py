@@ -28,10 +28,8 @@ class Fault:
 _MOST = 64  # kinds
 # Reentrant: a finalizer that fails may run while this thread records another fault.
 _lock = threading.RLock()
-unreported: list[Fault] = []
-"""Kinds that no cell has reported yet."""
-not_ours: list[Callable[[BaseException], bool]] = []
-"""Tests for errors that are not ours, and so are not recorded."""
+unreported: list[Fault] = []  # kinds that no cell has reported yet
+not_ours: list[Callable[[BaseException], bool]] = []  # tests for errors that are not recorded
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 

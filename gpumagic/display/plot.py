@@ -16,8 +16,7 @@ from typing import NamedTuple
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
-LETTER = 6.3
-"""Pixels, about, of a letter of 11 px."""
+LETTER = 6.3  # pixels, about, of a letter of 11 px
 
 
 class Look(NamedTuple):
@@ -222,9 +221,8 @@ class Plot:
             yield _dot(x, y, size, f'fill="{color}"', point.tip)
         for point in curve.points:
             if point.y is None:
-                yield from self._missing(
-                    point, [y for x, y in middle if x < self._x(point.x)], color
-                )
+                before = [y for x, y in middle if x < self._x(point.x)]
+                yield from self._missing(point, before, color)
 
     def _missing(self, point: Point, before: Sequence[float], color: str) -> Iterator[str]:
         """Yield a ✕ at the height of the last value `before`, and the reason if there is room."""

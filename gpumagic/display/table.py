@@ -41,8 +41,7 @@ _BYTES = re.compile(
     r"|total|traceback_holds|used|wanted"
 )
 _LEFT_OUT = {"file", "filename", "html", "others_by_name", "processes", "uuid"}
-_MOST_ITEMS = 10
-"""Items of each list, so that a notebook's file stays small."""
+_MOST_ITEMS = 10  # items of each list, so that a notebook's file stays small
 
 
 def as_json(record: object) -> dict[str, Any]:
@@ -135,8 +134,7 @@ def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> s
 
 
 WIDTH = 100
-GLUE = "\N{NO-BREAK SPACE}"
-"""Keeps words on one line, and is shown as a space."""
+GLUE = "\N{NO-BREAK SPACE}"  # keeps words on one line, and is shown as a space
 _GAP = "  "
 
 

@@ -6,8 +6,7 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"
-"""The holder of memory that no visible process holds: the driver, or another container."""
+SYSTEM = "system"  # the holder of what no visible process holds: a driver, another container
 
 # The owners of memory in the order of bars, with a character for text; as js/src/monitor/bars.ts.
 OWNERS = {

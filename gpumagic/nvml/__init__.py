@@ -42,8 +42,7 @@ _FAULTS = {
         "sudo modprobe nvidia; if that fails, see dmesg, or reinstall the driver for this kernel",
     ),
     "version-mismatch": (
-        "the driver in the kernel and its libraries are of different versions "
-        "(the driver was updated while it ran)",
+        "the driver in the kernel and its libraries are of different versions: it was updated",
         "restart the machine; or unload and load the nvidia modules, and then restart this program",
     ),
     "no-permission": (
@@ -87,8 +86,7 @@ def _fault(
     return Problem(code, cause.format(who=who, error=error), cure, uuid)
 
 
-Call = tuple[Any, ...]
-"""A function's name and its arguments after the handle."""
+Call = tuple[Any, ...]  # a function's name and its arguments after the handle
 
 
 @dataclass(frozen=True)

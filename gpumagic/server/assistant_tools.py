@@ -26,8 +26,7 @@ TOOLS = [
 ]
 """What the entry point in the group ``jupyter_server_mcp.tools`` names."""
 
-ANSWER_S = 5.0
-"""How long a kernel has to answer, in seconds."""
+ANSWER_S = 5.0  # how long a kernel has to answer, in seconds
 
 
 async def gpu_status() -> dict[str, Any]:

@@ -103,8 +103,6 @@ class Client:
                     await self._write(news)
 
 
-_YOUNG_S = 2.0
-
 T = TypeVar("T")
 
 
@@ -161,7 +159,7 @@ class Hub:
         self.clients.add(client)
         self.watch()
         # Perhaps the page was reloaded: a recent snapshot is good enough.
-        young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
+        young = self.sampler.fresh(processes=False, max_age_s=2.0)
         # Not by its callback, which may run here: kernels are measured for the page.
         aside(lambda: self.pass_on(client, young.result()))
         return client

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -25,8 +26,7 @@ from gpumagic.telemetry.history import CellRun, CellRuns
 from gpumagic.telemetry.processes import Kernel, is_alive, started
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
-WAIT_S = 3.0
-"""How long a process has to end, in seconds."""
+WAIT_S = 3.0  # how long a process has to end, in seconds
 
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 1.0
@@ -62,8 +62,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     )
 
 
-KEPT_S = 600.0
-"""For how long a run is kept, in seconds after its end."""
+KEPT_S = 600.0  # for how long a run is kept, in seconds after its end
 
 MOST_RUNS = 2000
 # Characters of a cell's source, which are enough to find the cell.
@@ -99,26 +98,21 @@ class KernelTable:
 
     async def refresh(self) -> None:
         """Read the managers again; cheap, and without waiting for a kernel."""
-        self._notebooks = await self._sessions()
+        # An unreachable gateway, or a stopping server: keep the known notebooks.
+        with suppress(HTTPError, sqlite3.Error, OSError):
+            sessions = await ensure_async(self._session_manager.list_sessions())
+            # A console may share a notebook's kernel; show the notebook.
+            sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
+            # The path of a console, and at first of a new notebook, is an id without a suffix.
+            self._notebooks = {
+                each["kernel"]["id"]: each["path" if PurePosixPath(each["path"]).suffix else "name"]
+                for each in sessions
+                if each.get("kernel")
+            }
         self.kernels = tuple(
             Kernel(manager.provisioner.pid, kernel, self.notebook(kernel), _idle_since(manager))
             for kernel, manager in self.managers().items()
         )
-
-    async def _sessions(self) -> dict[str, str]:
-        try:
-            sessions = await ensure_async(self._session_manager.list_sessions())
-        except (HTTPError, sqlite3.Error, OSError):
-            # An unreachable gateway, or a stopping server: keep the known kernels.
-            return self._notebooks
-        # A console may share a notebook's kernel; show the notebook.
-        sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
-        # The path of a console, and at first that of a new notebook, is an id without a suffix.
-        return {
-            each["kernel"]["id"]: each["path" if PurePosixPath(each["path"]).suffix else "name"]
-            for each in sessions
-            if each.get("kernel")
-        }
 
 
 def _idle_since(manager: Any) -> float | None:

@@ -98,8 +98,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     yield wrong
 
 
-HUB = "gpumagic_hub"
-"""Where a web application's settings have the hub."""
+HUB = "gpumagic_hub"  # where a web application's settings have the hub
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 

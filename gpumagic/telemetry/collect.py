@@ -30,7 +30,7 @@ _KNOWN: dict[str, Callable[[Path], Any]] = {
     "intel": IntelSource,
     "apple": lambda root: AppleSource(),
 }
-_THERE_ARE = f"there are {', '.join(_KNOWN)}, package.module:callable; correct it, then restart"
+_THERE_ARE = f"there are {', '.join(_KNOWN)}, and package.module:callable; correct it and restart"
 
 
 def chosen(

@@ -1,7 +1,4 @@
-"""Sample the GPUs of AMD and Intel that Linux's DRM drivers have, and the processes on them.
-
-A value is None if the driver does not give it. A GPU that sleeps (``power/runtime_status``) is not
-asked anything that would wake it.
+"""Sample the GPUs of AMD and Intel that Linux's DRM drivers have; a sleeping one is not woken.
 
 AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
 (product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
@@ -62,8 +59,6 @@ class DrmSource(Source):
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory; `max_age` as in :meth:`gpus`."""
-        if not self._cards:
-            return []
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def _listed(self) -> list[drm.GraphicsCard]:

@@ -1,7 +1,6 @@
 """Keep the last minutes of readings, which cells ran, and what this kernel measured.
 
-Any thread may post and read. A listener is called on the thread that posts. A GPU that was absent
-has None there, and is forgotten when its last reading leaves the ring.
+Any thread may post and read. An absent GPU has None, and is forgotten with its last reading.
 """
 
 import threading
@@ -137,8 +136,7 @@ class CellRun:
 
 
 class CellRuns:
-    """The newest runs, the oldest first; ``revision`` grows, and ``on_change`` is called, whenever
-    one begins, ends, or is seen to use another GPU."""
+    """The newest runs, the oldest first; a change raises ``revision`` and calls ``on_change``."""
 
     def __init__(self, most: int) -> None:
         self._most = most

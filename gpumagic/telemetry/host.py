@@ -191,11 +191,10 @@ class KernelLoads:
 
 def _family(pid: int) -> list[psutil.Process]:
     """Return a process and its descendants; empty if it has ended."""
-    try:
+    with suppress(psutil.Error):
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+    return []
 
 
 def _memory(family: Sequence[psutil.Process]) -> int | None:

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -48,10 +49,9 @@ class Facts:
     @property
     def session(self) -> int | None:
         """The pid of its session's leader now."""
-        try:
+        with suppress(OSError, AttributeError):  # ended; or Windows, which has no sessions
             return os.getsid(self.pid)
-        except (OSError, AttributeError):  # ended; or Windows, which has no sessions
-            return None
+        return None
 
     @property
     def is_kernel(self) -> bool:
@@ -170,19 +170,15 @@ class Owners:
 
     def _line(self, pid: int) -> list[Facts]:
         """Return a process and its ancestors."""
-        try:
+        with suppress(*_GONE):
             process = psutil.Process(pid)
-            line = [process, *process.parents()]
-        except _GONE:
-            return []
-        return [facts for one in line if (facts := self._look(one))]
+            return [facts for one in (process, *process.parents()) if (facts := self._look(one))]
+        return []
 
     def _look(self, process: psutil.Process) -> Facts | None:
-        try:
-            with process.oneshot():
-                return self._facts(process, process.create_time())
-        except _GONE:
-            return None
+        with suppress(*_GONE), process.oneshot():
+            return self._facts(process, process.create_time())
+        return None
 
     def _is_orphan(self, facts: Facts, kernels: Mapping[int, Kernel]) -> bool:
         if facts.server_pid is None and facts.notebook is None:

@@ -24,8 +24,7 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Snapshot
 
-PERIODS_S = (0.25, 60.0)
-"""The least and the greatest period that can be asked for, in seconds."""
+PERIODS_S = (0.25, 60.0)  # the least and the greatest period that can be asked for, in seconds
 
 # A tick counts even if it is early by this part of a period.
 TOLERANCE = 0.1
@@ -91,8 +90,6 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-# A driver that has not answered for this long stalls.
-_STALLED_S = 2.0
 # The greatest age of a reading in its intervals: a tick may be slightly early.
 _MAX_AGE = 0.9
 
@@ -106,7 +103,7 @@ class Sampler:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        stalled_s: float = _STALLED_S,
+        stalled_s: float = 2.0,  # a driver that has not answered for this long stalls
         threads: bool = True,
     ) -> None:
         self._source = source or Collector()

@@ -26,8 +26,7 @@ from gpumagic.telemetry.processes import started
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import Source
 
-NAME = "Virtual GPU"
-"""The name of each, in place of a real GPU's model."""
+NAME = "Virtual GPU"  # the name of each, in place of a real GPU's model
 
 COUNTERS = 4
 RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
@@ -35,8 +34,7 @@ RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
 nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``; bytes in
 arrays of other frameworks."""
 
-WINDOW_NS = 1_000_000_000
-"""How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization."""
+WINDOW_NS = 1_000_000_000  # how long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization
 
 # If a window ended longer ago, nothing has run since.
 _STALE_NS = 1_500_000_000
@@ -249,11 +247,13 @@ class VirtualSource(Source):
 
     name = "virtual"
 
-    _states: Sequence[VirtualState] = ()
+    def __init__(self, states: Callable[[], Sequence[VirtualState]] = read) -> None:
+        self._read = states
+        self._states: list[VirtualState] = []
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all of them; this process's first, since a WHERE can name them."""
-        self._states = sorted(read(), key=lambda state: state.pid != os.getpid())
+        self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
         return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:

@@ -108,8 +108,7 @@ class Audience:
 
 
 class ShellCells:
-    """The cells of this shell, their times and GPUs, from IPython's events, while installed;
-    ``changed`` is called after a cell began or ended."""
+    """The cells of this shell, from IPython's events; ``changed`` is called after each event."""
 
     def __init__(self, shell: Any, changed: Callable[[], None]) -> None:
         self._events = shell.events
@@ -164,10 +163,8 @@ class ShellCells:
         self._changed()
 
     def _ended(self, result: Any) -> None:
-        name = self._running.pop(id(result.info), None)
-        if name is not None:
-            run = self._runs.get(name)
-            if run is not None:
-                count = result.execution_count if result.info.store_history else None
-                self._runs.keep(replace(run, count=count, end=time.time()))
+        run = self._runs.get(self._running.pop(id(result.info), ""))
+        if run is not None:
+            count = result.execution_count if result.info.store_history else None
+            self._runs.keep(replace(run, count=count, end=time.time()))
             self._changed()
