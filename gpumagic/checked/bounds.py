@@ -76,6 +76,8 @@ class Indexing(NamedTuple):
         if self.unless in given:
             return
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
+        if isinstance(of, (tuple, list)):  # the size of a sparse tensor, first its batches
+            of = of[values.dim() - 1 + (self.dim or 0)] if isinstance(values, Tensor) else None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
         if isinstance(of, Tensor):
@@ -105,6 +107,7 @@ _ALONG = (
 _LOSS = "input target weight size_average ignore_index"
 _LEAST, _LARGEST = 5e-324, torch.finfo(torch.double).max
 _FINITE = "finite numbers from 0"
+_COLUMNS, _ROWS = "col_indices values size", "row_indices values size"
 _BCE, _TO_1, _TARGETS = "F.binary_cross_entropy", "numbers from 0 to 1", "targets from 0 to 1"
 # Negative indices are allowed where the kernel counts them from the end.
 _TABLE = (
@@ -118,6 +121,8 @@ _TABLE = (
     Indexing("F.one_hot", "tensor num_classes", "tensor", "num_classes", "numbers from 0"),
     Indexing("bincount poisson", "input", "input", unit="numbers from 0"),
     Indexing("repeat_interleave", "input repeats", "repeats", unit="numbers from 0"),
+    Indexing("sparse_csr_tensor", f"crow_indices {_COLUMNS}", "col_indices", "size", dim=1),
+    Indexing("sparse_csc_tensor", f"ccol_indices {_ROWS}", "row_indices", "size", dim=0),
     Indexing(_BCE, "input target", "input", unit=_TO_1, high=1),
     Indexing(_BCE, "input target", "target", unit=_TARGETS, high=1),
     Indexing("bernoulli", "input p", "input", unit=_TO_1, high=1, unless="p"),

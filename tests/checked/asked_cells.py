@@ -142,6 +142,14 @@ CheckedIndexError: ei[0][2] = 5, but size[0] is 5: 0 … 4
 ei = torch.tensor([[0, 1, 5], [1, 2, 3]])
 A = torch.sparse_coo_tensor(ei, torch.ones(3), (5, 5))
 
+CheckedIndexError: col[1] = 3, but size is 3: 0 … 2
+crow, col = torch.tensor([0, 1, 2]), torch.tensor([0, 3])
+M = torch.sparse_csr_tensor(crow, col, torch.ones(2), size=(2, 3))
+
+CheckedIndexError: row[1] = 2, but size is 2: 0 … 1
+ccol, row = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 2])
+M = torch.sparse_csc_tensor(ccol, row, torch.ones(2), size=(2, 3))
+
 CheckedValueError: p[0] = …, but numbers from 0 to 1 are needed; 5 of 5
 p = torch.rand(5) + 1.5
 keep = torch.bernoulli(p)
