@@ -157,8 +157,9 @@ def _nothing() -> str:
 def _hints(report: MemoryReport) -> list[str]:
     """Return the commands that free the most at once."""
     back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
-    hint = f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"
-    return [hint] * (back >= _WORTH)
+    if back < _WORTH:
+        return []
+    return [f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"]
 
 
 def label(device: DeviceMemory) -> str:
