@@ -162,10 +162,9 @@ class MonitorWidget(anywidget.AnyWidget):
 
     def _measured(self) -> None:
         """Post a measurement, on its thread."""
-        if not self._running:
-            return
-        self.timing = board.now or {}
-        self.timings = board.entries
+        if self._running:
+            self.timing = board.now or {}
+            self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
         """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""
