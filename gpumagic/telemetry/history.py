@@ -50,12 +50,8 @@ class Board:
 
 
 board = Board()
-
-
 # Seconds between two entries: a tick of a second may be slightly early.
 _LEAST_S = 0.9
-
-
 # The fields of a sample that are kept.
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
