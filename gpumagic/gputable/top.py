@@ -1,7 +1,4 @@
-"""Show the table of ``%gpus`` live in a terminal: ``gpumagic top``.
-
-A sampler takes the snapshots on its own thread, so that a stalled driver delays no key.
-"""
+"""Show the table of ``%gpus`` live in a terminal: ``gpumagic top``."""
 
 import curses
 import locale
@@ -32,7 +29,7 @@ def top(period_s: float = 1.0) -> int:
     locale.setlocale(locale.LC_ALL, "")
     for fixed in ("LINES", "COLUMNS"):  # curses would keep to them when the size changes
         os.environ.pop(fixed, None)
-    sampler = Sampler()
+    sampler = Sampler()  # on its own thread, so that a stalled driver delays no key
     try:
         with sampler.subscribe(period_s=period_s, processes=True):
             curses.wrapper(_Screen(sampler.latest).run)

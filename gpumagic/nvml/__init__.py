@@ -30,7 +30,6 @@ _XID_ERROR = 0x8
 # More errors than this at once are repetitions.
 _MOST_XIDS = 64
 
-
 # Cause and cure by code; `{who}` is a GPU, `{error}` NVML's text.
 _FAULTS = {
     "library-missing": (

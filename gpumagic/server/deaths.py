@@ -1,7 +1,6 @@
 """Find out why a kernel died: from its exit code, the system's counters and the last samples.
 
-Only what is certain is stated as a fact. A kernel that ends by itself with exit code 0, and one
-that a user restarts or shuts down, is no death.
+Only what is certain is a fact. Exit code 0, and a restart or shutdown by a user, is no death.
 """
 
 import signal

@@ -1,7 +1,4 @@
-"""Answer the monitor's routes: REST, Prometheus and the stream; start and stop it with the server.
-
-Requests are authorised by the server's own rules, and by two that it leaves open.
-"""
+"""Answer the monitor's routes: REST, Prometheus, the stream; start and stop it with the server."""
 
 from __future__ import annotations
 
@@ -245,8 +242,6 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
 
 # Requests on kernels' control channel: the status around the answer is not the running cell's.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
-
-
 _KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
 

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any
 from uuid import uuid4
@@ -22,7 +21,7 @@ class Board:
     """The running and the finished measurements, and their subscribers."""
 
     def __init__(self) -> None:
-        self._listeners: set[Callable[[], object]] = set()
+        self._listeners: dict[Callable[[], object], None] = {}
         # As JSON: the progress of the running measurement; finished ones, the newest first.
         self.now: dict[str, Any] | None = None
         self.entries: list[dict[str, Any]] = []
@@ -40,8 +39,8 @@ class Board:
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:
         """Call `call` at every change; return a function that unsubscribes it."""
-        self._listeners.add(call)
-        return partial(self._listeners.discard, call)
+        self._listeners[call] = None
+        return lambda: self._listeners.pop(call, None)
 
     def _tell(self) -> None:
         for call in list(self._listeners):
@@ -51,12 +50,8 @@ class Board:
 
 
 board = Board()
-
-
 # Seconds between two entries: a tick of a second may be slightly early.
 _LEAST_S = 0.9
-
-
 # The fields of a sample that are kept.
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]

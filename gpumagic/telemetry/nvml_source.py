@@ -160,8 +160,10 @@ class NvmlSource:
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)
             lists = self._kept.get((gpu.uuid, "lists"), _LISTS_S, max_age, read)
-            ask = partial(door.busy, gpu, 2 * _LISTS_S)
-            busy = self._kept.get((gpu.uuid, "busy"), _LISTS_S, max_age, ask)
+            busy = None
+            if not gpu.parent:
+                ask = partial(door.busy, gpu, 2 * _LISTS_S)
+                busy = self._kept.get((gpu.uuid, "busy"), _LISTS_S, max_age, ask)
             found += _merged(gpu, lists, busy)
         return found
 

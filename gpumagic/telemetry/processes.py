@@ -123,8 +123,7 @@ class Kernel:
 
 
 class Owners:
-    """Looks up the owners of processes. ``kernels`` are known for sure, as a Jupyter server's own;
-    others are found by their command lines. Notebooks are named relative to ``root``."""
+    """Looks up owners of processes: ``kernels`` are certain, others are found by command line."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class Owners:
         root: Path | None = None,
     ) -> None:
         self._kernels = kernels
-        self._root = root
+        self._root = root  # notebooks are named relative to it
         # Also by the start: setting the clock moves all start times.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None

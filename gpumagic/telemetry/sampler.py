@@ -25,9 +25,7 @@ from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)  # the least and the greatest period that can be asked for, in seconds
-
-# A tick counts even if it is early by this part of a period.
-TOLERANCE = 0.1
+TOLERANCE = 0.1  # a tick counts even if it is early by this part of a period
 
 Listener = Callable[[Snapshot], None]
 
@@ -90,8 +88,7 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-# The greatest age of a reading in its intervals: a tick may be slightly early.
-_MAX_AGE = 0.9
+_MAX_AGE = 0.9  # of a reading in its intervals: a tick may be slightly early
 
 
 class Sampler:

@@ -91,11 +91,9 @@ class AppleSource(Source):
         entry = plistlib.loads(plist)[0]
         known, model = entry.get("PerformanceStatistics", {}), entry.get("model")
         busy = _count(known.get("Device Utilization %"))
-        if isinstance(model, bytes):  # on some models, with a zero at the end
-            model = model.rstrip(b"\0").decode(errors="replace")
         sample = GpuSample(
             uuid=f"MPS-{host.name or 'here'}",
-            name=model,
+            name=model if isinstance(model, str) else None,
             index=0,
             ordinal=0,
             vendor="apple",

@@ -30,9 +30,8 @@ NAME = "Virtual GPU"  # the name of each, in place of a real GPU's model
 
 COUNTERS = 4
 RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
-"""The columns of a row of counters: bytes held for torch's tensors, as a driver would count them;
-nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``; bytes in
-arrays of other frameworks."""
+"""The columns of a row of counters: bytes for torch's tensors, as a driver counts; nanoseconds of
+work in the last window; its end as ``time.time_ns()``; bytes in arrays of other frameworks."""
 
 WINDOW_NS = 1_000_000_000  # how long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization
 

@@ -20,13 +20,12 @@ from traitlets import Dict, Float, List, Unicode
 
 from gpumagic import faults
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry.history import board
+from gpumagic.telemetry.history import KEPT, board
 from gpumagic.telemetry.sampler import checked, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
-RESULTS = 50
 # Seconds to wait for the first table.
 _FIRST_S = 3.0
 _SENT = 20
@@ -88,7 +87,7 @@ class MonitorWidget(anywidget.AnyWidget):
         """Show an object's text below the GPUs, the newest first; at most 50 are kept."""
         name = str(title or getattr(result, "title", None) or type(result).__name__)
         made = {"id": uuid4().hex, "title": name, "time": time.time(), "text": str(result)}
-        self.results = [{**made, "bars": []}, *self.results][:RESULTS]
+        self.results = [{**made, "bars": []}, *self.results][:KEPT]
 
     def close(self) -> None:
         """Close the monitor. Its last state stays in the notebook as a table."""
@@ -162,10 +161,9 @@ class MonitorWidget(anywidget.AnyWidget):
 
     def _measured(self) -> None:
         """Post a measurement, on its thread."""
-        if not self._running:
-            return
-        self.timing = board.now or {}
-        self.timings = board.entries
+        if self._running:
+            self.timing = board.now or {}
+            self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
         """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""
