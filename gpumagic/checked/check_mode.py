@@ -103,11 +103,7 @@ class check(FunctionMode):
 
 # -- NaN
 class NanFinder:
-    """Find the first operation that makes NaN or infinity from finite numbers, while a mode runs.
-
-    Infinity that the code writes itself (a mask of -inf, or of the least number) is an input, as is
-    what a library makes in a forward pass. A `GradScaler` skips steps that overflow in float16.
-    """
+    """Find what makes NaN or infinity; infinity that is written, or a library's, is an input."""
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode

@@ -169,11 +169,7 @@ def _numbered(gpus: Iterable[Device], certain: bool = True) -> list[Device]:
 
 
 def here(*, memory: bool = True) -> list[Device]:
-    """Return torch's GPUs in this process, by ordinal; empty without any. Never raises.
-
-    With `memory` they have free memory, one driver call per GPU. The build of torch decides: AMD's
-    for ROCm, Intel's for XPU, else the GPUs that CUDA would show.
-    """
+    """Return torch's GPUs in this process, by ordinal, with their free `memory`; never raises."""
     if _virtual is not None:
         return list(_virtual())
     build = torch_build()

@@ -41,6 +41,15 @@ _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
 
 
+class _StoreOnce(argparse.Action):
+    """Store an option's value; a second value is an error."""
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, flag: Any = None) -> None:
+        if getattr(namespace, self.dest) is not self.default:
+            raise argparse.ArgumentError(self, "there are two values")
+        setattr(namespace, self.dest, values)
+
+
 class LineParser(argparse.ArgumentParser):
     """An argparse parser whose error is one line that ends with what to type."""
 
@@ -74,7 +83,7 @@ def parser_of(typed: str) -> LineParser:
         parser.add_argument(magic.name, nargs=magic.number, default=nothing)
     for option in options(name):
         if option.examples:
-            how = {"type": option.type, "default": option.default}
+            how = {"action": _StoreOnce, "type": option.type, "default": option.default}
             if option.optional:
                 how |= {"nargs": "?", "const": ""}
             parser.add_argument(*option.flags, **how, help="|".join(option.examples))

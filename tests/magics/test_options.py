@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from IPython.core.error import UsageError
 
 from gpumagic.magics.arguments import parse
 from gpumagic.magics.options import MAGICS, OPTIONS, options
@@ -21,6 +22,13 @@ def test_every_example_is_parsed(magic, option):
         found = vars(parse(f"%{magic}", f"{option.flag} {example}"))
         changed = [name for name, value in without.items() if found[name] != value]
         assert len(changed) == 1 or option.default in found.values()
+
+
+@pytest.mark.parametrize(("magic", "option"), [(m, o) for m, o in OF_EACH if o.examples])
+def test_an_option_with_two_values_is_refused(magic, option):
+    typed = f"{option.flag} {option.examples[0]}"
+    with pytest.raises(UsageError, match="there are two values; type -"):
+        parse(f"%{magic}", f"{typed} {typed}")
 
 
 @pytest.mark.parametrize("magic", MAGICS)
