@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot = commands.add_parser("snapshot", help="the table of %%gpus")
     snapshot.add_argument("--json", action="store_true", help="as JSON")
     snapshot.add_argument("--processes", action="store_true", help="a line for each process")
-    snapshot.add_argument("--watch", type=_seconds, metavar="SECONDS", help="repeat after so long")
+    snapshot.add_argument("--watch", type=seconds, metavar="SECONDS", help="repeat after so long")
     snapshot.set_defaults(run=_snapshot)
     doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
     doctor.set_defaults(run=_doctor)
@@ -67,12 +67,12 @@ def _demo(args: argparse.Namespace) -> int:
     return run(args.notebook, args.output)
 
 
-def _seconds(text: str) -> float:
-    """Return seconds that time.sleep accepts; argparse shows the error."""
-    seconds = float(text)
-    if not 0 < seconds <= 86400:
+def seconds(text: str) -> float:
+    """Return seconds that time.sleep accepts; argparse shows the error, and this name."""
+    found = float(text)
+    if not 0 < found <= 86400:
         raise argparse.ArgumentTypeError(f"{text} s is out of bounds; type --watch 2")
-    return seconds
+    return found
 
 
 def _top(args: argparse.Namespace) -> int:

@@ -34,3 +34,9 @@ def test_a_command_is_needed(capsys):
         cli.main([])
     assert "demo" in capsys.readouterr().err
     assert not virtual.enabled()
+
+
+def test_a_wrong_period_is_named_as_seconds(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["snapshot", "--watch", "x"])
+    assert "invalid seconds value: 'x'" in capsys.readouterr().err

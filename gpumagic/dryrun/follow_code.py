@@ -88,11 +88,11 @@ def dry(subject: Subject) -> DryRun:
     """Follow the code of `subject` in a copy of this process, or raise `GpuError`."""
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
-    with deferred():  # what is loaded in part stays so
-        importlib.import_module("torch._dynamo")  # else each copy would load it itself
     device = subject.device
     target = None if device is None else as_torch(device)
     before = measure(target, next(iter(subject.cards), None))
+    with deferred():  # what is loaded in part stays so
+        importlib.import_module("torch._dynamo")  # else each copy would load it itself
     outer = placement()
 
     def work() -> DryRun:

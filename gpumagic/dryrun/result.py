@@ -122,7 +122,7 @@ class DryRun(Shown):
     printed: str = ""  # a "?" is a value that depends on data
     operators: int = 0  # that were followed
     backward: bool = False  # whether a backward pass ran
-    seconds: float = 0.0  # of the dry run, with the copy of the process
+    seconds: float = 0.0  # of the dry run, with the copy of the process and, once, an import
     virtual: bool = False  # whether the device is a virtual GPU
     cards: tuple[OnCard, ...] = ()  # that it was asked for, and are not here
 

@@ -2,8 +2,10 @@
 
 import ctypes
 import functools
+import importlib
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -31,6 +33,17 @@ def test_a_function_where_it_is():
     assert result.device == ""
     assert (result.moved, result.ledger.entries) == ((), ())
     assert X._version == 0
+
+
+def test_the_import_of_torchs_compiler_counts(monkeypatch):
+    clock, imported = time.monotonic, importlib.import_module
+
+    def slow(name):
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 100)
+        return imported(name)
+
+    monkeypatch.setattr(importlib, "import_module", slow)
+    assert dry_run(lambda: torch.ones(3)).seconds > 100
 
 
 def test_a_function_that_is_placed_brings_its_arguments():
