@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -98,6 +99,9 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 HUB = "gpumagic_hub"  # where a web application's settings have the hub
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
+# The socket's buffer is a queue too: keep it short for slow clients.
+_SEND_BUFFER = 32768
+_UNSENT = 16384
 
 
 def routes() -> list[tuple[Any, ...]]:
@@ -224,6 +228,11 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Add a client."""
         self.set_nodelay(True)
+        link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
+        # Not for a Unix socket, or on a system without the options.
+        with suppress(OSError, AttributeError):
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         self._client = self.hub.join(self.write_message)
 
     def on_message(self, message: str | bytes) -> None:

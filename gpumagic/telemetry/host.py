@@ -201,9 +201,15 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
     """Return the bytes of a kernel and its children; pages shared after a fork count once."""
     memory = 0
     for process in family:
-        with suppress(psutil.Error):
-            kernel = process is family[0]
-            memory += process.memory_info().rss if kernel else process.memory_full_info().uss
+        try:
+            own = process.memory_info().rss
+        except psutil.Error:
+            if process is family[0]:
+                return None
+            continue
+        with suppress(psutil.Error):  # of another user's child, less is readable
+            own = own if process is family[0] else process.memory_full_info().uss
+        memory += own
     return memory or None  # it has just ended
 
 

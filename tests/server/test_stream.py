@@ -175,7 +175,7 @@ async def test_a_slow_client_gets_the_newest_and_no_queue(
     machine, hub, connect, dial, jp_serverapp, jp_http_port, jp_base_url, http_server
 ):
     # One snapshot is larger than what the system keeps for a client that does not read.
-    machine.gpus = tuple(GpuSample(f"GPU-{n}", "x" * 20_000) for n in range(300))
+    machine.gpus = tuple(GpuSample(f"GPU-{n}", "x" * 1000) for n in range(300))
     link = socket.socket()
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     link.setblocking(False)

@@ -66,6 +66,15 @@ def test_three_kernels_with_known_ram_and_cpu(start):
     assert [one.notebook for one in samples] == ["0.ipynb", "1.ipynb", "2.ipynb"]
 
 
+def test_a_child_whose_own_pages_are_secret_counts_with_all_its_pages(start, monkeypatch):
+    def refused(process):
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "memory_full_info", refused)
+    (sample,) = KernelLoads(lambda: [Kernel(start(PARENT).pid, "k")]).samples()
+    assert sample.host_memory > 200 * MIB
+
+
 def test_growth_and_what_it_was(start, monkeypatch):
     grow = "import sys; held = []; print(1, flush=True)\n"
     grow += "for line in sys.stdin: held.append(bytearray(64 * 2**20)); print(1, flush=True)"
