@@ -431,10 +431,6 @@ ONCE = [
         "x = torch.ones(2).cuda()\nx.add_(torch.ones(2).cuda().cpu())\n",
         ("replace", 2, "x.add_(torch.ones(2).cuda())"),
     ),
-    (
-        "x = torch.ones(2).cuda()\ny = (x + 1).cpu()\nz = x * y\n",
-        ("replace", 2, "y = x + 1"),
-    ),
 ]
 
 
