@@ -233,8 +233,9 @@ def explain(
     """
     # In an except block an error of ours would hide the user's own.
     with faults.kept("explaining an error"):
-        if (found := vars(error).get(_EXPLAINED)) is not None:
-            return found
+        known_before: Explanation | None = vars(error).get(_EXPLAINED)
+        if known_before is not None:
+            return known_before
         for framework in known.in_use():
             if (found := framework.explain(error, namespace or {})) is not None:
                 return found

@@ -44,7 +44,6 @@ from gpumagic.mismatch.operation import (
     meets,
     named_in,
     read,
-    sent_home,
 )
 from gpumagic.mismatch.sources import (
     moving_tensors,
@@ -61,6 +60,7 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 _SHOWN = 3
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"\s*%%(?:ongpu|gpu\w+)\b")
+_SAYS_CPU = re.compile(r"""\.cpu\(|["']cpu["']""")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
@@ -130,13 +130,19 @@ def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
     here = frame.at_top and label(frame.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
     # A placed cell leaves on the CPU what its code puts there.
-    stays = any(each.failed and sent_home(each.failed, each) for each in found)
+    stays = any(_SAYS_CPU.search(_so_far(each)) for each in found)
     if stays or not (here and home and gpu == "cuda"):
         return None
     *earlier, now = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
     places = {match[1] for match in map(_PLACED.match, earlier) if match}
     alone = not _PLACES_ITSELF.match(now)
     return f"%%ongpu {number}" if number in places and alone else None
+
+
+def _so_far(frame: FailedFrame) -> str:
+    """Return the code above the failed expression, and its text."""
+    above = frame.source.splitlines()[: frame.line - 1]
+    return "\n".join([*above, *map(frame.text, frame.candidates)])
 
 
 def _follows(part: Part, frame: FailedFrame) -> bool:

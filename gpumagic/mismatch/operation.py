@@ -18,22 +18,17 @@ from gpumagic.mismatch.operand import (
     NAMED,
     Part,
     Reader,
-    arguments,
-    device_of,
     is_torch,
     tensors_of,
     words,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
-    first_name,
     function_of,
     parents,
     statement,
-    stored,
 )
 from gpumagic.usercode.values import of_function
-from gpumagic.usercode.variables import names_read
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,6 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
 
 OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*OPERATIONS, ast.Assign)
-_BINDS = (ast.Assign, ast.AugAssign, ast.Expr, ast.For)
 # Functions that accept tensors of several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
@@ -279,39 +273,7 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
     return list(found.values())
 
 
-# -- the code before
-def sent_home(node: ast.AST, frame: FailedFrame) -> bool:
-    """Whether an expression, or the code above that made its values, says that they are on the CPU.
-
-    As in `.cpu()` or `device="cpu"`.
-    """
-    if _says_cpu(node, frame):
-        return True
-    names, first = {*names_read(node)}, _first_line(node)
-    steps = [step for step in nodes_around(node, _BINDS) if step.lineno < first]
-    for step in sorted(steps, key=lambda step: -step.lineno):
-        value = step.iter if isinstance(step, ast.For) else step.value
-        # `preds.append(…)`, `net.to("cpu")`
-        filled = {first_name(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
-        if names & (stored(getattr(step, "target", step)) | filled):
-            if _says_cpu(value, frame):
-                return True
-            names |= {*names_read(value)}
-    return False
-
-
-def _says_cpu(tree: ast.AST, frame: FailedFrame) -> bool:
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        method = getattr(call.func, "attr", "")
-        given = arguments(call) if method == "to" else []
-        given += [keyword.value for keyword in call.keywords if keyword.arg == "device"]
-        # `device=x.device` follows another tensor.
-        said = [frame.scope.value(each) for each in given if not isinstance(each, ast.Attribute)]
-        if method == "cpu" or any(str(device_of(value)) == "cpu" for value in said):
-            return True
-    return False
-
-
+# -- the code around
 def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
     """Return the nodes of some kinds in a node's function, without the functions in it."""
     scope = function_of(node)
