@@ -44,7 +44,6 @@ from gpumagic.mismatch.operation import (
     meets,
     named_in,
     read,
-    sent_home,
 )
 from gpumagic.mismatch.sources import (
     moving_tensors,
@@ -60,6 +59,8 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
+_PLACES_ITSELF = re.compile(r"\s*%%(?:ongpu|gpu\w+)\b")
+_SAYS_CPU = re.compile(r"""\.cpu\(|["']cpu["']""")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
@@ -109,13 +110,9 @@ def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> O
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
     data = {part.device for part in call.parts if part.kind != "module"}
-    whole = all(map(_moves_whole, call.parts))
-    return call if whole and data and data <= _given_devices(within) else None
-
-
-def _given_devices(frame: FailedFrame) -> set[str]:
-    now = map(frame.scope.name, frame.parameters)
-    return {full(value.device) for value in now if issubclass(type(value), Tensor)}
+    given = map(within.scope.name, within.parameters)
+    now = {full(value.device) for value in given if issubclass(type(value), Tensor)}
+    return call if all(map(_moves_whole, call.parts)) and data and data <= now else None
 
 
 def _moves_whole(part: Part) -> bool:
@@ -132,18 +129,20 @@ def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
-    if not (here and home and gpu == "cuda") or any(map(_stays_home, found)):
+    # A placed cell leaves on the CPU what its code puts there.
+    stays = any(_SAYS_CPU.search(_so_far(each)) for each in found)
+    if stays or not (here and home and gpu == "cuda"):
         return None
-    history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
-    *earlier, now = map(_PLACED.match, history)
-    places = {match[1] for match in earlier if match}
-    return f"%%ongpu {number}" if number in places and not now else None
+    *earlier, now = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
+    places = {match[1] for match in map(_PLACED.match, earlier) if match}
+    alone = not _PLACES_ITSELF.match(now)
+    return f"%%ongpu {number}" if number in places and alone else None
 
 
-def _stays_home(frame: FailedFrame) -> bool:
-    """Whether a placed cell would bring an operand to the CPU too, because its code says so."""
-    node = frame.failed
-    return node is not None and sent_home([node], node, frame, made=True)
+def _so_far(frame: FailedFrame) -> str:
+    """Return the code above the failed expression, and its text."""
+    above = frame.source.splitlines()[: frame.line - 1]
+    return "\n".join([*above, *map(frame.text, frame.candidates)])
 
 
 def _follows(part: Part, frame: FailedFrame) -> bool:

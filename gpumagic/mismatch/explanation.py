@@ -15,8 +15,6 @@ from gpumagic.usercode.frames import (
     first_name,
     loops_around,
     statement,
-    stored,
-    uses,
 )
 
 
@@ -209,20 +207,8 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     names = {first_name(text) for text in texts}
     if not loops or not can_precede(frame, loops[-1]):
         return stmt
-    return stmt if names & _bound_afresh(loops[-1], stmt, names) else loops[-1]
-
-
-def _bound_afresh(loop: ast.stmt, stmt: ast.stmt, names: set[str]) -> set[str]:
-    """Return the names that a loop binds, except from `stmt` on, to what it makes of `names`."""
-    later = [n for n in ast.walk(loop) if isinstance(n, (ast.Assign, ast.AugAssign))]
-    made, updates = set(names), set[ast.AST | None]()
-    for each in sorted(later, key=lambda each: each.lineno):
-        read = {name for name in made if uses(each.value, name)}
-        if each.lineno >= stmt.lineno and (isinstance(each, ast.AugAssign) or read):
-            made |= stored(each)
-            updates.add(each)
-    nodes = (n for n in ast.walk(loop) if isinstance(n, ast.Name) and statement(n) not in updates)
-    return {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    nodes = [n for n in ast.walk(loops[-1]) if isinstance(n, ast.Name) and statement(n) is not stmt]
+    return stmt if names & {n.id for n in nodes if isinstance(n.ctx, ast.Store)} else loops[-1]
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

@@ -32,13 +32,10 @@ from gpumagic.mismatch.operation import (
     also_needed,
     named_in,
     operation,
-    sent_home,
     wants_one_device,
 )
 from gpumagic.mismatch.sources import (
-    assigns,
     before_transfer,
-    brought_here,
     is_leaf,
     maker_of,
     moving,
@@ -79,10 +76,9 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
     if message.kind in ("numpy", "host") or tensors != leaves:
         read = _read_on_host(found.node, tensors)
         return Choice("cpu", read, to_host=True) if read else None
-    table = _table_on(found) if indexed else None
-    if message.kind == "replicas":
-        table = f"cuda:{leaves[0].value.device_ids[0]}"
-    target = table or _written_on(found, frames) or _left_home(found) or _heaviest(leaves)
+    first = f"cuda:{leaves[0].value.device_ids[0]}" if message.kind == "replicas" else None
+    first = leaves[0].device if indexed else first
+    target = first or _written_on(found, frames) or _heaviest(leaves)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index may be on the CPU, wherever its table is
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
@@ -95,16 +91,6 @@ def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
         return leaves
     lengths = [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
     return tuple(part for part in leaves if part.node in lengths)
-
-
-def _table_on(found: Operation) -> str | None:
-    """Return the device of an indexed tensor, where its index goes.
-
-    None if the tensor itself is to move, because its items then meet tensors of a GPU.
-    """
-    device, node = found.parts[0].device, found.node
-    needed = also_needed(found.reader.frame, node, found.parts[1:], device or "")
-    return None if needed else device
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
@@ -125,17 +111,6 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
     ):
         return None
     return fixed.device
-
-
-def _left_home(found: Operation) -> str | None:
-    """Return the CPU, if the code brought results there in so many words: the others follow."""
-    if any(part.kind == "module" for part in found.parts):
-        return None
-    here, frame = [part for part in found.parts if part.device == "cpu"], found.reader.frame
-    if any(brought_here(part, found) for part in here):
-        return None
-    named = [part.node for part in here]
-    return "cpu" if sent_home(named, found.node, frame, made=False) else None
 
 
 def _heaviest(leaves: tuple[Part, ...]) -> str:
@@ -257,7 +232,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         given = [part for part in above.at.parts if part.devices and part.device != "cpu"]
         climbed = above is not site and all(part in given for part in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
-    fix = _make_there(site, choice.target) or _whole(site, choice.target)
+    fix = _make_there(site, choice.target)
     if fix is None and above is not site:
         moved = [*above.odd, *above.extra]
         more = also_needed(above.frame, above.at.node, moved, choice.target)
@@ -291,19 +266,6 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
     return edit.fix(0) if edit else None
 
 
-def _whole(site: Site, target: str) -> Fix | None:
-    """Return the line before a loop that moves all of the dict or list that it updates."""
-    frame, stmt = site.frame, statement(site.at.node)
-    items = [item for odd in site.odd for item in named_in(odd, Reader(frame))]
-    node: Any = getattr(items[0].node, "value", None) if len(items) == 1 else None
-    owner = frame.scope.value(node) if node is not None else None
-    if stmt is None or type(owner) not in (dict, list) or not assigns(stmt, items[0].text):
-        return None
-    start, text = before_loops(frame, stmt, [ast.unparse(node)]), ast.unparse(node)
-    moved = moving_each(node, owner, frame, _written_device(site, target, start), "")
-    return Edit(frame, start, [f"{text} = {moved}"]).fix(None) if start is not stmt else None
-
-
 def _move(site: Site, choice: Choice) -> Fix | None:
     """Return the fix for the odd operands and the ones that move with them; None if none is right.
 
@@ -313,11 +275,14 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     stmt = _before(site, once=not to_host)
     if stmt is None:
         return None
-    ways = _ways(site, stmt, once=to_host or _used_once(site))
+    ways = _ways(site, stmt, to_host=to_host)
     if ways is None:
         return None
     above, standing = ways
     device = '"cpu"' if to_host else _written_device(site, choice.target, stmt)
+    # A line above a comprehension does not know its names.
+    in_place = not above or not in_own_scope(site.at.node)
+    device = device if to_host or not in_place else _of_each_turn(site) or device
     edits = [(part, _moved(part, site, device, choice)) for part in standing]
     # Without edits it is used further down only, where its own turn comes.
     moved = [*above, *(part for part, found in edits if found)]
@@ -326,23 +291,34 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     return edit.fix(total(nbytes.values())) if moved else None
 
 
+def _of_each_turn(site: Site) -> str | None:
+    """Return the device of the module that a loop or comprehension calls: each has its own."""
+    for part in site.at.parts if site.at.calls_module else ():
+        turns = {name for loop in loops_around(part.node) for name in stored(loop)}
+        a_turns = in_own_scope(part.node) or first_name(part.text) in turns
+        if part.kind == "module" and part not in site.odd and a_turns:
+            return f"next({part.text}.parameters()).device"
+    return None
+
+
 def _before(site: Site, *, once: bool) -> ast.stmt | None:
     """Return the statement that a move must come before; None if none would be right."""
     stmt, moved = statement(site.at.node), [*site.odd, *site.extra]
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
     start = before_loops(site.frame, stmt, [part.text for part in moved])
+    start = stmt if _of_each_turn(site) else start
     once = once and all(_can_be_bound(part, site.frame, start) for part in moved)
     return start if once else stmt
 
 
-def _ways(site: Site, stmt: ast.stmt, *, once: bool) -> tuple[list[Part], list[Part]] | None:
+def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
     """Return what a line above binds again, and what moves where it stands; None if one cannot."""
     above, standing = list[Part](), list[Part]()
-    once = once and stmt is statement(site.at.node)
+    once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        stands = once and may_stand and part.kind != "module" and not is_leaf(part)
+        stands = once and may_stand and part.kind != "module" and (to_host or not is_leaf(part))
         if not stands and _can_be_bound(part, site.frame, stmt):
             above.append(part)
         elif may_stand:

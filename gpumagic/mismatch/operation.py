@@ -18,22 +18,17 @@ from gpumagic.mismatch.operand import (
     NAMED,
     Part,
     Reader,
-    arguments,
-    device_of,
     is_torch,
     tensors_of,
     words,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
-    first_name,
     function_of,
     parents,
     statement,
-    stored,
 )
 from gpumagic.usercode.values import of_function
-from gpumagic.usercode.variables import names_read
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,6 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
 
 OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*OPERATIONS, ast.Assign)
-_BINDS = (ast.Assign, ast.AugAssign, ast.Expr, ast.For)
 # Functions that accept tensors of several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
@@ -248,7 +242,9 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
     """Return the operands with the one that has gone, which is where the text says one must be."""
-    gone = _gone(leaves)
+    gone = [part for part in leaves if not part.devices and part.value is None]
+    if any(part.factory for part in gone):  # as with `nn.MSELoss()`, which has no tensors yet
+        gone = [part for part in gone if part.kind != "module"]
     rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
     if not located or len(gone) != 1 or len(rest) != 1:
         return ()
@@ -256,13 +252,6 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
     found = [*located, replace(gone[0], kind=kind, devices=rest)]
     order = [part.node for part in leaves]
     return tuple(sorted(found, key=lambda part: order.index(part.node)))
-
-
-def _gone(leaves: list[Part]) -> list[Part]:
-    gone = [part for part in leaves if not part.devices and part.value is None]
-    if any(part.factory for part in gone):  # as with `nn.MSELoss()`, which has no tensors yet
-        gone = [part for part in gone if part.kind != "module"]
-    return gone
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
@@ -284,41 +273,7 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
     return list(found.values())
 
 
-# -- the code before
-def sent_home(named: Iterable[ast.AST], node: ast.AST, frame: FailedFrame, *, made: bool) -> bool:
-    """Whether expressions, or the code above that made their values, say that they are on the CPU.
-
-    As in `.cpu()`; also in `device="cpu"`, if what is only `made` there counts.
-    """
-    trees = list(named)
-    if any(_says_cpu(tree, frame, made) for tree in trees):
-        return True
-    names, first = {name for tree in trees for name in names_read(tree)}, _first_line(node)
-    steps = [step for step in nodes_around(node, _BINDS) if step.lineno < first]
-    for step in sorted(steps, key=lambda step: -step.lineno):
-        value = step.iter if isinstance(step, ast.For) else step.value
-        # `preds.append(…)`, `net.to("cpu")`
-        filled = {first_name(ast.unparse(step))} if isinstance(step, ast.Expr) else set()
-        if names & (stored(getattr(step, "target", step)) | filled):
-            if _says_cpu(value, frame, made):
-                return True
-            names |= {*names_read(value)}
-    return False
-
-
-def _says_cpu(tree: ast.AST, frame: FailedFrame, made: bool) -> bool:
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        method = getattr(call.func, "attr", "")
-        given = arguments(call) if method == "to" else []
-        if made:
-            given += [keyword.value for keyword in call.keywords if keyword.arg == "device"]
-        # `device=x.device` follows another tensor.
-        said = [frame.scope.value(each) for each in given if not isinstance(each, ast.Attribute)]
-        if method == "cpu" or any(str(device_of(value)) == "cpu" for value in said):
-            return True
-    return False
-
-
+# -- the code around
 def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
     """Return the nodes of some kinds in a node's function, without the functions in it."""
     scope = function_of(node)

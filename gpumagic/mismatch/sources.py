@@ -138,8 +138,6 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
     call = Reader(frame).part(made.value) if made is not None else None
     if made is None or call is None:
         return None
-    if brought_here(part, at):
-        return made
     if not (call.factory or (is_leaf(part) and with_device(made.value, frame, ""))):
         return None
     starts = ((call.node, replace(call, devices=part.devices)), (node, part))
@@ -147,18 +145,6 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
         meets(frame, start, [odd], {**moved, odd.key: target}, target) for start, odd in starts
     )
     return None if clashes else made
-
-
-def brought_here(part: Part, at: Operation) -> bool:
-    """Whether the code brought a value to the CPU for no other use than this one."""
-    node: ast.AST = part.node
-    if isinstance(node, ast.Name):
-        made, scope = only_assignment(part.text, at.node), function_of(at.node)
-        if made is None or scope is None or len(uses(scope, part.key)) > 1:
-            return False
-        node = made.value
-    gpus = {each.device for each in at.parts} - {part.device}
-    return part.device == "cpu" and any(before_transfer(node, at.reader, gpu) for gpu in gpus)
 
 
 def before_transfer(node: ast.AST, reader: Reader, target: str | None) -> str:
@@ -200,7 +186,7 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     text = frame.text(node)
     if given & {"generator", "out", None}:
         return [(node, moving(text, device))]
-    return [with_keyword(node, frame, f"device={device}")]
+    return [with_keyword(node, frame, f"device={device}")] if isinstance(node, ast.Call) else []
 
 
 def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.AST, str]:

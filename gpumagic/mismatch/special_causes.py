@@ -58,9 +58,8 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
         return _for_default_generator(found[0]) or _for_generator(found)
     if message.kind == "worker":
         return _for_worker(found)
-    if message.kind == "load":
-        return _for_load(found[0]) or _for_ordinal(found[0])
-    return _for_ordinal(found[0]) if message.kind == "ordinal" else _for_optimizer(found[0])
+    missing = message.kind in ("load", "ordinal")
+    return _for_missing(found[0]) if missing else _for_optimizer(found[0])
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -108,43 +107,53 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
     return [t for p, t in tensors if t.device != p.device]
 
 
-def _for_load(frame: FailedFrame) -> Explanation | None:
-    """Explain a `torch.load`, without a device, of a file from a machine with other GPUs."""
-    node = frame.failed
-    stmt = statement(node) if node is not None else None
-    if not isinstance(node, ast.Call) or stmt is None:
-        return None
-    placed = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
-    if placed or not is_torch(frame.scope.value(node.func)):
-        return None
-    edit = Edit(frame, stmt, replaced=[with_keyword(node, frame, 'map_location="cpu"')])
-    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
-
-
-def _for_ordinal(frame: FailedFrame) -> Explanation | None:
-    """Explain the number of a GPU that is not here; the fix names the last one that is."""
+def _for_missing(frame: FailedFrame) -> Explanation | None:
+    """Explain a GPU that is not here: the fix names the last one that is, for a file the CPU."""
     node, last = frame.failed, torch.cuda.device_count() - 1
-    if not isinstance(node, ast.Call) or last < 0:
+    if not isinstance(node, ast.Call):
         return None
     numbered = ast.unparse(node.func).endswith(_NUMBERED)
-    for each in arguments(node):
+    for each in arguments(node) if last >= 0 else []:
         value = frame.scope.value(each)
         device = device_of(value) if numbered or type(value) is not int else None
-        if device is None or (device.index or 0) <= last:
-            continue
-        there = {int: f"{last}", str: f'"cuda:{last}"'}
-        new = there.get(type(value), f'torch.device("cuda:{last}")')
-        made = only_assignment(frame.text(each), node)
-        changed = made.value if made else each
-        same = nodes_around(node, ast.Constant) if type(value) is str else []
-        same = [n for n in same if ast.unparse(n) == ast.unparse(changed)] or [changed]
-        edit = around(frame, [(n, new) for n in same])
-        if isinstance(changed, ast.Name) and frame.at_top:
-            start = before_loops(frame, statement(node) or ast.Pass(), [changed.id])
-            edit = Edit(frame, start, [f"{changed.id} = {new}"])
-        fix, why = edit.fix(None) if edit else None, there_is(here(memory=False))
-        return Explanation(*expression(frame, node), (), fix, why)
-    return None
+        if device is not None and (device.index or 0) > last:
+            edit = _renamed(each, node, frame, value, last)
+            fix, why = edit.fix(None) if edit else None, there_is(here(memory=False))
+            return Explanation(*expression(frame, node), (), fix, why)
+    return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
+
+
+def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
+    """Return the edit that names the last GPU wherever the code near a call says `each`."""
+    there = {int: f"{last}", str: f'"cuda:{last}"'}
+    new = there.get(type(value), f'torch.device("cuda:{last}")')
+    made = only_assignment(frame.text(each), node)
+    changed = made.value if made else each
+    if isinstance(changed, ast.Name) and frame.at_top:
+        start = before_loops(frame, statement(node) or ast.Pass(), [changed.id])
+        return Edit(frame, start, [f"{changed.id} = {new}"])
+    same = nodes_around(node, ast.Constant) if type(value) is str else []
+    same = [n for n in same if ast.unparse(n) == ast.unparse(changed)] or [changed]
+    return around(frame, [(n, new) for n in same])
+
+
+def _with_argument(
+    call: ast.Call, frame: FailedFrame, name: str, value: str, why: str
+) -> Explanation | None:
+    """Explain a call of torch's that leaves out an argument; None if it may not be given."""
+    function, stmt = frame.scope.value(call.func), statement(call)
+    known = () if stmt is None or not is_torch(function) else _parameters(function)
+    given = [keyword.arg for keyword in call.keywords]
+    if stmt is None or name not in known or name in given or None in given:
+        return None
+    edit = Edit(frame, stmt, replaced=[with_keyword(call, frame, f"{name}={value}")])
+    return Explanation(*expression(frame, call), (), edit.fix(None), why)
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    with suppress(TypeError, ValueError):  # written in C++
+        return tuple(inspect.signature(function).parameters)
+    return ()
 
 
 def _for_worker(frames: list[FailedFrame]) -> Explanation:
@@ -176,20 +185,9 @@ def _for_default_generator(frame: FailedFrame) -> Explanation | None:
         )
         loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, header), (loader,), edit.fix(0), why)
-    for call in (node for node in ast.walk(header) if isinstance(node, ast.Call)):
-        if _may_be_given(call, "generator", frame):
-            edit = Edit(frame, stmt, replaced=[with_keyword(call, frame, f"generator={made}")])
-            return Explanation(*expression(frame, call), (), edit.fix(0), why)
-    return None
-
-
-def _may_be_given(call: ast.Call, name: str, frame: FailedFrame) -> bool:
-    """Whether a function of torch's has a parameter that its call leaves out."""
-    function = frame.scope.value(call.func)
-    if is_torch(function) and name not in [keyword.arg for keyword in call.keywords]:
-        with suppress(TypeError, ValueError):  # written in C++
-            return name in inspect.signature(function).parameters
-    return False
+    calls = [node for node in ast.walk(header) if isinstance(node, ast.Call)]
+    told = (_with_argument(call, frame, "generator", made, why) for call in calls)
+    return next(filter(None, told), None)
 
 
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:

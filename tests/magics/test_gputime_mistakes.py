@@ -153,8 +153,8 @@ def test_an_interrupt_says_where_the_rest_is(gpus, shell, options, says):
 )
 @pytest.mark.parametrize("called", [False, True])
 def test_an_error_of_a_trial_is_explained_as_one_of_a_cell(gpus, shell, magic, elsewhere, called):
-    failing = f"x - torch.zeros(2).to('{elsewhere}')"
-    shell.run(f"import torch\nn, x = 2, torch.ones(2, 2)\ndef f(x):\n    return {failing}")
-    told = shell.run(f"{magic}\n{'f(x)' if called else failing}").text
+    failing = f"x - n * torch.zeros(2).to('{elsewhere}')"
+    shell.run(f"import torch\nn, x = 2, torch.ones(2, 2)\ndef f(x, n):\n    return {failing}")
+    told = shell.run(f"{magic}\n{'f(x, n)' if called else failing}").text
     assert "← the odd one" in told
     assert ".to(x.device)" in told

@@ -65,11 +65,11 @@ def test_a_cell_that_is_placed_and_a_notebook_that_has_no_such_cell_get_the_edit
 
 
 HOME = [
-    ("p = model(X).argmax(1).cpu()\nacc = p == y", "p = model(X).argmax(1)"),
+    ("p = model(X).argmax(1).cpu()\nacc = p == y", "acc = p.to(dev) == y"),
     (
         "ps = []\nfor b in X.split(8):\n    ps.append(model(b).argmax(1).to('cpu'))\n"
         "acc = torch.cat(ps) == y",
-        "acc = torch.cat(ps) == y.cpu()",
+        "acc = torch.cat(ps).to(dev) == y",
     ),
     ("model.to('cpu')\nout = model(X)", "model.to(dev)"),
     ("ones = torch.ones(64, device='cpu')\nsame(ones, y)", "same(ones.to(dev), y)"),
