@@ -1,4 +1,4 @@
-"""Tell who holds the bytes on each GPU: by name, each storage once, down to the last byte."""
+"""List the holders of memory on each GPU by name; each storage counts once, to the last byte."""
 
 from gpumagic.display import table
 

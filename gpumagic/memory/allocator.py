@@ -37,18 +37,18 @@ from gpumagic.usercode.files import UserLine, innermost, is_users, label, source
 _C: Any = torch._C
 # A subclass may override these methods, so they are called on C's own class.
 _number, _storage = (vars(_C.TensorBase)[name] for name in ("get_device", "untyped_storage"))
-# Unlike `data_ptr` it copies nothing that is to be copied when it is first written to.
+# Unlike `data_ptr`, this does not trigger the copy of copy-on-write memory.
 _data_address = _C._data_address
 
 
 def is_native() -> bool:
-    """Whether torch's own allocator is used, and not CUDA's asynchronous one, which tells less."""
+    """Whether torch uses its own allocator. CUDA's asynchronous allocator reports less."""
     backend = getattr(_C, "_cuda_getAllocatorBackend", lambda: "native")
     return bool(backend() == "native")
 
 
 class Allocator:
-    """Hold the blocks allocated at one moment; if the allocator lists none, storages are blocks."""
+    """Snapshot of the allocated blocks; if the allocator lists none, each storage is a block."""
 
     def __init__(self) -> None:
         segments = _segments()
@@ -60,7 +60,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # By the id of the list of frames, which allocations of one line may share, and the stamp.
+        # By the id of the list of frames and the stamp. Allocations of one line may share the list.
         self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
@@ -69,7 +69,7 @@ class Allocator:
         return sum(each["size"] for blocks in self._blocks.values() for each in blocks.values())
 
     def blocks(self, number: int) -> list[Mapping[str, Any]]:
-        """Return the blocks of one GPU, as torch tells of them."""
+        """Return the blocks of one GPU, as torch's snapshot lists them."""
         return [*self._blocks.get(number, {}).values()]
 
     def place(self, tensor: Any) -> Place | None:
@@ -86,7 +86,7 @@ class Allocator:
         return self._at(_ordinal(place.device), place.address)
 
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
-        """Return where most bytes at some addresses of a GPU were allocated; None if unknown."""
+        """Return the line that allocated most bytes at addresses of a GPU; None if unknown."""
         blocks, found = self._blocks.get(_ordinal(device), {}), Counter[tuple[int, str]]()
         for address in addresses:
             if (each := blocks.get(address)) is not None:
@@ -99,7 +99,7 @@ class Allocator:
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
-        """Return the last stamp of each address that torch's trace has."""
+        """Return the last stamp of each address in torch's trace."""
         recorded = _C._cuda_isHistoryEnabled()
         traces: list[Any] = memory._snapshot()["device_traces"] if recorded else []
         return {
@@ -119,7 +119,7 @@ class Allocator:
         return Place(f"cuda:{number}", start, nbytes) if address < start + nbytes else None
 
     def _alone(self, storage: Any) -> Place | None:
-        """Return a storage as a block of its own, if the allocator does not list blocks."""
+        """Return the storage itself as a block if the allocator does not list blocks."""
         device, address = storage.device, storage.data_ptr()
         if (self._tells and device.type == "cuda") or not address:
             return None  # the memory is another library's, or there is none
@@ -147,15 +147,15 @@ def _segments() -> list[Any] | None:
     if not there or not is_native():
         return None
     snapshot: Any = torch.cuda.memory_snapshot
-    # Newer ones of torch can leave out the history of all allocations.
+    # A newer torch can leave out the history of all allocations.
     lean = "include_traces" in signature(snapshot).parameters
     return list(snapshot(include_traces=False) if lean else snapshot())
 
 
 # -- where it was made
 RING = 10_000
-"""How many of the last allocations have the stamp of their cell on a real GPU, while recorded."""
-_recording = False  # and it was us who turned it on
+"""The number of recent allocations on a real GPU whose cell's stamp torch's record holds."""
+_recording = False  # whether `record` turned torch's record on
 
 
 def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -164,12 +164,12 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
-    """Return the user's innermost line, and the cell that ran it if that is another one."""
+    """Return the user's innermost line, and the cell that ran it if the line is elsewhere."""
     frame = users(frames)
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` counts its own lines
         return Made(stamp) if stamp else None
     name = label(frame["filename"])
-    # Each run of a cell has the same file; a function in it is as old as its last run.
+    # All runs of a cell have one file name. A function in it dates from the cell's last run.
     if stamp and name.startswith("In [") and frame["name"] == "<module>":
         return Made(stamp, frame["line"])
     tops = (each for each in frames if each["name"] == "<module>")
@@ -181,9 +181,9 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
 
 
 def record(on: bool) -> str:
-    """Turn torch's record of allocations on or off, and say in a line what holds now.
+    """Turn torch's record of allocations on or off; return the new state as one line.
 
-    What the user had turned on stays as it is. Raises GpuError without a CUDA GPU.
+    A record that the user's code turned on stays on. Raises GpuError without a CUDA GPU.
     """
     global _recording
     if has_virtual():
@@ -204,7 +204,7 @@ def record(on: bool) -> str:
 
 
 def forget() -> None:
-    """End the record that was turned on here: the extension is about to go."""
+    """End the record that `record` turned on, because the extension is being unloaded."""
     if _recording:
         record(on=False)
 
@@ -214,7 +214,7 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 PEAK_RING = 100_000
 _ROUNDED = 0.05
-"""A share of the allocated bytes: a real allocator rounds up, and records the request."""
+"""Tolerated share of the peak: a real allocator rounds sizes up but records requested sizes."""
 _GRAPHS = (torch.autograd, torch.autograd.graph)
 _RUN = "_engine_run_backward"
 
@@ -224,14 +224,14 @@ class MemoryPeak(Shown):
     """Record the moment of a cell at which the most memory was allocated on one GPU."""
 
     device: str  # "cuda:0"
-    nbytes: int  # allocated then, as torch's allocator counts it
+    nbytes: int  # allocated at that moment, by torch's allocator
     seconds: float  # after the cell's start
-    line: str  # whose allocation it was: "line 7: loss.backward()"
-    # The bytes by the line that allocated them, the most first; "before the cell" is a line too.
+    line: str  # that allocated last: "line 7: loss.backward()"
+    # Bytes by the line that allocated them, the most first; "before the cell" counts as a line.
     lines: tuple[tuple[str, int], ...]
     complete: bool = True  # False if there were more events than the record holds
     saved: str = ""  # the file of torch's own snapshot, for its viewer
-    # By reading the record, besides torch's about 2 µs for each event.
+    # Time to read the record; torch itself adds about 2 µs for each event.
     added_seconds: float = 0.0
 
 
@@ -242,7 +242,7 @@ def replay(
     device: str,
     start_us: int = 0,
 ) -> tuple[MemoryPeak, int]:
-    """Follow a trace from the blocks before it; return the peak, and the bytes at the end."""
+    """Replay a trace, starting with the blocks before it; return the peak and the final bytes."""
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
@@ -269,7 +269,7 @@ def replay(
 class PeakRecorder:
     """Record one stretch of code: `start`, run the code, then always `stop`.
 
-    What the user records already is read, and left as it is.
+    If the user's code already records, that record is read and left on.
     """
 
     def __init__(self, device: torch.device, save: str | None = None) -> None:
@@ -284,7 +284,7 @@ class PeakRecorder:
         self._start = 0
 
     def start(self) -> None:
-        """Begin to record; memory allocated now counts as there before."""
+        """Begin to record; memory that is already allocated counts as `BEFORE`."""
         if not _C._cuda_isHistoryEnabled():
             memory._record_memory_history("all", "alloc", "python", max_entries=PEAK_RING)
             self._stack.callback(memory._record_memory_history, None)
@@ -296,7 +296,7 @@ class PeakRecorder:
         self._start = time_ns() // 1000
 
     def stop(self, ran: float) -> MemoryPeak | None:
-        """Put back what was changed; return what the peak was made of, where the cell `ran` s."""
+        """Undo the changes; return the peak. The cell `ran` this many seconds."""
         began, cell_us = perf_counter(), time_ns() // 1000 - int(ran * 1e6)
         with self._stack:
             snapshot = memory._snapshot()
@@ -314,7 +314,7 @@ class PeakRecorder:
         )
 
     def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Note when and in which line each backward pass runs: autograd's threads have no line."""
+        """Record time and line of each backward pass: autograd's threads have no user line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -345,7 +345,7 @@ _LINES = 8
 
 
 def text(peak: MemoryPeak) -> str:
-    """The peak in a sentence, and a row for each line that had allocated some of it."""
+    """The peak in a sentence, and a row for each line that allocated part of it."""
     rows = [*table.lines(_columns(peak), margin="  "), *(f"  {note}" for note in _notes(peak))]
     return "\n".join([*table.wrapped(_head(peak)), *rows])
 

@@ -1,8 +1,8 @@
-"""Explain an out-of-memory error of any framework: what was needed, who holds it, what helps.
+"""Explain any framework's out-of-memory error: the need, the holders, and changes that help.
 
-None of the user's code runs, except in dry runs. The exception stays as it is, and the result holds
-no tensor and no frame. Each lever is a change that a dry run confirms: memory that is freed, other
-values of some variables, what each pass keeps, or a context in which the code runs.
+The user's code runs only in dry runs. The exception is unchanged, and the result holds no tensor
+and no frame. Each lever is a change that a dry run confirms: freed memory, other values of some
+variables, less memory that each pass keeps, or a context in which the code runs.
 """
 
 import ast
@@ -28,38 +28,38 @@ from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
 _MOST = 4
-# A change that saves less than this part of the need is worth no line, unless the cell then fits.
+# A change that saves less than this share of the need is not shown, unless the cell then fits.
 _WORTH = 0.05
-# If each pass of a loop keeps something else, the memory per pass must fall to this part.
+# A change to the tensors that each pass keeps must reduce the memory per pass to this share.
 _LEFT = 0.75
 
 
 def explain_out_of_memory(
     error: BaseException, *, earlier: Iterable[BaseException] = ()
 ) -> OutOfMemory | None:
-    """Explain an error for want of GPU memory, and what would help.
+    """Explain an out-of-memory error of a GPU, and propose changes.
 
     Parameters
     ----------
     error : BaseException
-        As it was caught, from torch, JAX, TensorFlow or CuPy: its traceback is read, while its
-        frames are there.
+        The caught error of torch, JAX, TensorFlow or CuPy. Its traceback is read while its frames
+        are alive.
     earlier : iterable of BaseException
-        Earlier exceptions that held memory when it was raised.
+        Earlier exceptions that held memory when the error was raised.
 
     Returns
     -------
     OutOfMemory or None
         None for any other error.
     """
-    # In an except block an error of ours would hide the user's own.
+    # In an except block, an error raised here would hide the user's error.
     with faults.kept("explaining an error for want of memory"):
         found = read(error)
         if found is not None:
             said, shortage = found
             frames = failed_frames(said.__traceback__)
             if error is not said and not any(frame.at_top for frame in frames):
-                # It was caught, and another raised from it.
+                # The error was caught, and another was raised from it.
                 frames += [each for each in failed_frames(error.__traceback__) if each.at_top]
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
             here = [each.device for each in holders_by_name.figures()]
@@ -107,7 +107,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
-    """Return a reason that the figures alone prove, with its levers; None if they prove none."""
+    """Return a reason that follows from the figures alone, with its levers; None if none does."""
     if s.device.total is not None and s.wanted > s.device.total:
         most = f"more than the {size(s.device.total)} that {s.name} has in all"
         return f"{size(s.wanted)} at once is {most}", levers(s, t)
@@ -120,7 +120,7 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
     free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
-    # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
+    # If each pass keeps more memory, freeing memory only lets the loop run longer.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
     for group in (*first, (smaller, other_gpu, narrower)):
@@ -128,7 +128,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
                 enough.append(lever)
-            # One thing to free is enough, and of other code there is a choice.
+            # One lever that frees memory is enough; of levers that change code, two are offered.
             if len(enough) == (1 if group is free else 2):
                 return enough
         if enough:
@@ -143,7 +143,7 @@ def _helps(
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
-    if trial.grows_much:  # then all that counts is how much of what has `grown` each pass keeps
+    if trial.grows_much:  # then only the memory per pass matters
         left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
         helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
@@ -152,9 +152,9 @@ def _helps(
         yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
 
 
-# -- what nobody needs any more
+# -- memory that is no longer needed
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Outputs and errors of earlier cells; the error that an `except` block handles."""
+    """Propose to free earlier outputs and errors, and the error that an `except` block handles."""
     if s.worth(s.kept):
         fits = t.whole.fits(t.whole.need, s.kept) if t.whole else None
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
@@ -207,7 +207,7 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
 
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose another GPU with room for what the cell needs, and for what it reads."""
+    """Propose another GPU with room for the cell's need and for the variables it reads."""
     if s.shortage.library != TORCH or t.loop is not None:
         return
     needed, trial = (s.device.allocated or 0) + s.wanted, t.whole
@@ -223,13 +223,13 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             return
 
 
-# -- what each pass of a loop keeps
+# -- memory that each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
 _BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose that each pass of a loop keeps less: without its graph, or on the CPU."""
+    """Propose that each pass of a loop keeps its results without graphs, or on the CPU."""
     trial = t.loop
     path = s.adds_to(trial.rest) if trial is not None else ""
     if trial is None or not path:
@@ -237,7 +237,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     in_frames = path not in s.namespace
     local = (name for name in trial.frame.scope.local if s.local(trial.frame, name) == path)
     name = next(local, "" if in_frames else path)
-    # The results of a pass, which the next one makes again, hold the same graphs.
+    # Names that each pass binds again hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
@@ -251,8 +251,8 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
 ) -> Iterator[Lever]:
-    """Propose that a pass keeps no graphs, of which there are so many bytes, or no GPU memory."""
-    # Names that each pass makes from their values before, such as a state, may keep all graphs.
+    """Propose that a pass keeps no graphs (`graphs` bytes), or no GPU memory (`whole` bytes)."""
+    # Names computed from their previous values, such as a state, may keep the graphs of all passes.
     added = tuple(sorted(trial.rest.added_up))
     without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
     for names in dict.fromkeys(((name,), added)) if graphs else ():
@@ -270,10 +270,10 @@ def _kept(
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether a backward pass in the loop is made from a name; None if one follows the loop."""
+    """Whether a backward pass in the loop starts from a name; None if it follows the loop."""
     at = s.rests.index(trial.rest)
     in_loop = _backward_of(ast.walk(trial.rest.loops[0]))
-    if in_loop or any(rest.backward for rest in s.rests[:at]):  # also in what the loop calls
+    if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
     if name in _backward_of(trial.rest.nodes):
         return None
@@ -281,13 +281,13 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
 
 
 def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names from whose values backward passes are made."""
+    """Return the names in expressions whose `.backward()` is called."""
     calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
     return {name for call in calls for name in names_read(ast.Expression(call.value))}
 
 
 def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
-    """Change the tensors in a value; in the attributes of an object, in place."""
+    """Return a value with its tensors changed; an object's attributes are changed in place."""
     from torch.utils._pytree import tree_map_only
 
     changed = partial(tree_map_only, torch_here().Tensor, change)
@@ -299,11 +299,11 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
-# -- the same in another way
+# -- the same result in another way
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     for form in forms(s.rests[0]):
-        # A dry run does not count what `torch.load` reads.
+        # A dry run does not count the tensors that `torch.load` reads.
         if t.best is not None or "map_location" in form.new:
             for lever in _helps(t.best or t.every[-1], form.do, form=form):
                 yield lever
@@ -324,7 +324,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find [N] and [N, 1], which broadcast to [N, N]; a view that the code made is meant so."""
+    """Find [N] and [N, 1], which broadcast to [N, N]; a view counts as intended."""
     operands = [value for value in s.operands if is_tensor(value) and value.numel() > 1]
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())
@@ -338,7 +338,7 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """`torch.no_grad()` where no backward pass follows."""
+    """Propose `torch.no_grad()` if no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
         do = "`with torch.no_grad():` around it: no backward pass follows"
         path = s.adds_to(t.loop.rest) if t.loop is not None else ""

@@ -1,8 +1,7 @@
-"""Give back GPU memory that no variable of the user's needs, and show what was freed.
+"""Free GPU memory that none of the user's variables holds, and show what was freed.
 
-An exception keeps its frames and all they saved; IPython keeps the results of cells. Both are
-released here. What a variable holds stays unless it is named, and so does an exception in a
-variable.
+An exception keeps its frames and their variables alive; IPython keeps the results of cells. Both
+are released here. The values of variables stay, exceptions included, unless a variable is named.
 """
 
 import gc
@@ -25,11 +24,11 @@ from gpumagic.usercode.values import torch_here
 
 @dataclass(frozen=True)
 class Released:
-    """Record what one cause had held."""
+    """Record the bytes that the release of one holder freed."""
 
     cause: str  # "the exception of In [7]", "Out[3], _", "gradients", "batch"
-    nbytes: dict[str, int]  # of torch's allocator that came back, by device
-    held_by: tuple[str, ...] = ()  # who else holds it, where nothing came back
+    nbytes: dict[str, int]  # freed bytes of torch's allocator, by device
+    held_by: tuple[str, ...] = ()  # other holders, if nothing was freed
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +54,7 @@ class Freed(Shown):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that tensors hold no longer, on all GPUs together."""
+        """Freed bytes of tensors, on all GPUs together."""
         return sum(sum(each.nbytes.values()) for each in self.released)
 
 
@@ -64,21 +63,21 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
 
     The frames of exceptions and the outputs that hold tensors on a GPU are released, and garbage
     is collected. cuBLAS's workspaces and the unused cache of torch's allocator then go back to the
-    driver. In an `except` block the frames of the error that it handles are emptied too.
+    driver. In an `except` block, the frames of the handled error are cleared too.
 
     Parameters
     ----------
     *what : str, int, torch.device or Device
         Variables to delete too, by name; if some of several cannot be deleted, the report names
         them. With GPUs (``0``, ``"cuda:1"``), exceptions and outputs are released only if they
-        hold memory of these.
+        hold memory on these GPUs.
     grads : bool
         Whether the gradients of the notebook's parameters are released too.
 
     Returns
     -------
     Freed
-        Bytes that came back, by cause and device, and what still holds the most.
+        Freed bytes by cause and device, and the largest remaining holders.
 
     Raises
     ------
@@ -90,12 +89,12 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     >>> gpumagic.free_memory("batch", grads=True)
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
-    cuda_state.check()  # to collect an event of the user's would then end this process
+    cuda_state.check()  # if CUDA is dead, collecting a CUDA event ends this process
     namespace = user_namespace()
     names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
     if (torch := torch_here()) is not None:
-        # A backward pass takes out what a failed one has left in autograd's queue.
+        # A backward pass clears the tasks that a failed pass left in autograd's queue.
         with torch.enable_grad(), torch.inference_mode(False):
             torch.ones((), device="cpu", requires_grad=True).backward()
     gc.collect()
@@ -103,7 +102,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [name for name in names if name not in skipped and not outputs.has(name)]
-    # Only what is released or deleted holds it.
+    # Only the objects to release or delete hold this memory.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     meter.due = spare
     ways = {way for each in spare if not gpus or each.device in gpus for way in each.ways}
@@ -137,7 +136,7 @@ def _skipped(
     outputs: KeptOutputs,
     found: Iterable[FoundStorage],
 ) -> dict[str, str]:
-    """Return why each of the names that cannot be deleted cannot be; GpuError if none can."""
+    """Return the reason for each name that cannot be deleted; GpuError if none can be deleted."""
     holding = {name for each in found for name in each.roots}
     skipped = {
         name: f"{name} holds nothing on a GPU"
@@ -154,7 +153,7 @@ def _skipped(
 
 
 def allocated() -> dict[str, int]:
-    """Return the bytes of tensors on each GPU, and of frameworks that list their arrays."""
+    """Return the bytes of tensors, and of frameworks that list their arrays, on each GPU."""
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
     found = Counter({f"cuda:{n}": torch.cuda.memory_allocated(n) for n in range(count)})
@@ -180,7 +179,7 @@ class _Meter:
 
     def __init__(self) -> None:
         self.released: list[Released] = []
-        self.due: list[FoundStorage] = []  # what comes back once all its holders are released
+        self.due: list[FoundStorage] = []  # memory that is freed once all its holders are released
         self._gone = set[str]()
         self._before = allocated()
 
@@ -192,12 +191,12 @@ class _Meter:
         told: bool = True,
         held_by: tuple[str, ...] = (),
     ) -> None:
-        """Note how much the release of some holders freed; collect garbage if more is due."""
+        """Record the bytes that a release freed; collect garbage if more bytes should be free."""
         self._gone.update(holders)
         due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
         self.due = [each for each in self.due if not each.roots <= self._gone]
         now = allocated()
-        # A collection takes seconds in a large process; most objects go without one.
+        # A collection takes seconds in a large process; most objects are freed without it.
         if sum(self._before.values()) - sum(now.values()) < due:
             gc.collect()
             now = allocated()

@@ -1,8 +1,8 @@
-"""Tell who holds the memory of each GPU now: every storage once, and its holders by name.
+"""List the current holders of each GPU's memory by name; each storage counts once.
 
-A storage counts as torch's allocator counts it; arrays of other libraries by the protocols for
-exchanging arrays. The result is names and numbers and keeps nothing alive; none of the user's code
-runs. Nothing here starts CUDA or makes a context on a GPU that has none; unknown figures are None.
+torch's allocator gives the size of a storage; array-exchange protocols give the size of other
+libraries' arrays. The result holds names and numbers only. None of the user's code runs. Nothing
+here starts CUDA or makes a context on a GPU that has none. Unknown figures are None.
 """
 
 import gc
@@ -43,8 +43,8 @@ class FoundStorage(NamedTuple):
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
     ways: tuple[Way, ...]
-    path: tuple[str, ...] = ()  # where paths were asked for: a root's name, and the steps from it
-    parameter: tuple[str, ...] = ()  # path of the parameter that this is kept for
+    path: tuple[str, ...] = ()  # with `paths`: a root's name, and the steps from it
+    parameter: tuple[str, ...] = ()  # path of the parameter that this state belongs to
     is_of_other_library: bool = False  # torch has not allocated it
 
     @property
@@ -54,7 +54,7 @@ class FoundStorage(NamedTuple):
 
 
 def allocations() -> "Allocator | None":
-    """Return what torch has allocated now, and where it was made; None without torch."""
+    """Return torch's allocated blocks and the lines that allocated them; None without torch."""
     if torch_here() is None:
         return None
     from gpumagic.memory.allocator import Allocator
@@ -73,11 +73,11 @@ def find(
 ) -> list[FoundStorage]:
     """List every storage on a GPU that this process holds, the largest first.
 
-    `before` and `after` are walked besides the notebook's own roots, and no path passes through
+    `before` and `after` are roots to visit before and after the notebook's. No path passes through
     `closed`. With `paths`, each storage gets the path to it, which takes longer.
     """
     torch = torch_here()
-    # Nor may a `__torch_function__` of the user's run.
+    # This keeps a `__torch_function__` of the user's code from running.
     with no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
         allocator = allocator or allocations()
         roots = Roots(namespace)
@@ -103,7 +103,7 @@ def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
 
 
 def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
-    """Return the ids of tensors whose GPU memory was not met; keeps none of them."""
+    """Return the ids of tensors whose GPU memory was not visited, without references to them."""
     if sum(place.nbytes for place in met) == allocator.total:
         return set()
     kind = torch_here().Tensor
@@ -114,16 +114,16 @@ def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
 def _storages(
     walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
 ) -> list[FoundStorage]:
-    """Return all storages with the ways to them, the largest first."""
-    found, library = list[FoundStorage](), dict[Place, str]()  # of places that torch lacks
+    """Return all storages with their holders, the largest first."""
+    found, library = list[FoundStorage](), dict[Place, str]()  # of places outside torch's memory
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
-        block = allocator.block(place) if allocator is not None else None  # whose memory it shares
+        block = allocator.block(place) if allocator is not None else None  # torch's, if shared
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
             met.setdefault(block or place, []).append(number)
-    for place in library.keys() - met.keys():  # constants of compiled programs, too
+    for place in library.keys() - met.keys():  # such as constants of compiled programs
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
@@ -142,7 +142,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return arrays, and all live ones of frameworks, with the memory of their bases on GPUs."""
+    """Return arrays and all live arrays of frameworks, with the GPU memory of their bases."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -153,7 +153,7 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
             its = next((each for each in started() if each.is_array(array)), None)
             places = [place_of(array)] if its is None else its.places(array)
             found += [(array, at) for at in places if at is not None and at.device != "cpu"]
-    # What is the whole says by its name who holds it.
+    # Largest first, so that the name of a base array comes before those of its views.
     found.sort(key=lambda each: -each[1].nbytes)
     whole = wholes(place for _, place in found) if found else {}
     return [(array, whole[place]) for array, place in found]
@@ -182,11 +182,11 @@ def figures() -> list[DeviceMemory]:
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
     allocated, reserved, torn = _allocator(ordinal)
     found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, torn)
-    if gpu is None:  # nobody tells
+    if gpu is None:  # no figures
         return found
     here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
     mine = next((nbytes for holder, nbytes in here if holder.mine), None)
-    # If our own pid is another one out there (a container), ours counts as the system's.
+    # In a container our pid differs from the host's, so our memory counts as the system's.
     ours = reserved if mine is None else 0
     named = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
     others = tuple(each for each in named if each[1] != 0)
@@ -205,7 +205,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
 
 
 def _less(nbytes: int | None, taken: int | None) -> int | None:
-    """Return the rest, at least 0; None if a part is unknown."""
+    """Return the difference, at least 0; None if either number is unknown."""
     return None if nbytes is None or taken is None else max(nbytes - taken, 0)
 
 
@@ -217,20 +217,20 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     from gpumagic.memory.allocator import is_native
 
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
-    # Another allocator does not tell, and says 0.
+    # Another allocator does not report this, and returns 0.
     torn = stats.get("inactive_split_bytes.all.current") if is_native() else None
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
 
 
 def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> DeviceMemory:
-    """Return a GPU's figures with the memory that other libraries' arrays take."""
+    """Return a GPU's figures, including the memory of other libraries' arrays."""
     kind, _, ordinal = device.device.partition(":")
     nbytes = sum(each.nbytes for each in here if each.is_of_other_library)
     if kind != "cuda" or not (nbytes or started()):
         return device
     gpu = Device("cuda", int(ordinal), virtual=device.virtual)
     pools = tuple(pool for each in started() if (pool := each.pool(gpu)) is not None)
-    # What no allocator tells of was taken at least for what there is.
+    # Without an allocator's figure, the arrays' bytes are a lower bound.
     taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
     return replace(
         device,
@@ -249,18 +249,18 @@ _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
 
 def memory(*what: object) -> MemoryReport:
-    """Tell who holds the memory of each GPU: variables, outputs, exceptions, …, by name.
+    """List the holders of each GPU's memory by name: variables, outputs, exceptions, …
 
     Parameters
     ----------
     *what : str, int, torch.device or Device
-        Only these GPUs (``0``, ``"cuda:1"``), and only what these variables hold (``"net"``,
-        ``"data['x']"``); by default everything. A name is a variable's, if there is one.
+        Only these GPUs (``0``, ``"cuda:1"``), and only memory that these variables hold (``"net"``,
+        ``"data['x']"``); by default everything. A word that is both means the variable.
 
     Returns
     -------
     MemoryReport
-        For each GPU its numbers, and its holders, which add up to what torch's allocator counts.
+        The figures of each GPU, and its holders. Their bytes add up to the allocator's total.
 
     Raises
     ------
@@ -272,7 +272,7 @@ def memory(*what: object) -> MemoryReport:
     namespace = user_namespace()
     names, gpus = names_and_gpus(what, namespace)
     parts = [Root(name, value_of(name, namespace)) for name in names if name not in namespace]
-    with no_collections():  # until all that was looked through is gone
+    with no_collections():  # until the visited objects are released
         allocator = allocations()
         found = find(namespace, before=parts, allocator=allocator)
         shown = [with_holders(each, found, allocator, names) for each in figures()]
@@ -282,7 +282,7 @@ def memory(*what: object) -> MemoryReport:
 def names_and_gpus(
     what: Iterable[object], namespace: Mapping[str, Any]
 ) -> tuple[list[str], set[str]]:
-    """Tell variables, or parts of them, from GPUs; a word that is neither counts as a variable."""
+    """Separate variables (or parts of them) from GPUs; any other word counts as a variable."""
     if torch_here() is None:
         devices = here
     else:
@@ -318,10 +318,10 @@ def with_holders(
     allocator: "Allocator | None" = None,
     names: Collection[str] = (),
 ) -> DeviceMemory:
-    """Return a GPU's figures with its holders; if `names` are given, with what these hold."""
+    """Return a GPU's figures with its holders, or with only these `names` as holders."""
     here = [each for each in found if each.device == device.device]
     device = with_other_libraries(device, here)
-    if names:  # their ways come first
+    if names:  # they come first among the holders
         here = [
             each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
             for each in here

@@ -1,4 +1,4 @@
-"""Tell what changed between two memory reports."""
+"""Compare two memory reports."""
 
 from dataclasses import dataclass
 
@@ -12,29 +12,29 @@ from gpumagic.memory.memory_report import MemoryHolder, MemoryReport
 class MemoryChange:
     """Record a holder whose bytes on a GPU changed."""
 
-    holder: MemoryHolder  # as it is now; as it was, if it has gone
-    before: int  # 0 for what is new
-    after: int  # 0 for what has gone
+    holder: MemoryHolder  # the current one; the former one if it has disappeared
+    before: int  # 0 if new
+    after: int  # 0 if it has disappeared
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryChanges(Shown):
-    """Record what changed from one report to another."""
+    """Record the differences between two reports."""
 
-    allocated: tuple[tuple[str, int, int], ...]  # of each GPU the bytes, before and after
+    allocated: tuple[tuple[str, int, int], ...]  # GPU, bytes before, bytes after
     changes: tuple[MemoryChange, ...]  # the largest first
-    unchanged: int  # how many holders hold what they held
+    unchanged: int  # number of holders with equal bytes
 
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
-    """Compare two reports, by any of the names that a holder has."""
+    """Compare two reports; a holder matches by its path or any alias."""
     found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
-    # A name may go while what it held stays under another one.
+    # A name may be deleted while its value stays reachable under another name.
     known = {(h.device, name): h for h in before.holders for name in h.aliases} | gone
     for holder in after.holders:
         names = ((holder.device, name) for name in (holder.path, *holder.aliases))
         was = next((known[name] for name in names if name in known), None)
-        # Each is matched once.
+        # Each earlier holder is matched once.
         was = gone.pop((was.device, was.path), None) if was is not None else None
         found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
     found += [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
@@ -50,7 +50,7 @@ _FOLD = Fold(12)
 
 
 def text(found: MemoryChanges) -> str:
-    """The GPUs, and below them who grew, came or went."""
+    """The GPUs, and below them the holders that grew, shrank, appeared or disappeared."""
     rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
     return "\n".join([*_lines(found), *rows, f"  {many(found.unchanged, 'holder')} unchanged"])
 

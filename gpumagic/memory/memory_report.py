@@ -1,6 +1,6 @@
-"""Record who holds the memory of each GPU, and show it, largest first.
+"""Record the holders of each GPU's memory, and show them, the largest first.
 
-Plain data, no tensor and no frame. Small holders are folded into one row, which HTML can open.
+The records are plain data, without tensors or frames. Small holders share one row; HTML unfolds it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ KEPT = (OUTPUT, EXCEPTION, GARBAGE)
 
 @dataclass(frozen=True)
 class Made:
-    """Name the code that made something: a cell or a file, its line, and the cell that ran it.
+    """Name the code that allocated memory: a cell or a file, its line, and the cell that ran it.
 
-    Of a function or class that another cell defines, `ran_in` is the cell that called it, with the
-    line if torch recorded the whole stack: ``"In [5], line 1"``.
+    If the code is a function or class of another cell, `ran_in` is the cell that called it, with
+    the line if torch recorded the whole stack: ``"In [5], line 1"``.
     """
 
     cell: str
@@ -48,16 +48,16 @@ class Made:
 class MemoryHolder:
     """Record a holder of memory on one GPU: a variable, an output, an exception, …
 
-    It has the bytes of all storages that are reached through it and through no holder before it, as
-    the allocator counts them: each once, in blocks of 512 bytes.
+    Its bytes are those of all storages that it reaches and that no earlier holder reaches. As in
+    the allocator, each storage counts once, in blocks of 512 bytes.
     """
 
-    path: str  # what to type to reach it, or where it is: "net", "the exception of In [4]"
-    # Of most of its bytes: "parameter", "buffer", "gradient", "tensor", "JAX array", and the above.
+    path: str  # expression to reach it, or a description: "net", "the exception of In [4]"
+    # Kind of most bytes: "parameter", "buffer", "gradient", "tensor", "JAX array", or one above.
     kind: str
     device: str  # "cuda:0"
     nbytes: int
-    made: Made | None = None  # where most of it was made; None where that is not recorded
+    made: Made | None = None  # allocation site of most bytes; None if not recorded
     aliases: tuple[str, ...] = ()  # other holders of the same storages
     count: int = 1  # of storages
     kinds: tuple[tuple[str, int], ...] = ()  # its bytes by kind, the most first
@@ -70,31 +70,31 @@ class DeviceMemory:
     device: str  # "cuda:0"
     name: str | None  # of the card
     virtual: bool  # a virtual GPU of this process
-    total: int | None  # what the card has
-    free: int | None  # what its driver could still give
-    # By `torch.cuda.memory_allocated`, and in arrays of other libraries; the holders add up to it.
+    total: int | None  # the card's memory
+    free: int | None  # according to the driver
+    # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the sum of the holders.
     allocated: int | None
-    reserved: int | None  # what the allocators of torch and other libraries took from the driver
-    torn: int | None = None  # the fragmented part of it: free in pieces between allocated blocks
+    reserved: int | None  # by the allocators of torch and other libraries
+    torn: int | None = None  # fragmented part of it: free between allocated blocks
     other_in_process: int | None = None  # CUDA's context and other libraries
-    others: int | None = None  # what other processes hold
+    others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
-    # By owner: a notebook, a program of yours, another user, or "system".
+    # By owner: a notebook, another program of the user, another user, or "system".
     others_by_name: tuple[tuple[str, int | None], ...] = ()
-    uuid: str | None = None  # with its prefix, as nvidia-smi has it
+    uuid: str | None = None  # with its prefix, as in nvidia-smi
     pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryReport(Shown):
-    """Record who holds the memory of each GPU at one moment.
+    """Record the holders of each GPU's memory at one moment.
 
     Attributes
     ----------
     devices : tuple of DeviceMemory
         The GPUs that this process can use, by ordinal.
     seconds : float
-        How long it took to find out.
+        How long the search took.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -112,21 +112,21 @@ class MemoryReport(Shown):
         return sum(device.allocated or 0 for device in self.devices)
 
     def of(self, gpus: Collection[str]) -> MemoryReport:
-        """Return the report of these GPUs (``{"cuda:1"}``); of all, if none is named."""
+        """Return the report of these GPUs (``{"cuda:1"}``), or of all if the set is empty."""
         here = tuple(each for each in self.devices if each.device in gpus or not gpus)
         return replace(self, devices=here)
 
     def to_json(self) -> str:
-        """Return everything as one line of JSON; null is an unknown number."""
+        """Return the report as one line of JSON; an unknown number is null."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
 _ROWS = 12
-# So many are shown however small they are, and the others from this share on.
+# The first `_ALWAYS` holders are shown at any size, the rest only from this share upwards.
 _ALWAYS = 3
 _ALIASES = 15  # characters
 _LEAST = 0.005
-# More than a reader goes through; a notebook's file keeps them all.
+# A limit on rows, because a notebook's file stores them all.
 _UNFOLDED = 200
 # %gpufree is worth a line if it frees at least this much.
 _WORTH = 2**20
@@ -177,7 +177,7 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
     ]
     if device.torn != 0:
         found.append((f"fragmented {size(device.torn)}", "", 0))
-    # Where torch has taken nothing, nobody is asked what else there is of this process.
+    # An unknown remainder is shown only if torch has reserved memory.
     if rest or (rest is None and reserved):
         found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))
     found += [(_pool(pool), "", 0) for pool in device.pools]
@@ -200,10 +200,10 @@ def _pool(pool: Pool) -> str:
 
 
 def folded_rows(device: DeviceMemory) -> int:
-    """Return how many of its holders are shown: the others are small, or too many."""
+    """Return the number of holders to show; the rest are small or beyond the limit of rows."""
     least = _LEAST * (device.allocated or 0)
     shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
-    # One that is left takes the row that would say so.
+    # A single remaining holder is shown itself, instead of a row for it.
     return shown + 1 if len(device.holders) == shown + 1 else shown
 
 
@@ -228,7 +228,7 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         Column("memory", [size(row.nbytes) for row in rows], number=True),
         Column("share", shares, number=not html, html=bars),
         Column("made in", [str(row.made or "") for row in rows], fit="cut"),
-        # The last column gives way first, so that all stand side by side.
+        # The last column is narrowed first, so that all columns fit side by side.
         Column("also held by", others, css="gm-code gm-name gm-dim", html=_titled(others, aliases)),
     ]
     return [column for column in columns if any(column.cells)]

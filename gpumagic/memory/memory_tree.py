@@ -1,7 +1,7 @@
-"""Open what one name holds: the layers of a module, the items of anything else.
+"""Show the GPU memory of one variable by part: a module's layers, or the items of other values.
 
-A layer's row includes what optimizers keep for its parameters and what autograd saved of its
-outputs, although other objects hold those.
+A layer's row includes the optimizer state of its parameters and the tensors that autograd saved of
+its outputs, although other objects hold them.
 """
 
 from collections import Counter
@@ -30,11 +30,11 @@ _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
 class MemoryBranch:
     """Record a layer, or an item, with everything below it."""
 
-    path: str  # what to type: "net.encoder[0]"
+    path: str  # expression to reach it: "net.encoder[0]"
     label: str  # its last step
     depth: int  # 0 for the whole
     nbytes: dict[str, int]  # by kind, without storages that are counted elsewhere in the tree
-    alike: int = 1  # how many adjacent branches are alike; this one counts them all
+    alike: int = 1  # number of equal adjacent branches, all counted in this one
 
     @property
     def total(self) -> int:
@@ -44,15 +44,15 @@ class MemoryBranch:
 
 @dataclass(frozen=True, repr=False)
 class MemoryTree(Shown):
-    """Record what one name holds on GPUs."""
+    """Record the GPU memory of one name."""
 
     name: str
     devices: tuple[str, ...]
-    branches: tuple[MemoryBranch, ...]  # each before those below it
-    # Those of these bytes that others hold for it: an optimizer's state, what autograd saved.
+    branches: tuple[MemoryBranch, ...]  # each before its children
+    # The part of these bytes that other objects hold: optimizer state and autograd's saved tensors.
     held_for_it: dict[str, int] = field(default_factory=dict)
-    made: Made | None = None  # where most of it was made
-    aliases: tuple[str, ...] = ()  # who else holds some of it
+    made: Made | None = None  # allocation site of most bytes
+    aliases: tuple[str, ...] = ()  # other holders of a part
 
 
 @dataclass
@@ -69,7 +69,7 @@ class _Node:
         return node
 
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
-        """Add a storage to its row: its layer's, or its own."""
+        """Add a storage to the row of its layer, or to a row of its own."""
         first, *steps = path
         if rest := first.removeprefix(self.path):  # one of all outputs
             steps.insert(0, rest)
@@ -79,21 +79,21 @@ class _Node:
         return sum((node.sum() for node in self.below.values()), self.held.copy())
 
     def shape(self) -> tuple[Any, ...]:
-        """Equal for layers that are alike."""
+        """Key that is equal for layers of equal shape and memory."""
         return tuple(sorted(self.held.items())), tuple(n.shape() for n in self.below.values())
 
 
 def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
-    """Return what a name, which may have attributes and items, holds on GPUs.
+    """Return the GPU memory of a name by part; the name may have attributes and items.
 
     Raises
     ------
     GpuError
-        There is no such variable, or nothing on a GPU in it; CUDA is dead.
+        There is no such variable; it has nothing on a GPU; CUDA is dead.
     """
     cuda_state.check()
     value, first, allocator = value_of(name, namespace), first_name(name), allocations()
-    # Walked before everything else, so that what is reached from it has a path from it.
+    # Visited first, so that everything reachable from this value has a path from it.
     start = [Root(name, value, holder=first)]
     every = find(namespace, before=start, allocator=allocator, paths=True)
     root, devices, held_for_it = _Node(name, name), Counter[str](), Counter[str]()
@@ -107,7 +107,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
             aliases |= dict.fromkeys(way.root for way in each.ways)
             addresses.setdefault(each.device, []).append(each.address)
         elif is_for_it:
-            # What an output or an error keeps is shown as saved, whatever its own kind is.
+            # Memory that an output or an error keeps alive is shown as saved, whatever its kind.
             path, kind = each.parameter, kind if kind in _OF_LAYER else SAVED
             held_for_it[kind] += each.nbytes
         else:
@@ -123,7 +123,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
         made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
-        # Outputs are roots by their numbers.
+        # The root of an output is `Out[5]`, hence `first_name`.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 
@@ -154,25 +154,25 @@ def _branches(
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
-# The levels below the name that are shown at once, and the rows.
+# The number of levels below the name, and of rows, that are shown unfolded.
 _LEVELS, _ROWS = 2, 40
 _FOLD = Fold(_ROWS)
 _UNFOLDED = Fold(400)
 
 
 def text(tree: MemoryTree) -> str:
-    """The whole, and below it two levels of its layers or items."""
+    """The total, and below it two levels of layers or items."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):
-        # The first branch that has more below it than is shown.
+        # The first branch with hidden descendants.
         hidden = next(n for n, each in enumerate(tree.branches) if each.depth > _LEVELS)
         lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} opens more")
     return "\n".join(lines)
 
 
 def html(tree: MemoryTree) -> str:
-    """The same as a table; what is deeper is behind a fold."""
+    """The same as a table; deeper levels are folded."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     found = tag("div", _head(tree)) + table.html(_columns(rows), css="gm-titled", fold=_FOLD)
     if len(rows) < len(tree.branches) or len(rows) > _ROWS:

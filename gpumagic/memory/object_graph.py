@@ -1,11 +1,11 @@
-"""Walk objects breadth first from roots in a given order, and tell what each is and who holds it.
+"""Visit objects breadth first from roots in a given order; find each one's kind, path and holders.
 
-An object refers to what the garbage collector sees, and to what torch keeps in C. Its parent is the
-object through which it was met first. Its path has a step from each parent, looked up when needed.
+An object's references are those that the garbage collector sees and those that torch keeps in C.
+Its parent is the object that reached it first. Its path has a step from each parent, found lazily.
 
-Optimizers and graphs come after everything else of their roots, because they refer to what others
-hold. No path passes through libraries' classes or through modules, which reach the whole process.
-Only what C keeps is read: no property, `__getattr__` or `__hash__` runs, and saved tensors are not
+Within a group of roots, optimizers and graphs come last, because they refer to other holders'
+objects. No path passes through libraries' classes or modules, which reach the whole process.
+Only C's own fields are read: no property, `__getattr__` or `__hash__` runs. Saved tensors are not
 unpacked, because their hooks are the user's code.
 """
 
@@ -33,28 +33,28 @@ from gpumagic.usercode.values import (
 
 GRAPH = ".grad_fn"
 """The step from a tensor into its graph."""
-# When an object's references are followed: never, at once, or after all others of its roots.
+# When an object's references are followed: never, at once, or after the roots' other objects.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1
-# Py_TPFLAGS_HAVE_GC: an object without it refers to nothing that the collector could see.
+# Py_TPFLAGS_HAVE_GC: an object without this flag has no references that the collector sees.
 _COLLECTED = 1 << 14
 _flags = vars(type)["__flags__"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
-# The most nodes of a graph that are searched for a leaf.
+# The maximum number of a graph's nodes to search for a leaf.
 _NODES = 500
 _LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
 
 class Root(NamedTuple):
-    """Name a start of a walk: the beginning of its paths, and the row that they belong to."""
+    """Name a start of a walk: the first step of its paths, and the report's row for its memory."""
 
     name: str
     value: Any
-    kind: str = ""  # of everything found there, if that says more than each object's own kind
-    holder: str = ""  # if another than the name
+    kind: str = ""  # overrides the kinds of all objects found there
+    holder: str = ""  # the report's row, if not the name
 
 
 class Way(NamedTuple):
@@ -65,7 +65,7 @@ class Way(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Name an object that another one keeps: the step to it, and its kind if that decides it."""
+    """Describe a reference: the child, the step to it, and its kind if the step decides it."""
 
     child: Any
     step: str
@@ -75,7 +75,7 @@ class Edge(NamedTuple):
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Let no garbage be collected within: there are many objects, none of them garbage."""
+    """Disable garbage collection within the block, which makes many objects but no garbage."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -92,16 +92,16 @@ class Walk:
         self.roots: list[Root] = []
         self.objects: list[Any] = []
         self.parents: list[int] = []
-        """The number of the object that each was met through; -1, -2, … for the roots in order."""
+        """Each object's parent, by number; -1, -2, … are the roots in order."""
         self.others: dict[int, list[int]] = {}
-        """The other objects, or roots, that refer to one."""
+        """Further referrers of each object: objects or roots, by number."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
         # Kept so that ids stay unique. Classes are no keys: a metaclass may define a hash.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        # Both by the id of a class; looked up for each reference, a number is faster.
+        # Both are keyed by a class's id, which is a faster key in a lookup for each reference.
         self.rules: dict[int, _Rule] = {}
         self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
@@ -112,12 +112,12 @@ class Walk:
         return None if found == _CLOSED else found
 
     def knows(self, obj: Any) -> bool:
-        """Whether an object was met, or no path may pass through it."""
+        """Whether an object was visited, or no path may pass through it."""
         rule = self.rules.get(id(type(obj))) or self._learn(type(obj))
         return id(obj) in self._numbers or rule.turn == _NEVER or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
-        """Visit what roots reach; if `within` is given, by references to those ids alone."""
+        """Visit everything reachable from the roots, or only the ids in `within`."""
         for root in roots:
             self.roots.append(root)
             self._meet([(-len(self.roots), [root.value])])
@@ -134,7 +134,7 @@ class Walk:
         return rule
 
     def _children(self, numbers: list[int], within: Any) -> Iterator[tuple[int, list[Any]]]:
-        """Yield what objects refer to."""
+        """Yield the references of objects, by number."""
         objects, rules = self.objects, self.rules
         for number in numbers:
             obj = objects[number]
@@ -146,8 +146,8 @@ class Walk:
             yield number, held
 
     def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
-        """Note what objects, by number, refer to."""
-        # A million objects pass through here: nothing is called that need not be.
+        """Number the children of objects, and queue the new ones."""
+        # This loop sees a million objects, so it avoids calls.
         turns, numbers, here = self._turns, self._numbers, len(self.objects)
         for parent, children in found:
             for obj in children:
@@ -189,7 +189,7 @@ class Paths:
         self._named: dict[int, dict[int, Edge]] = {}
 
     def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
-        """Return all ways to an object, the one of its path first; its `kind` if known."""
+        """Return all holders of an object, first that of its path; pass its `kind` if known."""
         first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
         if (key := (first, reached, kind)) not in self._ways:
             every = [n for n in range(reached.bit_length()) if reached >> n & 1]
@@ -199,7 +199,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Sort the objects of one storage so that what a graph saved comes after the rest."""
+        """Sort the objects of one storage so that tensors saved by a graph come last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -222,7 +222,7 @@ class Paths:
         found = [self._walk.roots[-parent - 1].name]
         start = 1
         for edge in reversed(edges):
-            if edge.step.startswith(": "):  # a node of a graph is named, not the way to it
+            if edge.step.startswith(": "):  # a graph's node replaces the path to it
                 found[start:] = [edge.step]
             elif edge.step:
                 found.append(edge.step)
@@ -230,7 +230,7 @@ class Paths:
         return tuple(found)
 
     def parameter(self, number: int) -> tuple[str, ...]:
-        """Return the path of the parameter that an object is kept for; empty if there is none."""
+        """Return the path of the parameter that this state or saved tensor belongs to, or empty."""
         parent = self._walk.parents[number]
         if parent < 0:
             return ()
@@ -240,7 +240,7 @@ class Paths:
         return () if found is None else self.path(found)
 
     def _edge(self, parent: int, child: Any) -> Edge:
-        """Return the edge between two objects; the one that is named first if there are more."""
+        """Return the edge between two objects; if there are several, the first named one."""
         if parent not in self._named:
             found = self._named[parent] = dict[int, Edge]()
             for edge in self._edges(parent):
@@ -249,7 +249,7 @@ class Paths:
         return self._named[parent].get(id(child), unnamed)
 
     def _edges(self, number: int) -> Iterator[Edge]:
-        """Yield everything that an object refers to by a name."""
+        """Yield the named references of an object."""
         obj, parent = self._walk.objects[number], self._walk.parents[number]
         if edges := self._walk.rules[id(type(obj))].edges:
             yield from edges(obj)
@@ -260,7 +260,7 @@ class Paths:
         else:
             yield from (Edge(value, f"[{_key(key)}]") for key, value in _items(obj))
         yield from (Edge(value, f".{name}") for name, value in _items(attributes))
-        # Slots, and C's own members: what a method is bound to, a closure.
+        # Slots, and members defined in C, such as a method's `__self__` or a closure.
         for base in bases_of(type(obj)):
             for name, member in members_of(base).items():
                 if type(member) is types.MemberDescriptorType:
@@ -272,8 +272,8 @@ def _reached(walk: Walk) -> list[int]:
     """Return the roots that reach each object, as bits."""
     parents, others, order = walk.parents, walk.others, range(len(walk.objects))
     found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
-    # Most references go to later objects, so two passes are mostly enough. They go back and forth,
-    # so that both ends of a list that is linked both ways are reached at once.
+    # Most references go to later objects, so two passes usually suffice. The direction alternates,
+    # so that a doubly linked list needs one pass in each direction.
     changed = True
     while changed:
         changed = False
@@ -300,14 +300,14 @@ def _key(key: Any) -> str:
     return repr(key) if id(type(key)) in _PLAIN_KEYS else f"<{class_name(type(key))}>"
 
 
-# -- what classes and torch keep
+# -- references by class, and in torch's C objects
 class _Rule(NamedTuple):
-    """Say when the references of objects of some classes are followed, and which have names."""
+    """For some classes: when an object's references are followed, and which of them have names."""
 
     fits: Callable[[type], bool]
     turn: int
     edges: Callable[[Any], list[Edge]] | None = None
-    below: str | None = None  # the kind of everything below; None if it is that of the above
+    below: str | None = None  # the kind of all objects below; None to inherit
 
 
 def _rules() -> list[_Rule]:
@@ -349,7 +349,7 @@ def module_step(name: str) -> str:
 
 
 def _of_optimizer(optimizer: Any) -> list[Edge]:
-    """Return its parameters, else keys of its state, and what it keeps for each of them."""
+    """Return its parameters (otherwise only keys of its state) and the state of each."""
     held, found = own(optimizer), list[Edge]()
     for n, group in _items(held.get("param_groups")):
         for k, parameter in _items(dict.get(group, "params")):
@@ -380,7 +380,7 @@ def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
             return found
         if function is not None and readable:
             found.append(Edge(function, GRAPH))
-        # torch warns if another tensor than a leaf is asked for its gradient.
+        # torch warns when `grad` is read from a tensor that is not a leaf.
         if (function is None or retains(tensor)) and (held := grad(tensor)) is not None:
             found.append(Edge(held, ".grad", "gradient", tensor))
         return found
@@ -395,7 +395,7 @@ def is_node(kind: type) -> bool:
 
 
 def _of_node(node: Any) -> list[Edge]:
-    """Return what a node of a graph holds: other nodes, the leaf where it ends, what it saved."""
+    """Return the references of a graph's node: next nodes, its leaf if any, and saved tensors."""
     functions = [function for function, _ in node.next_functions if function is not None]
     found = [Edge(each, f": {class_name(type(each))}") for each in functions]
     if type(node).__name__ == _LEAF:
@@ -407,14 +407,14 @@ def _of_node(node: Any) -> list[Edge]:
             several = type(raw) in (tuple, list)
             for n, part in enumerate(raw if several else [raw]):
                 step = f"._saved_{name[len(_RAW) :]}" + f"[{n}]" * several
-                # An older torch gives it only unpacked.
+                # An older torch offers this only unpacked.
                 if (data := getattr(part, "data", None)) is not None:
                     found.append(Edge(data, step, SAVED))
     return found
 
 
 def nearest_leaf(node: Any) -> Any:
-    """Return the leaf that is the fewest steps from a node: for a layer, its parameter."""
+    """Return the leaf nearest to a node; for a layer's node, the layer's parameter."""
     waiting, seen = deque([node]), {id(node): node}
     while waiting and len(seen) < _NODES:
         node = waiting.popleft()
@@ -428,7 +428,7 @@ def nearest_leaf(node: Any) -> Any:
 
 
 def _graphs_can_be_read(torch: Any) -> bool:
-    """Whether no other thread runs a backward pass, which frees the tensors that it has used."""
+    """Whether no other thread runs a backward pass, since that frees saved tensors."""
     backward, here = torch.autograd.graph._engine_run_backward.__code__, threading.get_ident()
     others = [frame for thread, frame in sys._current_frames().items() if thread != here]
     return all(frame.f_code is not backward for each in others for frame, _ in walk_stack(each))

@@ -1,10 +1,10 @@
 """Gather the facts of an out-of-memory error while its frames are alive: figures and holders.
 
-torch's text has all figures, rounded. JAX, TensorFlow and CuPy report the bytes, and not always the
-GPU: then it is where the operands are, or where arrays are made.
+torch's text has all figures, rounded. JAX, TensorFlow and CuPy report the bytes, but not always the
+GPU: without it, the GPU is that of the operands, or the default for new arrays.
 
-What only the frames of the error hold is freed with them, so it is counted by the names in them. No
-code of the user's runs.
+Memory that only the error's frames hold is freed with them, so it is listed under their names. None
+of the user's code runs.
 """
 
 import ast
@@ -43,7 +43,7 @@ from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
 ROUNDED = 0.01
-"""A text is rounded to hundredths of its unit."""
+"""Rounding error of the figures in a text, which has hundredths of a unit."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ _TORCHS = re.compile(
     r"|(?:CUDA|HIP)(?: driver| runtime)? error(?: \(2\)\s*)?:? *out of memory"
     r"|CUDA ran out of memory"
     r"|(?:CUDNN|CUBLAS|CUSOLVER|HIPBLAS|CUFFT)\w*_ALLOC_FAILED"
-    # What cuBLAS says where nothing is left for its workspace.
+    # cuBLAS's error if no memory is left for its workspace.
     r"|CUBLAS_STATUS_NOT_INITIALIZED.*cublasCreate"
 )
 _SIZE = r"([\d.]+ (?:bytes|[KMGT]iB))"
@@ -146,9 +146,9 @@ _NO_POOL = {
     "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
-# A row of memory that was allocated at the error and is free now: no name held it yet.
+# Row of temporary memory: allocated at the time of the error, bound to no name, free now.
 _ON_THEIR_WAY = "results on their way"
-# A holder below this part of the GPU's memory is not worth a line.
+# A holder of less than this share of the GPU's memory is not shown.
 _WORTH = 0.05
 
 
@@ -178,21 +178,21 @@ class OutOfMemoryState:
         now = _frames_of(_without(self._chain, handled))
         self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
         self._handled = [frame for frame in _frames_of(handled) if frame not in now]
-        # Our own objects may not be found as holders.
+        # gpumagic's own objects must not appear as holders.
         ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
         self._closed = [*ours, *self._chain, *tracebacks(error), *_frames_of(self._chain)]
 
     # -- holders
     @cached_property
     def storages(self) -> list[FoundStorage]:
-        """List every storage held now on the GPU, with its paths."""
+        """List every storage that is on the GPU now, with its path."""
         earlier = [Root("an earlier exception", each, EXCEPTION) for each in self._earlier]
         roots, closed, allocator = [*earlier, *self._locals()], self._closed, self._allocator
         found = find(self.namespace, after=roots, closed=closed, allocator=allocator, paths=True)
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield the names in the error's frames: each of the user's, the others together."""
+        """Yield the names in the error's frames: those of the user's, and one for all others."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -200,7 +200,7 @@ class OutOfMemoryState:
             yield Root(path, [dict(frame.f_locals) for frame in frames], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
-        """Return a frame's variable as the table names it: ``"x"`` at the top of a cell."""
+        """Return the table's name for a frame's variable: ``"x"`` at the top of a cell."""
         return name if frame.at_top else f"{self._exception}: {frame.code.co_name}, {name}"
 
     @cached_property
@@ -219,7 +219,7 @@ class OutOfMemoryState:
             made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
             kind = memory_report.TEMPORARY
             rows = (*rows, MemoryHolder(_ON_THEIR_WAY, kind, self.name, gone, made))
-        # Names in the frames of this error are no other holders that one could delete.
+        # Names in this error's frames are no aliases, because the user cannot delete them.
         names = {*self.namespace, *KeptOutputs(self.namespace).numbered()}
         rows = tuple(replace(r, aliases=tuple(a for a in r.aliases if a in names)) for r in rows)
         said = ["free", "allocated", "reserved", "others", *["total"] * (now.total is None)]
@@ -229,7 +229,7 @@ class OutOfMemoryState:
 
     @property
     def operands(self) -> list[Any]:
-        """Return the values that the failed statement names, and those in torch's frames below."""
+        """Return the values named in the failed statement, and those in torch's frames below it."""
         nodes = ast.walk(self.rests[0].failed or ast.Pass())
         names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         found = [self.frames[0].scope.name(name) for name in names]
@@ -238,38 +238,38 @@ class OutOfMemoryState:
 
     @property
     def optimizer(self) -> Any:
-        """Return the optimizer that was making its state, in its first step; None if none was."""
+        """Return the optimizer that was creating its state in its first step, or None."""
         begun = (f for f in self._libraries if f.f_code.co_name == "_init_group")
         return next((frame.f_locals.get("self") for frame in begun), None)
 
     # -- figures
     @cached_property
     def most(self) -> int:
-        """Return the bytes that its framework has taken, plus the driver's free ones."""
+        """Return the bytes reserved by the error's framework, plus the driver's free bytes."""
         return (self.device.free or 0) + (self.device.reserved or 0)
 
     @cached_property
     def limit(self) -> int | None:
-        """Return the bytes that its framework may take in this process; None if unknown."""
+        """Return the framework's limit in this process, in bytes; None if unknown."""
         library, pools = self.shortage.library, self.device.pools
         own = (pool.limit for pool in pools if pool.framework == library)
         return self.shortage.total if library == TORCH else next(own, None)
 
     @property
     def capacity(self) -> int:
-        """Return the bytes that its framework can have."""
+        """Return the bytes available to the error's framework, those in use included."""
         return self.most if self.limit is None else min(self.most, self.limit)
 
     @cached_property
     def short_by(self) -> int:
-        """Return the bytes to free for the request to fit, if they are in one piece."""
+        """Return the bytes to free so that the request fits, if free memory is contiguous."""
         return self.wanted - (self.capacity - (self.device.allocated or 0))
 
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
-        """Yield memory that is there and that this request cannot have: bytes, why, what to do."""
+        """Yield memory that exists but that this request cannot use: bytes, why, what to do."""
         yield from self._limited()
         device, library = self.device, self.shortage.library
-        # Enough is unallocated, but not in one piece. The figures are rounded.
+        # Enough memory is unallocated, but fragmented. The figures are rounded.
         if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
             unused = (device.reserved or 0) - (device.allocated or 0)
             pieces = f"in pieces too small for {size(self.wanted)} at once"
@@ -291,12 +291,12 @@ class OutOfMemoryState:
         if self.limit is None:
             return
         who, total = self.shortage.library, self.device.total or 0
-        if who == TORCH:  # or the driver, which then says the same limit
+        if who == TORCH:  # or the driver, which then reports the same limit
             of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
         beyond, least = self.most - self.limit, ROUNDED
-        if who == _DRIVER:  # which then has less free, too; it keeps 3 % of a T4 for itself
+        if who == _DRIVER:  # its free bytes shrink too; it reserves 3 % of a T4
             beyond, least = total - self.limit, 0.1
             why = why.replace(f"{who} may take", "this process may have")
             why = f"{why}, by a limit of MPS, of its container or of the vGPU"
@@ -304,12 +304,12 @@ class OutOfMemoryState:
             yield beyond, why, _NO_LIMIT.get(who, "")
 
     def worth(self, nbytes: int) -> bool:
-        """Whether freeing or saving this many bytes is worth a line."""
+        """Whether freeing or saving this many bytes is worth showing."""
         return nbytes >= max(min(self.short_by, _WORTH * self.capacity), 1)
 
     @property
     def held(self) -> int:
-        """Return the bytes that remain when this error's frames are gone, unreached ones too."""
+        """Return the bytes still allocated without this error's frames, unreached ones included."""
         kind = memory_report.UNREACHED
         unreached = sum(row.nbytes for row in self.device.holders if row.kind == kind)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
@@ -321,7 +321,7 @@ class OutOfMemoryState:
 
     @property
     def kept(self) -> int:
-        """Return the bytes that `%gpufree` frees, except the ones held by this error."""
+        """Return the bytes that `%gpufree` frees, apart from this error's."""
         kinds = {*memory_report.KEPT}
         kept = (each for each in self.storages if kinds.issuperset(way.kind for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
@@ -329,7 +329,7 @@ class OutOfMemoryState:
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
         """Return the bytes that only these holders hold, or only the graphs below one of them."""
         by = set(names)
-        # With `in_frames`, the error's frames hold what they held at the moment.
+        # With `in_frames`, the error's frames count as holders like any other.
         every = by if in_frames else by | self._frames
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
@@ -346,7 +346,7 @@ class OutOfMemoryState:
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """Return the row that a loop binds, collects in or makes in its lines; empty if unknown."""
+        """Return the row that a loop binds, adds to or allocates in its lines; empty if unknown."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
         kinds = {name: type(rest.frame.scope.name(name)) for name in read}
@@ -358,7 +358,7 @@ class OutOfMemoryState:
         return next(rows, "")
 
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
-        """Whether the lines of a loop, or what they call, made something."""
+        """Whether the lines of a loop, or code that they call, made this allocation."""
         if made is None:
             return False
         loop, cells = rest.loops[0], {label(frame.filename) for frame in self.frames}
@@ -367,13 +367,13 @@ class OutOfMemoryState:
         return here or made.ran_in.partition(",")[0] in cells
 
     def let_go(self) -> None:
-        """Empty the frames of this error, in a copy of this process."""
-        if self.optimizer is not None:  # with a part of its state no step can be made
+        """Clear the frames of this error, in a forked copy of this process."""
+        if self.optimizer is not None:  # incomplete state would make its next step fail
             self.optimizer.state.clear()
         for frame in _frames_of(self._chain):
-            with suppress(RuntimeError):  # it runs: nothing has failed in it
+            with suppress(RuntimeError):  # a running frame, in which nothing failed
                 frame.clear()
-                frame.f_locals  # noqa: B018  before Python 3.13 what was read of it is kept
+                frame.f_locals  # noqa: B018  before Python 3.13 this drops the frame's copy
 
 
 def _without(errors: Iterable[BaseException], others: list[BaseException]) -> list[BaseException]:

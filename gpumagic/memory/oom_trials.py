@@ -1,8 +1,8 @@
-"""Run the code again by dry runs, from the state after an out-of-memory error.
+"""Repeat the failed code in dry runs, from the state after an out-of-memory error.
 
-A dry run follows the innermost loop around the failing statement for two passes, or the whole cell:
-its peak is what the code needs, and what the second pass adds is what each pass keeps. All runs in
-forked copies of this process.
+A dry run follows the innermost loop around the failing statement for two passes, or the whole cell.
+Its peak is the code's need; the memory that the second pass adds is what each pass keeps. Dry runs
+are in forked copies of this process.
 """
 
 import ast
@@ -24,17 +24,17 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# For one dry run, and for all of one error together.
+# Time limits: for one dry run, and for all dry runs of an error.
 _LIMIT_S, _PATIENCE_S = 20.0, 60.0
 _MARGIN = 0.05
-# The part of its need that a pass keeps for good; less is only a number, such as its loss.
+# Share of the need from which a pass keeps much; less is only a number, such as its loss.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
 
 
 class Need(NamedTuple):
-    """Record what a dry run needed and what each pass of its loop keeps, in bytes."""
+    """Record the bytes that a dry run needed, and the bytes that each pass of its loop keeps."""
 
     most: int
     grows: int | None = 0  # None if unknown
@@ -51,25 +51,25 @@ class Trials:
 
     @cached_property
     def whole(self) -> "CodeTrial | None":
-        """The outermost trial that runs out of memory as the cell did; None if none does."""
+        """The outermost trial that runs out of memory like the cell, or None."""
         return next((trial for trial in reversed(self.every) if trial.lacking > 0), None)
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
-        """The innermost loop that keeps more with each pass; None if none does."""
+        """The innermost loop whose memory grows with each pass, or None."""
         return next((trial for trial in self.every if trial.grows_much), None)
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
-        """Return the trials of the frames that called a trial's, the innermost first."""
+        """Return the trials of a trial's calling frames, the innermost first."""
         return self.every[self.every.index(trial) + 1 :]
 
     @property
     def best(self) -> "CodeTrial | None":
-        """Return the trial on which changes are tried; None if none runs out of memory."""
+        """Return the trial to which changes are applied; None if none runs out of memory."""
         return self.loop or self.whole
 
     def follow(self, space: dict[str, Any], prepare: Any) -> "DryRun | None":
-        """Make a dry run; None if there is no fork here, after Ctrl-C, or if others took long."""
+        """Make a dry run; None without `fork`, after Ctrl-C, or if earlier ones took too long."""
         from gpumagic.dryrun.follow_code import Subject, dry
 
         if time.monotonic() > self._until:
@@ -79,13 +79,13 @@ class Trials:
             return dry(Subject(space, [], prepare, None, False, _LIMIT_S))
         except GpuError:
             return None
-        except KeyboardInterrupt:  # whoever waits has seen enough
+        except KeyboardInterrupt:  # no further dry runs
             self._until = 0.0
             return None
 
 
 class CodeTrial:
-    """Measure how many bytes one frame's code needs of the GPU that was short of memory."""
+    """Measure the need of one frame's code, in bytes on the GPU that was short of memory."""
 
     def __init__(self, trials: Trials, rest: RestOfCode) -> None:
         self._trials, self._state = trials, trials.state
@@ -93,17 +93,17 @@ class CodeTrial:
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # The tree's own list, in which a replacement stands while it is tried.
+        # The tree's own list, into which a replacement is put during its trial.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         """The statements that a dry run follows."""
-        # A dry run follows no other framework.
+        # A dry run can only follow torch.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = _compiled(self.code, self.frame) if is_torchs else None
 
     @cached_property
     def stale(self) -> set[str]:
-        """The names that the failed run of this code bound, and that it binds again unread."""
-        if not self.frame.at_top:  # a dry run makes passes, but not the loop's own values
+        """Names that the failed run of this code bound, and that a rerun binds before reading."""
+        if not self.frame.at_top:  # a dry run does not assign the loop's variables
             return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
 
@@ -119,15 +119,15 @@ class CodeTrial:
         room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
-        else:  # what the function was given, and nothing else has
+        else:  # arguments that nothing else holds
             room -= state.alone([state.local(self.frame, name) for name in self.names])
         # On a real GPU, workspaces and fragments take some.
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
     def need(self) -> Need | None:
-        """What the code needs as it is; None if it cannot be followed."""
-        # What a module's `forward` keeps, its backward pass frees.
+        """The need of the unchanged code; None if it cannot be followed."""
+        # Memory that a module's `forward` keeps is freed by its backward pass.
         around = (self, *self._trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
@@ -138,11 +138,11 @@ class CodeTrial:
 
     @property
     def grows_much(self) -> bool:
-        """Whether a loop keeps so much with each pass that a smaller batch would not help."""
+        """Whether each pass of a loop keeps too much for a smaller batch to help."""
         return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
     def fits(self, need: Need | None, gives: int = 0) -> bool | None:
-        """Whether the cell then runs to its end with `gives` freed; None if a pass is unknown."""
+        """Whether the cell runs to its end once `gives` bytes are freed; None if unknown."""
         if need is None:
             return None
         if need.most > self.room + gives:
@@ -152,7 +152,7 @@ class CodeTrial:
         return steady or None
 
     def _is_steady(self, need: Need | None) -> bool:
-        """Whether no loop here keeps more with each pass; only the innermost one is followed."""
+        """Whether memory stays constant over passes; only the innermost loop is followed."""
         loops = self.rest.loops
         if len(loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
             return False
@@ -166,10 +166,10 @@ class CodeTrial:
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
-        """Return what the code needs with a change; None if it cannot be followed.
+        """Return the need of the changed code; None if it cannot be followed.
 
-        A change is other values of some `names`, names and what each pass is to `keep` of their
-        values, a context `within` which the code runs, or a replacement.
+        A change is one of: other values of some `names`; what each pass is to `keep` of the values
+        of some names; a context `within` which the code runs; a replacement `form`.
         """
         compiled = self._compiled
         if form is not None:
@@ -187,7 +187,7 @@ class CodeTrial:
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
-                changed.clear()  # else what the code lets go would be held here
+                changed.clear()  # else this would keep alive the values that the code frees
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
                     for context in (*self._contexts(), within()):
@@ -206,11 +206,11 @@ class CodeTrial:
         return Need(most, grows if self._loop else 0)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
-        """Yield for each pass, and note what is held after it."""
+        """Yield for each pass, and note the allocated bytes after it."""
         names, change = keep
         for name in names:  # an operator in place would extend the graph of all passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
-        # What the loop gives each pass, which may assign it: `batch = batch.cuda()`.
+        # The loop's variables, reset for each pass, which may assign them: `batch = batch.cuda()`.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         given = {n: space[n] for n in targets if not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
@@ -219,20 +219,20 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # The next number, as for a key of a cache.
+            # An integer counts up, as it may be the key of a cache.
             given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
 
     def _contexts(self) -> Iterator[Any]:
-        """Make torch's contexts that were entered before this code, the outermost first."""
+        """Recreate torch's contexts that are entered before this code, the outermost first."""
         for each in reversed(self._trials.around(self)):
             yield from _contexts(each.rest.failed, each.frame)
         yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """Return `space`; in a dry run of a cell, the notebook's namespace with its values."""
+        """Return `space`; in a dry run of a cell, the notebook's namespace with these values."""
         if not self.frame.at_top:
             return space
-        # No other namespace may hold what the code assigns again.
+        # No other namespace may refer to values that the code replaces.
         namespace = self._state.namespace
         for name in namespace.keys() - space.keys():
             del namespace[name]
@@ -243,7 +243,7 @@ class CodeTrial:
 
 
 def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
-    """Compile code as the body of a loop over `_PASSES`; None if it cannot run by itself."""
+    """Compile code as the body of a loop over `_PASSES`; None if it cannot run alone."""
     tree = ast.parse(f"for {_PASSES}_ in {_PASSES}: pass")
     tree.body[0].body = code  # type: ignore[attr-defined]
     with suppress(SyntaxError):  # a `return`, a `yield`, an `await`
@@ -253,7 +253,7 @@ def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
 
 
 def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
-    """Make torch's contexts around a node in its function, and its function's decorators."""
+    """Recreate torch's contexts around a node in its function, and the function's decorators."""
     around = [start, *parents(start)] if start is not None else []
     function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
     for node in reversed(around if function is None else around[: function + 1]):

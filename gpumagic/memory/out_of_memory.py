@@ -17,11 +17,11 @@ class Lever:
     Attributes
     ----------
     do : str
-        What to type or to change; code stands between back-ticks.
+        The command to type or the change to make, with code in back-ticks.
     gives : int or None
-        The bytes that it frees or saves; None if unknown.
+        The bytes that the change frees or saves; None if unknown.
     fits : bool or None
-        Whether the cell then runs to its end, by a dry run or by the figures; None if unknown.
+        Whether the cell then runs to its end, from a dry run or the figures; None if unknown.
     """
 
     do: str
@@ -36,23 +36,23 @@ class OutOfMemory(Shown):
     Attributes
     ----------
     expression, line, label : str, int, str
-        What failed, as the user wrote it, in which line of which cell or file.
+        The failed expression as the user wrote it, its line, and its cell or file.
     wanted : int or None
-        The bytes that were asked for at once.
+        The bytes of the failed request.
     device : DeviceMemory
-        The GPU's figures at that moment, and who holds its memory, the largest first.
+        The GPU's figures at that moment, and the holders of its memory, the largest first.
     reason : str
         Why there was too little, in one sentence.
     levers : tuple of Lever
-        What would help: first what lets the cell fit, and of these first what costs the least.
+        Changes that would help: first those that let the cell fit, the cheapest of them first.
     traceback_holds : int
-        The bytes that only the frames of this error hold; `fits` counts on their being freed.
+        The bytes that only the frames of this error hold; `fits` assumes that they are freed.
     adds : int or None
-        The bytes that each pass of a loop keeps for good; None if there is no such loop.
+        The bytes by which each pass of a loop increases memory; None if no loop does.
     adds_to : str
         The row of `device.holders` that keeps them; empty if unknown.
     stale : tuple of str
-        Variables that this code bound before it failed; `fits` counts on their being freed too.
+        Variables that this code bound before it failed; `fits` assumes that they are freed too.
     """
 
     expression: str
@@ -69,7 +69,7 @@ class OutOfMemory(Shown):
 
 
 _HOLDERS = 5
-# A share of the allocated memory: less in a traceback is not worth a word.
+# A traceback is mentioned only if it holds at least this share of the allocated memory.
 _LEAST = 0.01
 _FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
@@ -116,7 +116,7 @@ def _figures(found: OutOfMemory) -> str:
 
 
 def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
-    """The largest holders; of the one that a loop adds to, what each pass adds."""
+    """The largest holders; the row that a loop adds to shows the bytes per pass."""
     shown = min(_HOLDERS, memory_report.folded_rows(found.device))
     columns = memory_report.holder_columns(found.device, shown, html=html)
     if columns and found.adds and found.adds_to:
@@ -141,7 +141,7 @@ def _plain(text: str) -> str:
 
 
 def _title(found: OutOfMemory) -> str:
-    """Return the line above the levers, or instead of them; empty if nothing helps."""
+    """Return the line above or instead of the levers; empty if nothing helps."""
     held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
     after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""

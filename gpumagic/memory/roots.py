@@ -1,8 +1,8 @@
-"""List the roots from which memory is held, in the order of the report.
+"""List the roots that keep memory alive, in the order of the report.
 
-First the notebook's variables, then what Python and IPython keep of finished cells (errors,
-outputs), then what runs now, and the user's modules. What none of them reaches is followed
-backwards: either something else holds it, or it is a cycle.
+First come the notebook's variables, then the errors and outputs of finished cells that Python and
+IPython keep, then the running functions and the user's modules. The referrers of unreached objects
+are searched: either something else holds the object, or it is in a cycle.
 """
 
 import gc
@@ -25,7 +25,7 @@ _UNDERSCORES = ("_", "__", "___")
 
 
 def kept_errors() -> list[BaseException]:
-    """The exceptions that are kept for `%debug` and `%tb`, each once."""
+    """Return the exceptions that are kept for `%debug` and `%tb`, each once."""
     result = getattr(shell(), "last_execution_result", None)
     found = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
     found.append(getattr(result, "error_in_exec", None))
@@ -33,7 +33,7 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> str:
-    """Release the kept exceptions and the frames of the one handled now; return what they were."""
+    """Release kept exceptions and clear the handled one's frames; return their description."""
     handled, ipython = sys.exc_info()[1], shell()
     kept = [*kept_errors(), *([handled] if handled is not None else [])]
     places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)
@@ -70,7 +70,7 @@ class KeptOutputs:
         hook = getattr(self._shell, "displayhook", None)
         kept = {f"_{number}": value for number, value in self._out.items()}
         kept |= {name: getattr(hook, name, None) for name in _UNDERSCORES}
-        # A user may have assigned `_` or `_5`, which then is a variable as any other.
+        # If the user has assigned `_` or `_5`, it is an ordinary variable.
         ours = {name for name, value in kept.items() if namespace.get(name, self) is value}
         self._names = ours | {"_oh", "Out"}
 
@@ -84,11 +84,11 @@ class KeptOutputs:
         return found
 
     def has(self, name: str) -> bool:
-        """Whether a name is one of IPython's for outputs: `Out`, `_5`, `_`."""
+        """Whether a name is one of IPython's names for outputs: `Out`, `_5`, `_`."""
         return name in self._names
 
     def drop(self, names: list[str]) -> None:
-        """Keep those of `numbered` no longer, under any of their names."""
+        """Release these outputs of `numbered`, under all their names."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
         spaces = self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})
@@ -105,7 +105,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Python's import machinery, which refers to whatever imported a module.
+# Attributes of Python's import machinery, which refers to the importer of a module.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(ModuleType)["__dict__"].__get__
 
@@ -119,13 +119,13 @@ class Roots:
         modules = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
         self._modules = {name: _module_names(module) for name, module in modules}
         innermost = sys._current_frames()
-        # A frame that holds itself stays until it is collected.
+        # Start at the caller: a list that holds its own frame stays until it is collected.
         innermost[threading.get_ident()] = sys._getframe(1)
         every = [frame for each in innermost.values() for frame, _ in walk_stack(each)]
         self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
 
     def closed(self) -> list[Any]:
-        """Objects that reach everything: each is a root, and no path passes through it."""
+        """Return objects that reach everything; each is a root, and no path passes through it."""
         out = self._namespace.get("_oh")
         return [self._namespace, out, sys.modules, *self._modules.values(), *self._frames]
 
@@ -146,7 +146,7 @@ class Roots:
         return names is not None and is_users(names.get("__file__"))
 
     def _variables(self) -> Iterator[list[Root]]:
-        """Yield modules and classes before what refers to their parts, optimizers last."""
+        """Yield modules and classes first, as others refer to their parts; optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
         outputs = KeptOutputs(self._namespace)
@@ -166,7 +166,7 @@ class Roots:
         return [Root(name, value, OUTPUT) for name, value in found.items()]
 
     def _running(self) -> Iterator[Root]:
-        """The variables of the user's functions that run now; libraries' frames lead far."""
+        """Yield variables of the user's running functions; libraries' frames reach too much."""
         for frame in self._frames:
             code, name = frame.f_code, f"{frame.f_code.co_name}(), which runs now"
             if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # not a cell's top
@@ -182,11 +182,11 @@ class Roots:
 
 
 def _local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return the names of a function's frame, without making it keep more than before."""
+    """Return the variables of a function's frame, without new references from the frame."""
     seen = frame.f_locals
     names = dict(seen)
-    # Until Python 3.13 a frame keeps the dictionary that it was asked for; `locals()` of the
-    # user's own is that dictionary, too, and is then held by somebody else.
+    # Until Python 3.13 a frame keeps the dictionary that `f_locals` returned. The user's `locals()`
+    # returns the same dictionary, so it is cleared only if nothing else refers to it.
     held_by_frame_and_us = 3
     if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
         seen.clear()
@@ -194,7 +194,7 @@ def _local_variables(frame: FrameType) -> dict[str, Any]:
 
 
 def _exceptions(ipython: Any) -> Iterator[Root]:
-    """Yield the errors that are kept, or handled now."""
+    """Yield the kept errors and the handled one."""
     shown = own(getattr(ipython, "InteractiveTB", None))
     traces = getattr(sys, "last_traceback", None), shown.get("tb")
     for each in (*kept_errors(), sys.exc_info()[1], *traces):
@@ -204,19 +204,19 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
     yield Root("%debug", own(shown.get("pdb")), EXCEPTION)
 
 
-# -- what no root reaches
+# -- objects that no root reaches
 ELSEWHERE = "held by C++, a library, or running code"
 CYCLE = "a reference cycle that is not collected yet"
 
 
 def walk_unreachable(walk: Walk, missing: set[int]) -> None:
-    """Find what keeps tensors (by id) alive that no near root reaches, backwards through the heap.
+    """Find the holders of tensors (by id) that no near root reaches, by searching their referrers.
 
-    The rule is the collector's: an object with more references than other objects account for is
-    held from elsewhere, such as by C++. Everything else is a cycle that waits to be collected.
+    As in the collector, an object with more references than other objects account for is held from
+    elsewhere, such as by C++. All other objects are in cycles that are not collected yet.
     """
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
-    above = defaultdict[int, list[int]](list)  # the referrers of each object, all by their ids
+    above = defaultdict[int, list[int]](list)  # the referrers of each object, by id
     for key in objects:
         for child in map(id, gc.get_referents(objects[key])):
             if child in objects:
@@ -226,7 +226,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
         if (key := todo.pop()) not in leading:
             leading[key] = None
             todo += above[key]
-    # An object that nobody else holds shows how many references are this search's.
+    # A new object shows how many references this search itself holds.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]

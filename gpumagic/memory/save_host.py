@@ -1,6 +1,6 @@
-"""Report what is left of a notebook whose CUDA is dead, and write it to a file.
+"""Report which variables remain usable after CUDA has died, and write them to a file.
 
-Nothing here calls CUDA: of a tensor on a GPU only its device is read.
+Nothing here calls CUDA: only the device of a tensor on a GPU is read.
 """
 
 import os
@@ -18,7 +18,7 @@ from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import own_variables
 
-# The notebook's text has these.
+# These are saved in the notebook file.
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -35,8 +35,8 @@ def what_is_left(death: Death) -> str:
 def save_host(path: str = "rescue.pt") -> None:
     """Write copies of the notebook's host variables to a file that `torch.load` reads.
 
-    It needs no CUDA, for a kernel in which CUDA is dead. Variables that hold anything on a GPU or
-    cannot be pickled are left out, and named. `GpuError` if there is nothing to write.
+    CUDA is not used, so this works after CUDA has died. Variables that hold anything on a GPU or
+    cannot be pickled are skipped, and named. `GpuError` if there is nothing to write.
     """
     with library_needed("torch", "save_host()", '"gpumagic[torch]"'):
         import torch
@@ -59,7 +59,7 @@ def save_host(path: str = "rescue.pt") -> None:
 
 
 def _sorted() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the user's variables on the host, and the ones with something on a GPU."""
+    """Return the user's variables on the host, and those with tensors or arrays on a GPU."""
     hidden = getattr(shell(), "user_ns_hidden", {})
     safe, lost = dict[str, Any](), dict[str, Any]()
     for name, value in own_variables(user_namespace()).items():

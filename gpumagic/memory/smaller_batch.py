@@ -1,4 +1,4 @@
-"""Search the largest batch that fits: of tensors' rows, or a number that is named as a size."""
+"""Search the largest batch that fits: fewer rows of tensors, or a lower number named as a size."""
 
 import ast
 import math
@@ -16,19 +16,19 @@ from gpumagic.usercode.frames import block_of, stored
 from gpumagic.usercode.values import is_module, is_tensor
 from gpumagic.usercode.variables import names_read
 
-# Half a batch needs about half of the memory. If it needs more, it does not decide; if less,
-# samples are paired with each other, and a smaller batch computes something else.
+# Half a batch needs about half of the memory. If it needs more, the batch hardly matters; if less,
+# the code combines pairs of samples, and a smaller batch computes another result.
 _PAIRED, _DECIDES = 0.4, 0.8
-# The reported number is at most this far below the largest that fits. A closer one would cost dry
-# runs, and depends on fragmentation. On a real GPU there is a margin besides.
+# The reported number is at most this share below the largest that fits. A closer number would cost
+# dry runs, and depends on fragmentation. A real GPU gets a larger margin.
 _NEAR, _NEAR_REAL = 0.05, 0.1
-# A number that may be lower: the size of a batch, of a part, or of a sequence.
+# Names of numbers that may be lowered: the size of a batch, a chunk or a sequence.
 _SIZE = re.compile(r"batch|chunk|seq|context|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the largest batch that fits, in the innermost frame that makes a whole step."""
+    """Propose the largest batch that fits, in the innermost frame that runs a whole step."""
     for trial in t.every if t.loop is None else ():
         found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.lacking > 0 else []
         yield from found
@@ -40,7 +40,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
     count = len(trial.names[names[0]])
-    # A number that is the batch's size, as in `torch.zeros(batch_size)`.
+    # Numbers equal to the batch's size, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
 
     def tried(number: int) -> Need | None:
@@ -76,7 +76,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Search the largest number that fits; half of it needs at least this part of the need."""
+    """Search the largest number that fits, if half of it needs the share `least` or more."""
     from gpumagic.fitting.fit_search import largest
 
     @cache
@@ -88,7 +88,7 @@ def _largest(
     if need is None or not least <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
         return
     near = _NEAR if s.device.virtual else _NEAR_REAL
-    # One sample alone is refused by a layer that normalizes over them.
+    # A layer that normalizes over samples refuses a single one.
     values = range(1 if math.isfinite(needed(1)) else 2, count)
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
@@ -98,7 +98,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the largest tensor that a model reads as a whole, and others with as many samples."""
+    """Return the largest tensor that a model reads as a whole, and all with as many samples."""
     every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
@@ -110,7 +110,7 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
 
 
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
-    """Whether code takes rows of these tensors, or cuts batches from any by itself."""
+    """Whether code indexes these tensors, or already cuts batches from any tensor."""
     for node in (node for stmt in code for node in ast.walk(stmt)):
         part = getattr(node, "iter", None)
         if isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _CUTS:

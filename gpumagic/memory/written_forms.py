@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form may span statements: a name is looked up in the assignments before it. The replacement is
-put in their place, for a dry run to try.
+A form may span statements: names are looked up in the assignments before them. The replacement
+takes the place of these statements, and a dry run tries it.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-# -- the table: functions, methods and operators by one name; a letter is any expression
+# -- forms: one name for function, method and operator; a letter matches any expression
 _EXPANDED = {
     "repeat(x, n, 1)": "x.expand(n, -1)",
     "repeat(x, n, 1, 1)": "x.expand(n, -1, -1)",
@@ -31,13 +31,13 @@ _DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)
 _SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
 _MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
 _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
-# A row of these results needs one row of `x`.
+# A row of these results depends on one row of `x`.
 _PAIRS = {"cdist(x, y)": "torch.cdist(rows, y)", "matmul(x, y)": "(rows @ y)"}
 _REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
 
 
 def _forms() -> Iterator[tuple[str, str]]:
-    """Yield each form, and what gives the same with less memory."""
+    """Yield each form, and a replacement with the same result and less memory."""
     yield from _EXPANDED.items()
     for (distance, new), difference in product(_DISTANCES.items(), _DIFFERENCES):
         yield distance.format(difference), new
@@ -71,7 +71,7 @@ class Form(NamedTuple):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the replacement stand in the tree within."""
+        """Put the replacement into the tree within the block."""
         before, last = [*self.block], self.old[-1]
         new = ast.copy_location(ast.parse(self.new).body[0], last)
         kept = (each for each in before if each is last or each not in self.old)
@@ -83,7 +83,7 @@ class Form(NamedTuple):
 
 
 def forms(rest: RestOfCode) -> Iterator[Form]:
-    """Yield the replacements of code that the failed statement belongs to."""
+    """Yield replacements for the code around the failed statement."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -107,7 +107,7 @@ def _expression(text: str) -> Any:
 
 
 class _Swap(ast.NodeTransformer):
-    """Put other nodes in the place of some."""
+    """Replace the nodes for which `change` returns a node."""
 
     def __init__(self, change: Callable[[Any], ast.AST | None]) -> None:
         self._change = change
@@ -117,7 +117,7 @@ class _Swap(ast.NodeTransformer):
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
-    """Read `x[:, None]` as the operation that it is."""
+    """Read `x[:, None]` as `unsqueeze` and its operands."""
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     written = [ast.unparse(each) for each in index]
     if {*written} <= {"None", ":"} and written.count("None") == 1:
@@ -126,17 +126,17 @@ def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
 
 
 class _Reader:
-    """Compare an expression with a form, and write its replacement."""
+    """Match an expression against a form, and write its replacement."""
 
     def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
         self._frame, self._block, self._at = frame, block, at
         self.used = {at}
-        # By the letters of the form, and the statement where each is written.
+        # The expression of each of the form's letters, and the index of its statement.
         self._found: dict[str, tuple[ast.expr, int]] = {}
-        self._last = set[str]()  # how the last dimension is written
+        self._last = set[str]()  # spellings of the last dimension
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
-        """Whether an expression in the statement `at` has a form; note what its letters are."""
+        """Whether an expression in the statement `at` matches a form; record its letters."""
         if isinstance(form, ast.Name):
             known, _ = self._found.setdefault(form.id, (node, at))
             is_meant = form.id != "i" or _MINUS_INFINITY.search(ast.unparse(node)) is not None
@@ -149,7 +149,7 @@ class _Reader:
         return alike and all(self.fits(*each, at) for each in zip(form.args, args, strict=True))
 
     def is_same(self, new: str) -> bool:
-        """Whether the dimensions are those for which a replacement gives the same."""
+        """Whether a replacement gives the same result for the operands' dimensions."""
         known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
         dims = {letter: value.dim() for letter, value in known.items() if is_tensor(value)}
         of_rows = "expand" in new or {dims.get("x", 2), dims.get("y", 2)} == {2}
@@ -157,7 +157,7 @@ class _Reader:
         return of_rows and self._last <= {"-1", str(last)}
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
-        """Return the name of an operation, its operands, and the statement that has them."""
+        """Return an operation's name, its operands, and the index of their statement."""
         if isinstance(node, ast.Name):
             made = next((n for n in reversed(range(at)) if node.id in stored(self._block[n])), at)
             if isinstance(getattr(self._block[made], "targets", [None])[0], ast.Name) and made < at:
@@ -174,7 +174,7 @@ class _Reader:
         return "", [], at
 
     def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
-        """Return a function's name and its arguments; a method's object is the first one."""
+        """Return a function's name and its arguments, with a method's object as the first."""
         given = [*node.args, *(key.value for key in node.keywords)]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         name = type(value).__name__.lower()
@@ -186,23 +186,23 @@ class _Reader:
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
         if name == "transpose":
-            del given[1:]  # the last two dimensions, else it is no product with queries
+            del given[1:]  # any other dimensions would not be attention
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
     def filled(self, new: str) -> ast.expr:
-        """Return a replacement with the expressions that its letters are."""
+        """Return a replacement with expressions in place of its letters."""
         known = {letter: node for letter, (node, _) in self._found.items()}
         is_there = getattr(self._frame.scope.name("F"), "__name__", "") == "torch.nn.functional"
         text = new if is_there else new.replace("F.", "torch.nn.functional.")
         query = self._frame.scope.value(known.get("q", ast.Pass()))
-        if is_tensor(query) and query.dim() == 3:  # the kernels without scores take four
+        if is_tensor(query) and query.dim() == 3:  # fused attention kernels require four dimensions
             text = text.replace("(q, k, v", "(q[None], k[None], v[None]") + "[0]"
         filled: ast.expr = _Swap(lambda n: known.get(getattr(n, "id", ""))).visit(_expression(text))
         return filled
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
-        """Yield a replacement, if what it reads has the same values where it stands."""
+        """Yield a replacement, if the names that it reads have unchanged values at its place."""
         for read, at in self._found.values():
             names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
@@ -219,7 +219,7 @@ class _Reader:
         yield Form(do, text, old, self._block)
 
     def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: ast.AST) -> bool:
-        """Whether a name that a statement binds is read by other statements than these."""
+        """Whether statements other than `used` read a name that a statement binds."""
         inside, names = {id(node) for each in used for node in ast.walk(each)}, stored(made)
         read = (n for n in ast.walk(within) if isinstance(n, ast.Name))
         return any(
@@ -227,7 +227,7 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """`x = torch.cat([x, y])` in a loop that reads `x` nowhere else."""
+        """Yield a list for `x = torch.cat([x, y])` in a loop that does not read `x` otherwise."""
         made = self._block[self._at]
         call: Any = getattr(made, "value", None)
         name, args, _ = self.call(call, self._at)
@@ -242,9 +242,9 @@ class _Reader:
             yield Form(do, new, [made], self._block)
 
 
-# -- functions with the replacement
+# -- functions that contain the replacement
 def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
-    """Return the functions whose code a frame runs, with their code from the tree as it is now."""
+    """Return the functions whose code a frame runs, with code recompiled from the changed tree."""
     code = frame.code
     functions = [f for f in gc.get_referrers(code) if type(f) is FunctionType]
     waiting = [compile(frame.tree or "", frame.filename, "exec", dont_inherit=True)]
@@ -257,7 +257,7 @@ def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
 
 @contextmanager
 def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
-    """Let functions run other code, in the process of a dry run."""
+    """Replace the code of functions, in the process of a dry run."""
     for function, code in functions.items():
         function.__code__ = code
     yield
