@@ -1,4 +1,4 @@
-"""Explain errors between devices in the user's own names; importing this imports no torch."""
+"""Explain errors between devices in the user's own names. Importing this does not import torch."""
 
 from gpumagic.display import table
 

@@ -1,7 +1,7 @@
-"""Explain an error between devices: from its frames to the operands, the cause, the fix.
+"""Explain an error between devices: find the operands in its frames, the cause and the fix.
 
-Never runs the user's code, never touches the exception, keeps no tensor. If the frames contradict
-the text of the error, or a cause is not certain, nothing is said.
+The user's code does not run, the exception stays unchanged, and no tensor is kept alive. There is
+no explanation if the frames contradict the error's text, or if the cause is uncertain.
 """
 
 import ast
@@ -72,9 +72,9 @@ def explain(
 ) -> Explanation | None:
     """Explain torch's error between devices in the names of the code that raised it.
 
-    `gpumagic.explain` calls it, and documents the parameters and the result.
+    `gpumagic.explain` calls this function, and documents its parameters and result.
     """
-    # In an except block an error of ours would hide the user's own.
+    # In an except block, an error raised here would hide the user's error.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             message = read(each)
@@ -102,9 +102,9 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
-    """Return the call of a module with data elsewhere: its fix is there, not in the module's class.
+    """Return the call of a module whose data is on another device: the fix belongs at this call.
 
-    None if `within`, the called code, has moved its data since.
+    None if `within`, the called code, has since moved the data.
     """
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
@@ -116,7 +116,7 @@ def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> O
 
 
 def _moves_whole(part: Part) -> bool:
-    """Whether `.to()` moves all of an operand, which is on one device."""
+    """Whether an operand is on one device and `.to()` moves all of it."""
     if len(part.devices) > 1:
         return False
     if part.kind != "module" or part.value is None:
@@ -125,11 +125,11 @@ def _moves_whole(part: Part) -> bool:
 
 
 def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
-    """Return the line that places this cell as an earlier one was placed; None if none was."""
+    """Return the `%%ongpu` line that an earlier cell had and this cell lacks, or None."""
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
-    # A placed cell leaves on the CPU what its code puts there.
+    # `%%ongpu` leaves tensors on the CPU that the cell's code puts there.
     stays = any(_SAYS_CPU.search(_so_far(each)) for each in found)
     if stays or not (here and home and gpu == "cuda"):
         return None
@@ -146,7 +146,7 @@ def _so_far(frame: FailedFrame) -> str:
 
 
 def _follows(part: Part, frame: FailedFrame) -> bool:
-    """Whether a placed cell moves a part, or makes it on its device."""
+    """Whether `%%ongpu` would move this part, or create it on the GPU."""
     made = [node for node, _ in with_device(part.node, frame, "")]
     return part.value is not None or made == [part.node]
 
@@ -156,13 +156,13 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     extra = also_needed(frame, node, odd, choice.target)
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)
-    # What a comprehension names is named by the function around it too.
+    # The function around a comprehension has the same names.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
     fix = next(filter(None, fixes), None)
-    # An index is moved where it is used: the function's other uses of it stay as they are.
+    # An index is moved only where it is used, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = fix or move_owners(choice, [frame, *outer])
     fix = fix or write_fix(site, site if an_index else above, choice)
@@ -173,7 +173,7 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
 
 
 def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:
-    """Whether the result then meets, in the code that called the function, what does not move."""
+    """Whether the fixed function's result then clashes with unmoved tensors in its caller."""
     found = [each for each in caller if each.failed and each.filename == fix.filename]
     calls = [(each, each.failed or ast.Pass()) for each in found]
     return any(meets(each, at, odd, {ast.unparse(at): target}, target) for each, at in calls)
@@ -183,11 +183,11 @@ def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: st
 def _rows(
     clash: Operation, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
-    """Return the operands, and the tensors that later meet the result, with the caller's names."""
+    """Return rows for the operands and later operands of the result, with the caller's names."""
     rows: list[Operand] = []
     for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
-        if len(parts) > 2 * _SHOWN:  # of a long list the first few odd ones
+        if len(parts) > 2 * _SHOWN:  # of a long list, show the first odd items
             odd = [part for part in parts if part in choice.odd]
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
@@ -201,10 +201,10 @@ def _rows(
 
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Return a result that has gone by the names of the tensors that it was made from.
+    """Describe a temporary result by the named tensors that it was computed from.
 
-    If only operators, indices and methods made it, those tensors replace it; a call's result is
-    shown itself, followed by the names in it.
+    These tensors replace the result of operators, indices and methods. The result of a call is
+    shown itself, followed by the names in the call.
     """
     found = named_in(part, reader)
     if part.kind != "made":
@@ -216,7 +216,7 @@ def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
 
 
 def _is_method(node: ast.Call, reader: Reader) -> bool:
-    """Whether it calls a tensor's method that leaves the tensor's data where it is."""
+    """Whether a call is a tensor's method that does not move the tensor."""
     if not isinstance(node.func, ast.Attribute) or node.func.attr in TRANSFERS:
         return False
     owner = reader.part(node.func.value)
@@ -227,7 +227,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str
 ) -> str | None:
-    """One sentence, or None; `frames` has what is odd, by its names in each that names it."""
+    """Return one sentence, or None; `frames` has the odd operands by their names in each frame."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
@@ -242,7 +242,7 @@ def _reason(
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """Say that an earlier cell moved one operand away from the device of the others."""
+    """Return the sentence that an earlier cell moved one operand to another device, or None."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))

@@ -1,4 +1,4 @@
-"""Record what is wrong between devices and the fix as code; show it as text or a table."""
+"""Record an explained error between devices, and its fix as code; show it as text or a table."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -20,33 +20,33 @@ from gpumagic.usercode.frames import (
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor, module or other thing of the failing expression, by its name in the user's code."""
+    """An operand of the failing expression, such as a tensor or module, under the user's name."""
 
     name: str
-    devices: tuple[str, ...]  # several where it is spread, most bytes first
-    nbytes: int | None  # None where they are not known, because the value has gone
+    devices: tuple[str, ...]  # several if it is spread, most bytes first
+    nbytes: int | None  # None if unknown, because the value no longer exists
     about: str  # in words: "float32[3, 2]", "Linear, 2 tensors"
-    odd: bool = False  # it is the one that is elsewhere
-    also: str | None = None  # its name in the code that called the function, where that differs
-    along: bool = False  # no operand, but it meets the result further on, and so must move too
+    odd: bool = False  # whether it is on another device than the rest
+    also: str | None = None  # its name in the calling code, if different
+    along: bool = False  # not an operand, but combined with the result later
 
 
 @dataclass(frozen=True)
 class Fix:
     """Code to paste."""
 
-    # Lines to put before line `line`, or what lines `line` to `end_line` become: "before" or
-    # "replace". The indentation is that of its lines, which count from 1.
+    # `where` is "before" (put `code` before line `line`) or "replace" (replace the lines `line` to
+    # `end_line`, counted from 1). The code has the indentation of those lines.
     code: str
     where: str
     line: int
     end_line: int
     filename: str  # of the file or cell, as in the traceback
-    label: str = ""  # the same as people know it: "In [3]", "train.py"
-    nbytes: int | None = None  # that it moves; None where that is not known
+    label: str = ""  # its display name: "In [3]", "train.py"
+    nbytes: int | None = None  # to move; None if unknown
 
     def apply(self, source: str) -> str:
-        """The source of `filename` with the fix in it."""
+        """Return the source of `filename` with the fix applied."""
         lines = source.splitlines(keepends=True)
         new = [f"{line}\n" for line in self.code.splitlines()]
         end = self.line - 1 if self.where == "before" else self.end_line
@@ -60,11 +60,11 @@ class Explanation(Shown):
     expression: str  # what failed, as the user wrote it
     line: int
     filename: str  # as in the traceback
-    label: str  # and as people know it
+    label: str  # its display name
     operands: tuple[Operand, ...]
     fix: Fix | None
-    reason: str | None  # why it is where it is, in one sentence, where the cause is a typical one
-    first: str | None = None  # the line to put on top of the cell, before any edit is tried
+    reason: str | None  # one sentence, if the cause is a typical one
+    first: str | None = None  # a line to try on top of the cell before the edit
 
 
 def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
@@ -105,7 +105,7 @@ def html(explanation: Explanation) -> str:
 
 
 def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Yield what to know or do, after a word, and its cost; the line on top before the edit."""
+    """Yield the reason, the line on top and the edit: a word, the advice, its cost."""
     if explanation.reason:
         yield "why:", explanation.reason, ""
     if explanation.first:
@@ -153,11 +153,11 @@ _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.A
 
 
 def bracketed(node: ast.AST, text: str) -> str:
-    """An expression, in brackets if something is to be put after it."""
+    """Return an expression that can take a suffix, in brackets if necessary."""
     return text if isinstance(node, _ATOMS) and not text.startswith(("-", "~")) else f"({text})"
 
 
-NEAR = 12  # lines that one edit may be about
+NEAR = 12  # maximum number of lines that one edit may span
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Edit:
     replaced: list[tuple[ast.AST, str]] = field(default_factory=list)
 
     def fix(self, nbytes: int | None) -> Fix:
-        """The changes as a fix."""
+        """Return the changes as a fix."""
         lines = self.frame.source.splitlines()
         start, end = self.stmt.lineno, self.stmt.end_lineno or self.stmt.lineno
         if not isinstance(self.stmt, _SIMPLE):
@@ -194,7 +194,7 @@ def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
 
 
 def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether a line put before `stmt` runs each time just before its code."""
+    """Whether a line inserted before `stmt` runs each time immediately before it."""
     line = frame.source.splitlines()[stmt.lineno - 1]
     if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
         return False  # `if ready: y = net(x)`, `a; b`
@@ -212,7 +212,7 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
-    """Lines with expressions replaced; `first` is the number of the first."""
+    """Return lines with expressions replaced; `first` is the first line's number."""
     text = "\n".join(lines).encode()  # columns count bytes of UTF-8
     starts = [0]
     for line in lines:

@@ -1,9 +1,9 @@
 """Choose the operands that move and their device, and write the edit that moves them.
 
-An operand that is written to stays; data goes to a module's GPU; otherwise everything goes where
-most bytes are, a GPU before the CPU. A tensor that a function makes, or a loop adds to, is made on
-its device, not moved each time. The rest of the code is followed by the same rules: to move `x`
-alone brings the next error, at `loss(net(x), y)`.
+An operand that is written to does not move. Data moves to a module's GPU; otherwise operands move
+to the device with most bytes, a GPU before the CPU. A tensor that a function makes, or a loop adds
+to, is created on the device, not moved each time. The same rules apply to the rest of the code,
+because moving `x` alone causes the next error, at `loss(net(x), y)`.
 """
 
 import ast
@@ -59,18 +59,18 @@ from gpumagic.usercode.values import own
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
 
-# -- what moves
+# -- the operands that move
 @dataclass(frozen=True)
 class Choice:
     """The operands that move, and their device."""
 
     target: str
     odd: tuple[Part, ...]
-    to_host: bool = False  # copied for code of the host, where they are used
+    to_host: bool = False  # copied at the place of use, for code that runs on the host
 
 
 def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Choice | None:
-    """Return what moves, by these rules; None if it is not certain."""
+    """Return the operands to move, by these rules; None if uncertain."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
     if message.kind in ("numpy", "host") or tensors != leaves:
@@ -80,13 +80,13 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
     first = leaves[0].device if indexed else first
     target = first or _written_on(found, frames) or _heaviest(leaves)
     odd = [part for part in leaves if part.devices != (target,)]
-    if indexed:  # an index may be on the CPU, wherever its table is
+    if indexed:  # an index on the CPU is always allowed
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
     return Choice(target, tuple(odd)) if odd else None
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the operands that must be on the host: of `pack_padded_sequence` the lengths."""
+    """Return the operands that must be on the host; for `pack_padded_sequence` only the lengths."""
     if not isinstance(node, ast.Call) or "pack" not in ast.unparse(node.func):
         return leaves
     lengths = [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
@@ -94,9 +94,9 @@ def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
-    """Return the device of the tensor that is written to, which a copy cannot replace.
+    """Return the device of the tensor that is written to; a copy cannot replace this tensor.
 
-    None if it is better made on the GPU, or moved there once, than written to on the host.
+    None if the tensor should be created on the GPU or moved there once.
     """
     fixed, frame = found.fixed, found.reader.frame
     if fixed is None:
@@ -114,7 +114,7 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
 
 
 def _heaviest(leaves: tuple[Part, ...]) -> str:
-    """Return the device of a module, or with most bytes; a GPU before the CPU."""
+    """Return the device of a module, or else with most bytes; a GPU before the CPU."""
 
     def weight(device: str) -> tuple[bool, bool, int]:
         here = [part for part in leaves if device in part.devices]
@@ -132,7 +132,7 @@ class Site:
 
     at: Operation
     odd: list[Part]
-    extra: list[Part]  # meets the result later, and moves too
+    extra: list[Part]  # combined with the result later, so they move too
 
     @property
     def frame(self) -> FailedFrame:
@@ -141,9 +141,9 @@ class Site:
 
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
-    """Return the outermost site whose operands are the very objects that move here.
+    """Return the outermost site whose operands are the same objects that move here.
 
-    And the names of the operands there, by their names here, if they differ.
+    The second result maps names here to names there, if they differ.
     """
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
@@ -158,9 +158,9 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the operands of a call that its function has as these parameters, or in an object.
+    """Return a call's operands that its function has as these parameters, or as attributes of one.
 
-    None if one is neither.
+    None if any part is neither.
     """
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
@@ -180,10 +180,10 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 
 
 def _written_device(site: Site, target: str, line: ast.stmt) -> str:
-    """Return an expression for the device, as its user would write it at `line`."""
+    """Return an expression for the device, as the user would write it at `line`."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site))]
     unknown = _bound_later(line, site)
-    # A variable of the notebook has no place in a class.
+    # The code of a class should not depend on the notebook's variables.
     if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
         unknown |= {*map(first_name, names)} - {*site.frame.scope.local}
     for name in (name for name in names if first_name(name) not in unknown):
@@ -203,7 +203,7 @@ def _at_hand(site: Site) -> list[str]:
 
 
 def _bound_later(line: ast.stmt, site: Site) -> set[str]:
-    """Return the names of a function that are first bound from a line on, or bound again there."""
+    """Return a function's names that are unbound at a line, or bound again after it."""
     bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
     bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
     again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
@@ -213,7 +213,7 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
 
 # -- the edits
 def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the line that moves the one module that has all operands; None if there is none."""
+    """Return the line that moves the one module that owns all operands, or None."""
     owners = [owner_of(part, frames, choice.target) for part in choice.odd]
     found = {each[1].text: each for each in owners if each}
     if choice.target == "cpu" or None in owners or len(found) != 1:
@@ -225,7 +225,7 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
-    """Return the edit, in the outermost frame that has the operands; None if none is right."""
+    """Return the edit in the outermost frame that has the operands; None if no edit is right."""
     if all(part.kind == "module" for part in choice.odd):
         return _move(above, choice)
     if choice.to_host:
@@ -242,7 +242,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix in the calls that made what moves, or the odd; None if another is better."""
+    """Return a fix in the calls that create the tensors to move, or only the odd ones; or None."""
     both = [*site.odd, *site.extra]
     return _make_each(both, site, target) or _make_each(site.odd, site, target)
 
@@ -267,9 +267,9 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
-    """Return the fix for the odd operands and the ones that move with them; None if none is right.
+    """Return the fix for the odd operands and those that move with them; None if none is right.
 
-    One line moves all operands that can be bound again; modules move once.
+    One line moves all operands whose names can be bound again. Modules move once.
     """
     frame, to_host = site.frame, choice.to_host
     stmt = _before(site, once=not to_host)
@@ -280,11 +280,11 @@ def _move(site: Site, choice: Choice) -> Fix | None:
         return None
     above, standing = ways
     device = '"cpu"' if to_host else _written_device(site, choice.target, stmt)
-    # A line above a comprehension does not know its names.
+    # A line above a comprehension cannot use the comprehension's variables.
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _of_each_turn(site) or device
     edits = [(part, _moved(part, site, device, choice)) for part in standing]
-    # Without edits it is used further down only, where its own turn comes.
+    # A part without edits is used only further down; a later error will explain it.
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: 0 if part.factory else part.nbytes for part in moved}
     edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
@@ -292,7 +292,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
 
 
 def _of_each_turn(site: Site) -> str | None:
-    """Return the device of the module that a loop or comprehension calls: each has its own."""
+    """Return the device of a module that is a loop's variable, as each module may have another."""
     for part in site.at.parts if site.at.calls_module else ():
         turns = {name for loop in loops_around(part.node) for name in stored(loop)}
         a_turns = in_own_scope(part.node) or first_name(part.text) in turns
@@ -302,7 +302,7 @@ def _of_each_turn(site: Site) -> str | None:
 
 
 def _before(site: Site, *, once: bool) -> ast.stmt | None:
-    """Return the statement that a move must come before; None if none would be right."""
+    """Return the statement before which to move the operands; None if no place is right."""
     stmt, moved = statement(site.at.node), [*site.odd, *site.extra]
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
@@ -313,7 +313,7 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
 
 
 def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
-    """Return what a line above binds again, and what moves where it stands; None if one cannot."""
+    """Return the parts to move by a line above, and those to move in place; None if one cannot."""
     above, standing = list[Part](), list[Part]()
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
@@ -329,7 +329,7 @@ def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], lis
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return the lines that move operands and bind them again: a module by itself."""
+    """Return the lines that move operands and bind them again; each module gets its own line."""
     lines = [moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if is_leaf(part)]
     lines += [f"{leaf} = {moving(leaf, device)}" for leaf in leaves]
@@ -340,26 +340,26 @@ def _lines(above: list[Part], device: str) -> list[str]:
 
 
 def _used_once(site: Site) -> bool:
-    """Whether the code has no other use for what moves, so that it moves where it stands."""
+    """Whether each operand is used only once, so that it can be moved in place."""
     scope = function_of(site.at.node) or site.at.node
     return not site.extra and all(len(uses(scope, part.key)) < 2 for part in site.odd)
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether to move an operand would be wrong, or is not known."""
-    if part.kind == "module":  # a loop uses it earlier in its turn, where it must be as it is now
+    """Whether an operand must not move, or may not."""
+    if part.kind == "module":  # an earlier use in the loop needs its current device
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
         return on_both or bool(own(part.value).get("hf_device_map"))  # spread by accelerate
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
-    # In a Function's forward: gradients must be where the inputs were.
+    # In the forward of an autograd.Function: gradients must be on the inputs' devices.
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
 def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether a line above can bind the operand's name again, without running the user's code."""
+    """Whether a line above can bind the operand's name again without running the user's setters."""
     node, value = part.node, part.value
     if in_own_scope(node) or not can_precede(frame, stmt):
         return False
@@ -384,7 +384,7 @@ def _can_be_set(owner: Any, name: str) -> bool:
 
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
-    """Return the operand moved where it stands, and where it is used in the next few lines."""
+    """Return the edits that move an operand in place, and at its uses in the next few lines."""
     near = _uses_near(part, site, device) if part.kind == "tensor" and not choice.to_host else []
     if part not in site.odd and part.node not in ast.walk(site.at.node):
         return near
@@ -405,7 +405,7 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
 
 
 def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:
-    """Return the uses, in the next few lines, of a tensor that cannot be bound again, moved."""
+    """Return edits that move a tensor at its uses in the next few lines."""
     stmt: Any = statement(site.at.node)
     itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
     lines, found = range(stmt.lineno, stmt.end_lineno + NEAR + 1), list[ast.expr]()

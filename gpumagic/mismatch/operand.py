@@ -1,8 +1,8 @@
-"""Describe values as operands, and read expressions as such: where they are, or must have been.
+"""Describe values and expressions as operands: the devices they are on, or must have been on.
 
-A name, an attribute, an item is read; a container is its items. The result of a call or an operator
-has gone; but since it was made without an error, it was where its own operands are. Anything else
-is unknown.
+Names, attributes and items are read from the frame. A container counts as its items. The result of
+a call or an operator no longer exists; since it was computed without an error, it was on the device
+of its own operands. Any other device is unknown.
 """
 
 import ast
@@ -27,7 +27,7 @@ from gpumagic.usercode.values import (
     walk,
 )
 
-_DEEP, _MOST = 5, 500  # levels of an object that are searched, and objects in all
+_DEEP, _MOST = 5, 500  # maximum depth and number of objects in a search
 _STATE = ("_parameters", "_buffers", "_modules")
 
 
@@ -41,18 +41,18 @@ FACTORIES = words(
     "zeros hann_window hamming_window tril_indices triu_indices"
 )
 TRANSFERS = words("to cuda cpu")
-# Methods and attributes of a tensor that are no tensor: they meet no other tensor's device.
+# Methods and attributes of a tensor that return no tensor, so their device does not matter.
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_DEVICE = type(torch.get_default_device())  # also while a placement replaces `torch.device`
+_DEVICE = type(torch.get_default_device())  # a placement may replace `torch.device`
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)
-"""Expressions that read a value and make none."""
+"""Expressions that read an existing value."""
 
 
 def device_of(value: Any) -> torch.device | None:
-    """Return the device that a variable names, as a `torch.device`, in words or by its number."""
+    """Return the device that a value means: a `torch.device`, a string or a number; or None."""
     if type(value) is _DEVICE:
         return value
     try:
@@ -62,7 +62,7 @@ def device_of(value: Any) -> torch.device | None:
 
 
 def full(device: torch.device) -> str:
-    """``"cuda:0"``: with the number of the current device if it has none."""
+    """Return ``"cuda:0"``: a CUDA device without a number gets that of the current device."""
     if str(device) == "cuda":
         return f"cuda:{torch.cuda.current_device()}"
     return device.type if device.type == "cpu" else str(device)
@@ -81,19 +81,19 @@ def canonical(text: str) -> str:
 class Part:
     """One operand, or one item of an operand that is a container."""
 
-    node: ast.expr  # of the container, if it is an item
+    node: ast.expr  # the container's, if this is an item
     text: str  # as in the user's code
-    kind: str  # tensor, module, generator, object (of tensors), made (it has gone), unknown
+    kind: str  # tensor, array, module, generator, object, group, made (temporary), unknown
     devices: tuple[str, ...] = ()  # several where it is spread, most bytes first
     nbytes: int | None = None
     about: str = ""
-    scalar: bool = False  # of the CPU, without dimensions: it may meet a GPU's tensors
-    factory: bool = False  # made without a device
+    scalar: bool = False  # 0-dim on the CPU: may be combined with a GPU's tensors
+    factory: bool = False  # created without a `device` argument
     value: Any = field(default=None, repr=False, compare=False)
 
     @property
     def device(self) -> str | None:
-        """Return its device; None if it has several, or none is known."""
+        """Return its device; None if there are several or it is unknown."""
         return self.devices[0] if len(self.devices) == 1 else None
 
     @property
@@ -104,7 +104,7 @@ class Part:
 
 # -- values
 def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
-    """Return a value as operands, one for each item of a container; empty if it has no tensor."""
+    """Return a value as operands, one per item of a container; empty if it has no tensors."""
     kind = type(value)
     if issubclass(kind, Tensor):
         where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
@@ -133,7 +133,7 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
 
 
 def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
-    """Return what a container holds, or the parameters of a distribution, which it combines."""
+    """Return the items of a container, or the parameters of a distribution."""
     if issubclass(type(value), Distribution):
         kinds = (Tensor, Distribution)
         held = {name: each for name, each in own(value).items() if issubclass(type(each), kinds)}
@@ -142,7 +142,7 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
             for name, each in held.items()
             for part in describe(each, ast.Attribute(node, name, ast.Load()), f"{text}.{name}")
         ]
-        # If tensors were computed from them, replacing a parameter is not enough.
+        # If it holds tensors computed from its parameters, replacing a parameter is not enough.
         private = any(name.startswith("_") for name in held)
         return [replace(part, kind="made", value=None) for part in parts] if private else parts
     parts = []
@@ -162,9 +162,9 @@ def bytes_of(tensor: Tensor) -> int | None:
 
 
 def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors of a module or in an object's attributes and containers, with their paths.
+    """Return the tensors in a module, or in an object's attributes and containers, with paths.
 
-    A module's are its parameters and buffers, and those in plain attributes. Calls no method.
+    A module has parameters, buffers, and tensors as plain attributes. No method is called.
     """
     a_module = issubclass(type(value), nn.Module)
 
@@ -188,11 +188,11 @@ class Reader:
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.frame, self.scope, self.text = frame, frame.scope, frame.text
-        # Expressions taken to be elsewhere than they are: their device, or None for unknown.
+        # Expressions to treat as if on another device: that device, or None if unknown.
         self.moved = moved if moved is not None else {}
 
     def part(self, node: ast.expr) -> Part | None:
-        """Return an expression as one operand; None if it is no tensor, module or the like."""
+        """Return an expression as one operand; None if it has no device."""
         parts = self.parts(node)
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -213,7 +213,7 @@ class Reader:
             return self._inner(node)
         if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.IfExp)):
             inner = self._inner(node)
-            one_list = any(part.text != self.text(part.node) for part in inner)  # from two
+            one_list = any(part.text != self.text(part.node) for part in inner)  # of two lists
             return inner if one_list else self._together(node, text, inner)
         if isinstance(node, ast.Call):
             return self._call(node, text)
@@ -225,7 +225,7 @@ class Reader:
         return [part for each in inner for part in self.parts(each)]
 
     def _unread(self, node: Any, text: str) -> list[Part]:
-        """Return a part of something that has gone, or of an object whose code would run."""
+        """Return a part of a temporary result, or of an object that only its own code can read."""
         inner = self.part(node.value) if not isinstance(node, ast.Name) else None
         if inner is not None and isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
@@ -239,7 +239,7 @@ class Reader:
         return [_made(node, text, None)]
 
     def _together(self, node: ast.expr, text: str, parts: list[Part]) -> list[Part]:
-        """Return the result of operands that agreed: it is where any one of them is known to be."""
+        """Return the result of compatible operands: any known device among them is its device."""
         loose = [part for part in parts if not part.scalar]
         if not loose:
             return [Part(node, text, "made", ("cpu",), scalar=True)] if parts else []
@@ -259,7 +259,7 @@ class Reader:
                 return result
         if is_torch(function):
             return self._torch_call(node, str(of_function(function, "__name__")), text)
-        if function is map:  # it has called nothing yet: what lists its results fails
+        if function is map:  # lazy: the error comes when its results are consumed
             return self.given(node)
         if issubclass(type(function), type) and issubclass(function, nn.Module):
             return [Part(node, text, "module", about=function.__name__)]
@@ -269,7 +269,7 @@ class Reader:
         called = self.part(node.func)
         if called is None or called.kind != "module" or called.value is None:
             return [_made(node, text, None)]
-        if not called.devices:  # without weights: its result is where its arguments are
+        if not called.devices:  # without weights, its result is on the device of its arguments
             return self._together(node, text, self.given(node))
         return [_made(node, text, called.device)]
 
@@ -278,7 +278,7 @@ class Reader:
         return [part for argument in arguments(node) for part in self.parts(argument)]
 
     def _method(self, owner: Part, node: ast.Call, name: str, text: str) -> list[Part] | None:
-        """Return the result of a method; None if it may be anything."""
+        """Return the result of a method; None if it is unknown."""
         if name in TRANSFERS:
             return [self._transferred(owner, node, name, text)]
         if owner.kind == "generator":
@@ -306,7 +306,7 @@ class Reader:
         return self._together(node, text, self.given(node)) or [_made(node, text, None)]
 
     def device(self, node: ast.expr | None, without: str) -> str | None:
-        """Return the device that an argument names, `without` if there is none, None if unknown."""
+        """Return the device that an argument names; `without` if none is given; None if unknown."""
         if node is None:
             return without
         value = self.scope.value(node)
@@ -317,12 +317,12 @@ class Reader:
 
 
 def _result_of(part: Part, node: ast.expr, text: str) -> Part:
-    """Return what an index or a method makes of a tensor, on its device."""
+    """Return the result of a tensor's index or method, on the tensor's device."""
     return replace(part, node=node, text=text, kind="made", nbytes=None, about="", value=None)
 
 
 def _made(node: ast.expr, text: str, device: str | None) -> Part:
-    """Return a result that has gone; of kind unknown if its device is."""
+    """Return a temporary result; its kind is unknown if its device is."""
     return Part(node, text, "made", (device,)) if device else Part(node, text, "unknown")
 
 
@@ -338,6 +338,6 @@ def _argument(node: ast.Call, name: str, at: int | None = None) -> ast.expr | No
 
 
 def is_torch(function: Any) -> bool:
-    """Return whether a function is torch's own."""
+    """Whether a function is torch's own."""
     module = of_function(function, "__module__")
     return isinstance(module, str) and module.split(".")[0] in ("torch", "torchvision")

@@ -1,7 +1,7 @@
-"""Read the operation that failed, its message and its operands; find those that would fail next.
+"""Read the failed operation, its message and its operands; find operations that would fail next.
 
-Messages are those of PyTorch 2.6 to 2.15. They tell the type of error and often the devices; who is
-to blame is never taken from them.
+Messages are those of PyTorch 2.6 to 2.15. They give the type of error and often the devices. The
+operand to blame is never taken from the message.
 """
 
 import ast
@@ -35,11 +35,11 @@ from gpumagic.usercode.values import of_function
 class Message:
     """The type of an error, and the devices that its text names."""
 
-    # mixed, index, numpy, generator, load, ordinal (of a GPU that is not here), host (an argument
-    # that must be on the CPU), worker (of a loader whose dataset is on a GPU), replicas (of a
-    # module that is not on the first of its GPUs)
+    # mixed, index, numpy, generator, load, ordinal (the GPU does not exist), host (an argument must
+    # be on the CPU), worker (a loader's dataset is on a GPU), replicas (a module is not on the
+    # first of its GPUs)
     kind: str
-    # "cuda:0", "cpu", or "cuda" where it has no number
+    # "cuda:0", "cpu", or "cuda" if the text has no number
     devices: frozenset[str] = frozenset()
 
 
@@ -80,7 +80,7 @@ def read(error: BaseException) -> Message | None:
         return None
     if _WORKER.search(text):
         return Message("worker")
-    # Another thread's or process's words: its frames are not this error's.
+    # The text quotes another thread or process, whose frames this error does not have.
     if len(text) > 20_000 or "Original Traceback" in text:
         return None
     if found := _TYPES.search(text):
@@ -88,7 +88,7 @@ def read(error: BaseException) -> Message | None:
         return Message("mixed", frozenset(kinds)) if len(kinds) > 1 else None
     for kind, pattern in _KINDS.items():
         if found := re.search(pattern, text):
-            # "either on cpu or …" speaks of no tensor.
+            # In "either on cpu or …", the device is not a tensor's.
             told = text[found.end() :] if kind == "index" else text
             return Message(kind, frozenset(_DEVICE.findall(told)))
     return None
@@ -102,7 +102,7 @@ def _device_of_type(name: str) -> str:
 
 
 def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
-    """Whether every device that a message names is one that was seen."""
+    """Whether every device that a message names is among the seen devices."""
     return all(any(d == s or s.startswith(f"{d}:") for s in seen) for d in named)
 
 
@@ -123,12 +123,12 @@ class Operation:
     reader: Reader
     node: Any
     parts: tuple[Part, ...]  # its operands
-    fixed: Part | None = None  # what is written to, and so stays where it is
-    calls_module: bool = False  # or a method of one
+    fixed: Part | None = None  # the operand that is written to, so it does not move
+    calls_module: bool = False  # or a module's method
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
-    """Return a node as an operation, or None if it is none."""
+    """Return a node as an operation, or None."""
     if isinstance(node, ast.Call):
         return _call(node, reader)
     if isinstance(node, ast.Assign):
@@ -141,7 +141,7 @@ def operation(node: ast.AST, reader: Reader) -> Operation | None:
 
 
 def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
-    """Return the expressions that a node combines, first what is written to; empty for others."""
+    """Return the expressions that a node combines, the one written to first; or an empty list."""
     parent = next(parents(node), None)
     values = [parent.value] if writes and isinstance(parent, (ast.Assign, ast.AugAssign)) else []
     if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)):
@@ -151,14 +151,14 @@ def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
         return [node.value, *(each for each in index if not isinstance(each, ast.Slice)), *values]
     if isinstance(node, ast.Attribute) and writes:
         return [node.value, *values]
-    # `for x in loader`: what is iterated.
+    # `for x in loader`: the iterated expression.
     return [node] if isinstance(node, (ast.Name, ast.Attribute)) and not writes else []
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
     out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
-    # A partial, or an object that is called, has operands too.
+    # A called partial or object has operands too.
     called = ("module", "object") if isinstance(node.func, ast.Name) else ("module",)
     if owner is not None and owner.kind in called:
         receiver = [owner]
@@ -175,8 +175,8 @@ def _call(node: ast.Call, reader: Reader) -> Operation | None:
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message.
 
-    None where that is not certain: fewer than two devices, other devices than the text names, or
-    more than one operand that cannot be known; if it must be `certain`, one.
+    None if uncertain: there are fewer than two devices, other devices than the text names, or two
+    or more unknown operands. With `certain`, one unknown operand is enough.
     """
     reader = Reader(frame)
     within = storages(dict(frame.library))
@@ -186,15 +186,15 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
         parts = _evidence(done, message, frame.direct and not certain, within) if done else ()
         if done and parts:
             found.append(replace(done, parts=parts))
-    # Where only the line is known, it may hold several: only where one alone fits is it certain.
+    # If only the line is known, it may have several candidates; exactly one must match.
     return found[0] if len(found) == 1 else None
 
 
 def storages(value: Any) -> set[Any]:
-    """Return what tells the memory of its tensors apart, if they have any."""
+    """Return keys of the storages of a value's tensors."""
     found = set()
     for _, tensor in tensors_of(value):
-        # A sparse tensor has none, or a subclass.
+        # A sparse tensor or a subclass may have no storage.
         with suppress(RuntimeError, NotImplementedError):
             found.add(tensor.untyped_storage()._cdata)
     return found
@@ -203,14 +203,14 @@ def storages(value: Any) -> set[Any]:
 def _evidence(
     done: Operation, message: Message, direct: bool, within: set[Any]
 ) -> tuple[Part, ...]:
-    """Return the operands that are on several devices, if the message agrees; else none.
+    """Return the operands if they are on several devices and agree with the message; else empty.
 
     `within` has the storages that a library's failing function sees. Tensors that the library moved
-    or made itself are not blamed.
+    or created itself are not blamed.
     """
     if message.kind == "replicas":
         return tuple(part for part in done.parts if part.kind == "module" and part.devices)
-    leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, moves nowhere
+    leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, so never moves
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
@@ -229,7 +229,7 @@ def _devices(parts: Iterable[Part]) -> frozenset[str]:
 
 
 def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands on a GPU, a container as one, if they are on the named devices."""
+    """Return the operands on a GPU if they are on the named devices; a container is one operand."""
     found: list[Part] = []
     for node, group in groupby(parts, key=lambda part: part.node):
         items, text = list(group), ast.unparse(node)
@@ -241,9 +241,9 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands with the one that has gone, which is where the text says one must be."""
+    """Return the operands and one temporary result, whose device is the one left in the text."""
     gone = [part for part in leaves if not part.devices and part.value is None]
-    if any(part.factory for part in gone):  # as with `nn.MSELoss()`, which has no tensors yet
+    if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
     rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
     if not located or len(gone) != 1 or len(rest) != 1:
@@ -255,9 +255,9 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
-    """Return the tensors and modules with a name that a result was made from, on its device.
+    """Return the named tensors and modules that a result was computed from, on its device.
 
-    Of `self.net(x)` these are `self.net` and `x`, not `self`. A tensor is its own.
+    For `self.net(x)` these are `self.net` and `x`, not `self`. For a tensor, it is the tensor.
     """
     if part.kind != "made":
         return [part] if part.kind == "tensor" else []
@@ -275,7 +275,7 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
 
 # -- the code around
 def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
-    """Return the nodes of some kinds in a node's function, without the functions in it."""
+    """Return the nodes of some kinds in a node's function, without its inner functions."""
     scope = function_of(node)
     found = ast.walk(scope) if scope is not None else ()
     return [each for each in found if isinstance(each, kinds) and function_of(each) is scope]
@@ -288,7 +288,7 @@ def _first_line(node: ast.AST) -> int:
 
 # -- the rest of the code
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """Return the named tensors on the device of `odd` that later code combines with moved ones."""
+    """Return named tensors on the device of `odd` that later code combines with moved tensors."""
     odd = list(odd)
     moved: dict[str, str | None] = {part.key: target for part in odd}
     found: dict[str, Part] = {}
@@ -303,14 +303,14 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
 def meets(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> bool:
-    """Whether a value that is `moved` from a node on then meets what is where `odd` was."""
+    """Whether code after a node combines `moved` values with tensors on the device of `odd`."""
     return any(clashing for _, clashing in _clashes(frame, node, odd, moved, target))
 
 
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield a later operation's operands on the device of `odd`, if it has others on `target`."""
+    """Yield later operations' operands on the device of `odd`, if others are on `target`."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -320,7 +320,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # What is made further down is not known to clash: its own turn comes.
+                # A tensor created further down may not clash; a later error will explain it.
                 made = "cpu" if step.lineno < frame.line else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
                 yield reader, there
@@ -332,7 +332,7 @@ def _targets(stmt: ast.Assign) -> list[str]:
 
 
 def _leaves(step: ast.AST, reader: Reader) -> list[Part]:
-    """Return the operands of an operation that must be on one device."""
+    """Return the operands of an operation whose devices must agree."""
     done = operation(step, reader)
     return [part for part in done.parts if not part.scalar] if done else []
 
@@ -344,7 +344,7 @@ def _steps(node: ast.AST) -> list[Any]:
 
 
 def wants_one_device(node: ast.AST, reader: Reader) -> bool:
-    """Whether an operation surely fails with tensors of several devices: torch's own."""
+    """Whether an operation surely fails with tensors on several devices, as torch's own do."""
     if not isinstance(node, ast.Call):
         return True
     function = reader.scope.value(node.func)

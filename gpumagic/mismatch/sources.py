@@ -1,7 +1,7 @@
-"""Find where an operand was made, and write the edit there.
+"""Find the code that made an operand, and write the edit there.
 
-It was made by one statement, is part of a module that stayed behind, or is an attribute of a module
-that `.to()` does not move.
+The operand was made by one statement, is part of a module that was not moved, or is an attribute of
+a module that `.to()` does not move.
 """
 
 import ast
@@ -17,8 +17,8 @@ from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around
 from gpumagic.usercode.frames import FailedFrame, function_of, loops_around, statement, uses
 from gpumagic.usercode.values import MISSING, contents, own
 
-# What `.to()` moves, and the statement that makes it of a module, a name and a value. Not
-# persistent: checkpoints stay as they are.
+# Statements that register a value (module, name, value) so that `.to()` moves it. Buffers are not
+# persistent, so that checkpoints do not change.
 _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
@@ -32,26 +32,26 @@ class Unregistered:
     cls: str
     name: str
     registered: str
-    reason: str  # why it stays behind, and what to write
+    reason: str  # why it was not moved, and the code to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the one statement of `__init__` that makes it, and that as it should be."""
+        """Return the only statement of `__init__` that makes the attribute, and its replacement."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
         made = [node for node in inner if assigns(node, text) and not uses(node.value, text)]
         where = [getattr(function_of(stmt), "name", "") for stmt in made]
-        # `None`, until other code makes it
+        # A constant such as `None` is a placeholder that other code replaces.
         if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
             return None
         value = ast.get_source_segment(frame.source, made[0].value) or ""
-        if self.registered == _REGISTERED % "Parameter":  # `nn.Parameter(x) * 0.1` is none
+        if self.registered == _REGISTERED % "Parameter":  # `nn.Parameter(x) * 0.1` is a Tensor
             value = ast.unparse(ast.parse(_PARAMETER.sub("", value), mode="eval"))
         return made[0], self.registered.format("self", self.name, value)
 
 
 def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
-    """Return the attribute that is an operand, or a list or dict that holds it; None if none is."""
+    """Return the attribute that is the operand, or that is a list or dict with it; or None."""
     nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
     odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
     owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
@@ -71,14 +71,14 @@ def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
 
 
 def _registered(held: Any, odd: set[int]) -> str | None:
-    """Return the statement to write for an attribute that is odd or holds what is."""
+    """Return the registering statement for an attribute that is or contains an odd value."""
     if issubclass(type(held), Tensor):
         better = _REGISTERED % "Parameter" if held.requires_grad else _BUFFER
         return better if id(held) in odd else None
     items = contents(held)
     if not any(id(item) in odd for _, item in items):
         return None
-    # A dot may not be in a module's name.
+    # A module's name may not contain a dot.
     named = type(held) is not dict or all(str(key).isidentifier() for key, _ in items)
     for kind in (nn.Module, nn.Parameter):
         if named and all(issubclass(type(item), kind) for _, item in items):
@@ -87,7 +87,7 @@ def _registered(held: Any, odd: set[int]) -> str | None:
 
 
 def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
-    """Return the edit that registers all of these operands; None if no one edit does."""
+    """Return the edit that registers all of these operands; None if one edit is not enough."""
     found = [unregistered(part, frame) for part in parts]
     edits = [each.edit(frame) if each else None for each in found]
     done = [edit for edit in edits if edit is not None]
@@ -95,14 +95,14 @@ def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
     return edit.fix(0) if edit else None
 
 
-# -- the module that has it
+# -- the module that owns an operand
 def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[FailedFrame, Part] | None:
-    """Return the module that has a tensor or a layer, as the outermost frame's statement names it.
+    """Return the module that owns a tensor or a layer, as the outermost frame's statement names it.
 
-    None if `.to()` would also move what is on a third device.
+    None if `.to()` would also move tensors on a third device.
     """
     named = [part] if part.kind == "module" else named_in(part, Reader(frames[0]))
-    mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
+    mine = all(each is part or each.kind == "tensor" for each in named)  # no module's result
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
         for node in _names_around(frame):
@@ -115,7 +115,7 @@ def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[Failed
 
 
 def _names_around(frame: FailedFrame) -> list[ast.expr]:
-    """Return the names in the statement that failed, and in the headers of the loops around it."""
+    """Return the names in the failed statement and in the headers of the loops around it."""
     failed = frame.failed or ast.Pass()
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
@@ -127,11 +127,11 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
     return [*nn.Module.parameters(module), *nn.Module.buffers(module)]
 
 
-# -- the statement that made it
+# -- the statement that made an operand
 def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
     """Return the statement whose call needs `device=`; None if it is better to move the tensor.
 
-    `moved` has what is made elsewhere with it, and where.
+    `moved` has the operands that will be on another device, with that device.
     """
     node, frame, target = at.node, at.reader.frame, moved[part.key]
     made = only_assignment(part.text, node)
@@ -148,7 +148,7 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
 
 
 def before_transfer(node: ast.AST, reader: Reader, target: str | None) -> str:
-    """Return the expression of which `.cpu()` or `.to()` is called, if it is on `target`."""
+    """Return the expression before `.cpu()` or `.to()` if it is on `target`, else empty."""
     if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in TRANSFERS:
         return ""
     owner: Any = node.func.value  # type: ignore[attr-defined]
@@ -157,24 +157,24 @@ def before_transfer(node: ast.AST, reader: Reader, target: str | None) -> str:
 
 
 def is_leaf(part: Part) -> bool:
-    """Whether it is a tensor that is trained: moved, it would be another one."""
+    """Whether an operand is a trained leaf tensor; its moved copy would not be that leaf."""
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
 
 def only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
-    """Return the one statement in a node's function that makes a value, not of itself."""
+    """Return the only statement in a node's function that assigns `text`, except from itself."""
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
     return made[0] if len(made) == 1 else None
 
 
 def assigns(stmt: ast.AST | None, text: str) -> bool:
-    """Whether it is a statement that binds a name, attribute or item."""
+    """Whether a statement assigns this name, attribute or item."""
     return isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]) == text
 
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
-    """Return the outermost calls in an expression that make tensors, each with the device."""
+    """Return an expression's outermost calls that create tensors, each with the device added."""
     name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
     makes = name == "Generator" or name in FACTORIES or name.endswith("_like")
@@ -196,17 +196,17 @@ def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.
 
 
 def row(part: Part, odd: bool) -> Operand:
-    """Return an operand as it is shown."""
+    """Return an operand as a row of the table."""
     return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 
 def moving(text: str, device: str) -> str:
-    """Return `text`, moved to a device."""
+    """Return the code that moves `text` to a device."""
     return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
 
 
 def moving_each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
-    """Return a container with each of its tensors moved."""
+    """Return the code that moves each tensor of a container."""
     whole, mapping = frame.text(node), type(owner) not in (list, tuple)
     if type(owner) is not dict and hasattr(type(owner), "to"):
         return moving(whole, device)

@@ -1,4 +1,4 @@
-"""Explain causes that no operand shows: optimizers, files, loaders, generators, missing GPUs."""
+"""Explain causes other than operands: optimizers, files, loaders, generators, missing GPUs."""
 
 import ast
 import inspect
@@ -53,7 +53,7 @@ _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's num
 
 
 def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
-    """Return the explanation of an error whose cause is known by its kind, or is an optimizer."""
+    """Return the explanation of an error whose kind gives the cause, or of an optimizer's error."""
     if message.kind == "generator":
         return _for_default_generator(found[0]) or _for_generator(found)
     if message.kind == "worker":
@@ -71,13 +71,13 @@ def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
 
 
 def _header(frame: FailedFrame) -> ast.AST | None:
-    """Return a frame's statement; of a loop what it iterates."""
+    """Return a frame's statement; for a loop, the iterated expression."""
     stmt = next(filter(None, map(statement, frame.candidates)), None)
     return stmt.iter if isinstance(stmt, ast.For) else stmt
 
 
 def _for_optimizer(frame: FailedFrame) -> Explanation | None:
-    """Explain an optimizer whose state is not with its parameters."""
+    """Explain an optimizer whose state is on another device than its parameters."""
     node, found = frame.failed, _in_statement(frame, Optimizer)
     stmt = statement(node) if node is not None else None
     if node is None or stmt is None or len(found) != 1:
@@ -88,7 +88,7 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
     if len(devices) != 1 or len(homes) != 1:
         return None
-    # It brings each state to its parameter, whatever the optimizer.
+    # For every optimizer, this moves each state to its parameter's device.
     line = f"{text}.load_state_dict({text}.state_dict())"
     start, nbytes = before_loops(frame, stmt, [text]), total(map(bytes_of, away))
     fix = Edit(frame, start, [line]).fix(nbytes) if can_precede(frame, start) else None
@@ -101,14 +101,14 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
 
 
 def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the state that is not with its parameter; counters of steps may be on the CPU."""
+    """Return the state on other devices than its parameter; step counters may be on the CPU."""
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
 
 
 def _for_missing(frame: FailedFrame) -> Explanation | None:
-    """Explain a GPU that is not here: the fix names the last one that is, for a file the CPU."""
+    """Explain a missing GPU: the fix names the last existing GPU, or the CPU to load a file."""
     node, last = frame.failed, torch.cuda.device_count() - 1
     if not isinstance(node, ast.Call):
         return None
@@ -124,7 +124,7 @@ def _for_missing(frame: FailedFrame) -> Explanation | None:
 
 
 def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
-    """Return the edit that names the last GPU wherever the code near a call says `each`."""
+    """Return the edit that replaces `each` by the last GPU in the code near a call."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
     made = only_assignment(frame.text(each), node)
@@ -140,7 +140,7 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
 def _with_argument(
     call: ast.Call, frame: FailedFrame, name: str, value: str, why: str
 ) -> Explanation | None:
-    """Explain a call of torch's that leaves out an argument; None if it may not be given."""
+    """Explain a missing argument of a torch call; None if the function does not take it."""
     function, stmt = frame.scope.value(call.func), statement(call)
     known = () if stmt is None or not is_torch(function) else _parameters(function)
     given = [keyword.arg for keyword in call.keywords]
@@ -157,7 +157,7 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 
 def _for_worker(frames: list[FailedFrame]) -> Explanation:
-    """Name the loader whose workers read tensors on a GPU, by the name in the outermost frame."""
+    """Explain workers that read tensors on a GPU; the outermost frame names the loader."""
     file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
     loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
     for name, loader in loaders:
@@ -173,7 +173,7 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
 
 # -- generators
 def _for_default_generator(frame: FailedFrame) -> Explanation | None:
-    """Explain code that draws on the default device by torch's own generator, on the CPU."""
+    """Explain code that draws numbers for the default device with torch's generator on the CPU."""
     header, device = _header(frame), full(torch.get_default_device())
     stmt = statement(header) if header is not None else None
     if header is None or stmt is None or device == "cpu":
@@ -191,7 +191,7 @@ def _for_default_generator(frame: FailedFrame) -> Explanation | None:
 
 
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
-    """Explain a generator on another device than the numbers that it is to draw."""
+    """Explain a generator on another device than the numbers it should draw."""
     frame, reader = frames[0], Reader(frames[0])
     node = frame.failed
     parts = reader.given(node) if isinstance(node, ast.Call) else []
@@ -224,8 +224,8 @@ def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
 def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the edit of the one call that makes a generator, if all its draws are on `target`.
 
-    If another cell made it, a line before the loops makes it again, with its seed. Never a line
-    that runs in each turn: it would draw the same numbers.
+    If another cell made the generator, a line before the loops makes it again with its seed. A line
+    inside a loop would draw the same numbers in each pass.
     """
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
@@ -253,7 +253,7 @@ def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
 
 
 def _draws_elsewhere(text: str, frame: FailedFrame, part: Part, target: str) -> bool:
-    """Return whether torch draws from it, or may draw, on another device than `target`."""
+    """Whether torch draws, or may draw, from the generator on another device than `target`."""
     reader, nodes = Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
