@@ -3,7 +3,7 @@
 A tensor's bytes are its block's, so the bytes of all tensors add up to torch's total. Virtual GPUs
 always know the line. On a real one torch must record: `record` turns it on, and each allocation
 then costs about 2 µs. Allocations are stamped with the running cell, which distinguishes a cell's
-reruns from its first run. Those of autograd's threads have no stamp.
+reruns from its first run. Allocations of autograd's threads have no stamp.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _segments() -> list[Any] | None:
     return list(snapshot(include_traces=False) if lean else snapshot())
 
 
-# -- where it was made
+# -- allocation sites
 RING = 10_000
 """The number of recent allocations on a real GPU whose cell's stamp torch's record holds."""
 _recording = False  # whether `record` turned torch's record on

@@ -33,12 +33,12 @@ class Released:
 
 @dataclass(frozen=True, repr=False)
 class Freed(Shown):
-    """Record what `%gpufree` gave back.
+    """Record the result of `%gpufree`.
 
     Attributes
     ----------
     released : tuple of Released
-        What was released, in that order; some may have freed nothing.
+        The released holders, in order; some may have freed nothing.
     allocated : dict of str to int
         Bytes that tensors still hold, by device.
     holders : tuple of MemoryHolder
@@ -82,7 +82,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     Raises
     ------
     GpuError
-        No name is a variable that holds something on a GPU; there is no such GPU; CUDA is dead.
+        None of the names is a variable with memory on a GPU; there is no such GPU; CUDA is dead.
 
     Examples
     --------

@@ -128,7 +128,7 @@ _ALIASES = 15  # characters
 _LEAST = 0.005
 # A limit on rows, because a notebook's file stores them all.
 _UNFOLDED = 200
-# %gpufree is worth a line if it frees at least this much.
+# %gpufree is suggested if it frees at least this much.
 _WORTH = 2**20
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
 

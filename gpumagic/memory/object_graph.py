@@ -435,7 +435,7 @@ def _graphs_can_be_read(torch: Any) -> bool:
 
 
 def is_other_array(kind: type) -> bool:
-    """Whether objects of a class are arrays of a library that may lie on a GPU."""
+    """Whether objects of a class are arrays of a library that may be on a GPU."""
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False

@@ -192,7 +192,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield the names in the error's frames: those of the user's, and one for all others."""
+        """Yield each variable in the user's frames of the error, and one root for other frames."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -209,7 +209,7 @@ class OutOfMemoryState:
 
     @cached_property
     def device(self) -> DeviceMemory:
-        """The GPU's figures at the moment of the error, and who holds its memory now."""
+        """The GPU's figures at the moment of the error, and the current holders of its memory."""
         now = next(each for each in holders_by_name.figures() if each.device == self.name)
         now = holders_by_name.with_holders(now, self.storages, self._allocator)
         rows = now.holders

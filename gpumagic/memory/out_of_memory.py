@@ -42,7 +42,7 @@ class OutOfMemory(Shown):
     device : DeviceMemory
         The GPU's figures at that moment, and the holders of its memory, the largest first.
     reason : str
-        Why there was too little, in one sentence.
+        One sentence: why there was too little memory.
     levers : tuple of Lever
         Changes that would help: first those that let the cell fit, the cheapest of them first.
     traceback_holds : int

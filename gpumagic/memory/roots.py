@@ -119,7 +119,7 @@ class Roots:
         modules = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
         self._modules = {name: _module_names(module) for name, module in modules}
         innermost = sys._current_frames()
-        # Start at the caller: a list that holds its own frame stays until it is collected.
+        # Start at the caller, because a frame that refers to itself stays until it is collected.
         innermost[threading.get_ident()] = sys._getframe(1)
         every = [frame for each in innermost.values() for frame, _ in walk_stack(each)]
         self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
@@ -138,7 +138,7 @@ class Roots:
         yield [*self._globals()]
 
     def is_users_class(self, value: Any) -> bool:
-        """Whether a class is defined in the notebook or in a module of the user's."""
+        """Whether a class is defined in the notebook or in a user's module."""
         home = defined_in(value)
         if home == self._namespace.get("__name__", "__main__"):
             return True

@@ -1,4 +1,4 @@
-"""Search the largest batch that fits: fewer rows of tensors, or a lower number named as a size."""
+"""Find the largest batch that fits: fewer rows of tensors, or a lower number named as a size."""
 
 import ast
 import math
@@ -76,7 +76,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Search the largest number that fits, if half of it needs the share `least` or more."""
+    """Find the largest number that fits, if half of `count` needs at least the share `least`."""
     from gpumagic.fitting.fit_search import largest
 
     @cache

@@ -227,7 +227,7 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """Yield a list for `x = torch.cat([x, y])` in a loop that does not read `x` otherwise."""
+        """Replace `x = torch.cat([x, y])` by a list, if the loop does not read `x` otherwise."""
         made = self._block[self._at]
         call: Any = getattr(made, "value", None)
         name, args, _ = self.call(call, self._at)
