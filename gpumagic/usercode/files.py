@@ -1,8 +1,8 @@
-"""Find the user's files and lines, and keep our frames out of tracebacks.
+"""Find the user's files and lines, and remove gpumagic's frames from tracebacks.
 
-Files under ``site-packages`` or ``dist-packages``, Python's own library, torch and gpumagic are
-libraries, and so are files that a library writes and imports. Cells, input at a prompt, scripts and
-editable installs are the user's. A line is plain data, which keeps no frame and so no tensor alive.
+Libraries are files under ``site-packages`` or ``dist-packages``, Python's own library, torch,
+gpumagic, and files that a library writes and imports. Cells, input at a prompt, scripts and
+editable installs are the user's. A line is plain data, so it keeps no frame or tensor alive.
 """
 
 import ast
@@ -43,7 +43,7 @@ _STAND_INS = (
 )
 
 
-# Found without importing it; the null device if it is not installed.
+# torch's folder, found without importing it; the null device if torch is not installed.
 _place = getattr(find_spec("torch"), "origin", None)
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(_place)), "") if _place else os.devnull
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
@@ -53,7 +53,7 @@ _LIBRARIES = (
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     os.path.join(os.path.dirname(os.__file__), ""),
 )
-# Typed and generated code have no file; these names are of typed code.
+# Typed and generated code has no file. These file names mark typed code.
 _TYPED = re.compile(
     r"<(ipython-input|python-input|input|stdin|doctest |timed |magic-timeit|command-|pyshell#)"
 )
@@ -71,14 +71,14 @@ def is_users(file: str | None) -> bool:
         return _TYPED.match(file) is not None
     if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
         return False
-    # First the path as Python has it: making it absolute is the slowest step.
+    # Python's own path is tested first, because making it absolute is the slowest step.
     if file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES):
         return False
     return not (os.path.isfile(file) and _is_generated(file))
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a library generated the file: its module's package is installed elsewhere."""
+    """Whether a library generated the file, as its module's package is installed elsewhere."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -101,7 +101,7 @@ def is_torchs(file: str) -> bool:
 
 
 def module_of(file: str) -> str:
-    """Return the installed module of a file, as ``torch.optim.lbfgs``; empty for others."""
+    """Return a file's installed module, such as ``torch.optim.lbfgs``; empty for other files."""
     if is_torchs(file):
         inside = os.path.join("torch", file[len(_TORCH) :])
     elif found := list(_NAMED.finditer(file)):
@@ -112,7 +112,7 @@ def module_of(file: str) -> str:
 
 
 def label(file: str) -> str:
-    """Return the user's name of a file: ``"In [3]"`` for a cell, ``"train.py"`` for others."""
+    """Return the display name of a file: ``"In [3]"`` for a cell, ``"train.py"`` for others."""
     if match := _INPUT.match(file):
         return f"In [{match[1]}]"
     named = getattr(getattr(shell(), "compile", None), "format_code_name", lambda file: None)(file)
@@ -127,7 +127,7 @@ def last_cell() -> str:
 
 
 def next_cell() -> str:
-    """Return the next cell of IPython, whose `execution_count` depends on the version."""
+    """Return IPython's next cell, without `execution_count`, which differs by version."""
     return f"In [{_typed()}]"
 
 
@@ -136,7 +136,7 @@ def _typed() -> int:
 
 
 # -- lines
-_LONG = 60  # shown characters of a line
+_LONG = 60  # maximum length of a displayed line
 # The names of the code that `%%time` and `%%timeit` run.
 _TIMED = ("<timed ", "<magic-timeit")
 _TIMING = ("time", "timeit")
@@ -155,7 +155,7 @@ class UserLine:
 
     @property
     def label(self) -> str:
-        """The user's name of the file: ``"In [3]"``, ``"train.py"``."""
+        """The display name of the file: ``"In [3]"``, ``"train.py"``."""
         return label(self.file)
 
     @property
@@ -199,7 +199,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """Return a frame's code and instruction; under `%%time`, those of the cell."""
+    """Return a frame's code and instruction; under `%%time`, with the cell's file and lines."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
@@ -218,14 +218,14 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     before = max(typed.rstrip().count("\n") - body.rstrip().count("\n"), 1)
     known = linecache.getlines(name)
     if len(known) <= before:
-        # IPython compiles the magic to one line; the typed lines follow it.
+        # IPython compiles the magic to one line, so the typed lines are added after it.
         known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
     code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
     return code, at
 
 
 def _timed_in(frame: FrameType) -> tuple[str, str, FrameType | None]:
-    """Return the text of a timed cell, or the timed line; and the frame of the user's around it."""
+    """Return the text of a timed cell or the timed line, and the user's frame around it."""
     body, line, outer = "", "", frame.f_back
     while outer is not None:
         name = outer.f_code.co_filename
@@ -238,13 +238,13 @@ def _timed_in(frame: FrameType) -> tuple[str, str, FrameType | None]:
 
 
 def line_at(code: CodeType, at: int) -> UserLine:
-    """Return the line of the instruction at `at` of the user's code."""
+    """Return the user's line of the instruction at `at`."""
     line, file = line_of(code, at), code.co_filename
     return UserLine(line, source_of(file, line), function_of(code), file)
 
 
 def function_of(code: CodeType) -> str:
-    """Return the name of a function, also for a comprehension in it; empty at the top."""
+    """Return the name of a code object's function; empty at the top of a cell or file."""
     names = getattr(code, "co_qualname", code.co_name).split(".")  # from Python 3.11 on
     return next((name for name in reversed(names) if not name.startswith("<")), "")
 
@@ -262,10 +262,10 @@ def source_of(file: str, line: int) -> str:
 
 @lru_cache(maxsize=1024)
 def expression(code: CodeType, at: int) -> str:
-    """Return the expression of an instruction, in one line; else its line, or empty."""
+    """Return the expression of an instruction in one line; if unknown, its line or empty."""
     found = executing(code, at)
     text = ast.get_source_segment(found.source.text, found.node) if found.node else None
-    # executing finds nothing for a jump, as of an `if`.
+    # executing finds no node for a jump, such as that of an `if`.
     if not (text := text or _columns(code, at)):
         return source_of(code.co_filename, line_of(code, at))
     text = " ".join(row.strip() for row in text.splitlines())
@@ -273,16 +273,16 @@ def expression(code: CodeType, at: int) -> str:
 
 
 def executing(code: CodeType, at: int) -> Any:
-    """Return the source of an instruction, and its node in that, which is None if uncertain."""
-    from executing import Source  # takes 14 ms to import, which most magics can do without
+    """Return the source of an instruction, and its node there, or None if uncertain."""
+    from executing import Source  # imported late: it takes 14 ms, and few magics need it
 
-    # Attributes of a frame that executing reads; a frame would keep its names alive.
+    # The attributes that executing reads. A real frame would keep its variables alive.
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line_of(code, at), f_globals={})
     return Source.executing(frame)
 
 
 def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
-    """Return the variable in a frame's expression that has this value, or empty."""
+    """Return the variable in a frame's expression for whose value `is_it` is true, or empty."""
     names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))
     values = ((name, frame.f_locals.get(name, frame.f_globals.get(name))) for name in names)
     return next((name for name, value in values if is_it(value)), "")
@@ -308,23 +308,23 @@ def _columns(code: CodeType, at: int) -> str:
     first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
     if first is None or last is None:
         return ""
-    # Columns count bytes of UTF-8.
+    # Columns are in bytes of UTF-8.
     rows = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
     rows[-1] = rows[-1][:end]
     rows[0] = rows[0][start:]
     return b" ".join(row.strip() for row in rows).decode(errors="replace")
 
 
-# -- tracebacks without our frames
+# -- tracebacks without gpumagic's frames
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Remove the calling function and our frames below it from an error's traceback.
+    """Remove the calling function and gpumagic's frames below it from an error's traceback.
 
-    Call it in an `except` that ends with a bare `raise`, after which Python adds no frame from 3.11
-    on. `python -X dev` keeps the frames.
+    Call it in an `except` that ends with a bare `raise`. From Python 3.11 on, that adds no frame.
+    `python -X dev` keeps the frames.
     """
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):
@@ -334,7 +334,7 @@ def leave_out_ours(error: BaseException) -> None:
 
 
 def unseen(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function, without its frame in tracebacks."""
+    """Return a wrapper of the function that does not appear in tracebacks."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

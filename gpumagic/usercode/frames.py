@@ -47,7 +47,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Remove our frames that replace torch's or Python's code from an error's tracebacks."""
+    """Remove the frames of gpumagic's patches from an error's tracebacks."""
     for each in errors(error):
         chain = _chain(each.__traceback__)
         theirs = [tb for tb in chain[1:] if not stands_in(tb.tb_frame.f_code.co_filename)]
@@ -56,7 +56,7 @@ def cut_ours(error: BaseException) -> None:
 
 
 def end_at_user(error: BaseException) -> None:
-    """End an error's traceback at the user's innermost frame, as if that had raised it."""
+    """End an error's traceback at the user's innermost frame, as if that frame had raised it."""
     chain = _chain(error.__traceback__)
     users = (tb for tb in reversed(chain) if is_users(tb.tb_frame.f_code.co_filename))
     if (last := next(users, None)) is not None:
@@ -65,7 +65,7 @@ def end_at_user(error: BaseException) -> None:
 
 @contextmanager
 def libraries_hidden(error: BaseException) -> Iterator[None]:
-    """Within, IPython counts the libraries' frames in a traceback instead of showing them."""
+    """Make IPython count libraries' frames in a traceback, instead of showing them."""
     frames = [tb.tb_frame for tb in tracebacks(error)]
     libraries = [frame for frame in frames if not is_users(frame.f_code.co_filename)]
     hidden = [frame for frame in libraries if not frame.f_locals.get(_HIDE)]
@@ -74,7 +74,7 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
     try:
         yield
     finally:
-        for frame in hidden:  # for %debug to show them; Python 3.13 cannot delete the name
+        for frame in hidden:  # %debug shows them again; Python 3.13 cannot delete the name
             frame.f_locals[_HIDE] = False
 
 
@@ -128,7 +128,7 @@ class FailedFrame:
 
     @cached_property
     def candidates(self) -> list[ast.AST]:
-        """Return the failed expression, or all candidates if only the line is known."""
+        """Return the failed expression; if only the line is known, all candidates."""
         if self._node is not None:
             return [self._node]
         every = [*ast.walk(self.tree)] if self.tree is not None else []
@@ -150,8 +150,8 @@ def _names(frame: FrameType) -> Mapping[str, Any]:
     local = frame.f_locals
     if local is frame.f_globals or type(local) is not dict:
         return local
-    # Before Python 3.13 a running function keeps this dict until it returns. An exception in it
-    # would keep its frames alive, and with them every tensor.
+    # Before Python 3.13 a running function keeps this dict until it returns. An exception in the
+    # dict would keep its frames alive, and with them all their tensors.
     names = dict(local)
     for name, value in names.items():
         if issubclass(type(value), BaseException):
@@ -167,7 +167,7 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     for tb in reversed(_chain(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
-            # Leave out the frame of `%%time` itself: the code that it timed is in the same cell.
+            # Skip the frame of `%%time` itself, because the timed code is in the same cell.
             if not (timed and filename == found[-1].filename):
                 found.append(FailedFrame(tb, library=library))
             timed, library = found[-1].filename != filename, None
@@ -176,7 +176,7 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     return found
 
 
-# -- nodes around a node
+# -- nodes that enclose a node
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OWN_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -230,7 +230,7 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 
 
 # -- the code that has not run yet
-# Names in torch, and in libraries that train its models.
+# Names that mean a backward pass, in torch and in libraries that train its models.
 _BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
@@ -253,17 +253,17 @@ class RestOfCode:
 
     @property
     def read_anywhere(self) -> set[str]:
-        """Return the names that all of this code reads, also the part that has run."""
+        """Return the names that this code reads, including the part that has already run."""
         return set(names_read(self.frame.tree)) if self.frame.tree is not None else set()
 
     @property
     def overwritten(self) -> set[str]:
-        """Return the names that are bound again before they are read."""
+        """Return the names that the rest binds before it reads them."""
         return bound(self._rest) - self.read
 
     @property
     def made_before(self) -> set[str]:
-        """Return the names that this code itself may have bound before it failed."""
+        """Return the names that this code may have bound before it failed."""
         if self.frame.tree is None or self.failed is None or not self.frame.at_top:
             return set(self.frame.scope.local)
         line = self.failed.lineno
@@ -272,7 +272,7 @@ class RestOfCode:
 
     @property
     def added_up(self) -> set[str]:
-        """Return the names that a loop around the failed statement updates from their values."""
+        """Return the names that a loop around the failed statement updates, as in `x = x + 1`."""
         nodes = ast.walk(self.loops[-1]) if self.loops else ()
         found = set[str]()
         for node in nodes:
@@ -284,12 +284,12 @@ class RestOfCode:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Return the nodes of the code that has not run yet, loops around it included."""
+        """Return the nodes of the code that has not run yet, including enclosing loops."""
         return [node for each in self._rest for node in ast.walk(each)]
 
     @cached_property
     def backward(self) -> bool:
-        """Whether a backward pass follows: in this code, or in a function that it gives a value."""
+        """Whether a backward pass follows in this code, or in a function called with arguments."""
         tree = self.frame.tree or ast.Pass()
         defined = (n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS))
         makers = {n.name for n in defined if any(map(_is_backward, ast.walk(n)))}
@@ -312,7 +312,7 @@ def _is_backward(node: ast.AST) -> bool:
 
 
 def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield a statement, the later ones in its function, and its loops, which run again."""
+    """Yield a statement, later statements of its function, and its loops, which run again."""
     yield failed
     inner: ast.AST = failed
     for outer in parents(failed):
@@ -326,13 +326,13 @@ def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def block_of(node: ast.AST) -> list[Any]:
-    """Return the block of statements that a statement is in; empty for another node."""
+    """Return the block that contains a statement; empty for any other node."""
     blocks = (getattr(getattr(node, "parent", None), name, None) for name in _BLOCKS)
     return next((b for b in blocks if isinstance(b, list) and node in b), [])
 
 
 def bound(block: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that statements surely bind."""
+    """Return the names that statements bind on every path."""
     reader = NamesReader()
     reader.visit_all(*block)
     return reader.bound

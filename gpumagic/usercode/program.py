@@ -1,8 +1,8 @@
-"""Compile the code of a cell, to run once, or again and again inline.
+"""Compile a cell's code, to run once or inline in a loop.
 
-What IPython allows at the top of a cell compiles here, also `await`. The loop is part of the
-compiled code, as in `timeit`, but at the top of a module, so that the code means what it means in a
-cell, and costs that too. Lines and file are the user's.
+All code that IPython accepts in a cell compiles here, including top-level `await`. As in `timeit`,
+the loop is part of the compiled code. It is at the top of a module, so the code has the same
+meaning and the same cost as in a cell. Lines and file are the user's.
 """
 
 import __future__ as future
@@ -19,7 +19,7 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
 
-# Names that code cannot contain, so that none of the user's is hidden.
+# Names that code cannot contain, so that they hide no name of the user's.
 _RUNS, _RUN = ".runs", ".run"
 FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
@@ -30,7 +30,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 def compile_cell(
     tree: ast.Module, filename: str, flags: int = 0
 ) -> tuple[CodeType, CodeType | None]:
-    """Compile the statements of a cell, and its last expression, None if it has none."""
+    """Compile a cell's statements, and its last expression if there is one, else None."""
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
         last = _compiled(ast.Expression(body[-1].value), filename, "eval", flags)
@@ -69,20 +69,20 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
 
 
 def own_code(code: CodeType) -> CodeType:
-    """Return a copy of the code object, with those of the functions which it defines."""
-    # torch.compile writes names into the globals of the first function with a code object: another
-    # function with the same would not find them.
+    """Return a copy of a code object and of the code objects of the functions it defines."""
+    # torch.compile writes names into the globals of the first function that has a code object. A
+    # second function with the same code object would not find them.
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_consts=tuple(consts))
 
 
 @dataclass(frozen=True)
 class Program:
-    """Record code that can run many times; it calls a function by the variable `FUNCTION`."""
+    """Record code that can run many times; a given function is the variable `FUNCTION`."""
 
     text: str  # as shown to the user
     filename: str  # as shown in tracebacks
-    reads: tuple[str, ...]  # variables, with those of the set-up
+    reads: tuple[str, ...]  # variables, including the set-up's
     assigned: tuple[str, ...]
     function: Callable[[], Any] | None  # if a function was given instead of text
     _setup: CodeType
@@ -123,7 +123,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile Python, or a call of a function with `passed` variables; GpuError if it awaits."""
+    """Compile code, or a call of a function with `passed` variables; GpuError if it awaits."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -155,20 +155,20 @@ def program(
         assigned=tuple(assigned),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        # First as a cell, since a loop allows statements that a cell does not.
+        # Compiled as a cell first, because a loop allows statements that a cell does not.
         _once=compile_cell(tree, name),
         _loop=_looped(tree, name),
     )
 
 
 def namespace_of(code: object, caller: FrameType) -> dict[str, Any]:
-    """Return the global variables of a function; for other code, those of the calling frame."""
+    """Return a function's globals; for other code, those of the calling frame."""
     own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
     return caller.f_globals if own is None else own
 
 
 def _run(code: CodeType, space: dict[str, Any]) -> Any:
-    # Unlike `exec` it adds nothing to variables that may be the user's.
+    # Unlike `exec`, this adds no `__builtins__` to variables that may be the user's.
     return FunctionType(own_code(code), space)()
 
 

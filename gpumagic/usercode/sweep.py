@@ -21,7 +21,7 @@ from gpumagic.usercode.variables import variables_read
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
-# The limit of torch's sizes, of 64 bits.
+# torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
@@ -30,10 +30,10 @@ _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 def parse(
     typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the values typed for a variable; raise GpuError for others.
+    """Parse the values typed for a variable; raise GpuError if they are invalid.
 
-    ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several with
-    commas; ``"dtype=torch.float16"`` is read from `names`.
+    Forms: ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several
+    separated by commas. Names such as ``"dtype=torch.float16"`` are looked up in `names`.
     """
     typed = " ".join(typed.split())  # in one line
     text = option + typed
@@ -45,7 +45,7 @@ def parse(
 
 
 def range_of(typed: str) -> tuple[str, Sequence[Any]]:
-    """Return one variable and its values; a range of ``batch=1..4096``, which may be long."""
+    """Return one variable and its values; a long range such as ``batch=1..4096`` is allowed."""
     name, _, listed = (part.strip() for part in typed.partition("="))
     between = _RANGE.fullmatch(listed)
     if between and not between[1] and name.isidentifier():
@@ -58,7 +58,7 @@ def range_of(typed: str) -> tuple[str, Sequence[Any]]:
 
 
 def _values(piece: str, text: str, names: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the values of one piece between commas."""
+    """Return the values of one item of the comma-separated list."""
     if between := _RANGE.fullmatch(piece):
         base, *ends = between.groups()
         first, last, step = (_number(end or "1", text) for end in ends)
@@ -91,7 +91,7 @@ def _number(typed: str, text: str) -> int | float:
 
 
 def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
-    # Between the smallest float and the largest size. Integers from the exponent 0 on.
+    # From the smallest float to the largest size. Exponents from 0 give integers.
     exponents = range(-1075, 64) if base > 1 and first > 0 else ()
     if not (found := [base**n for n in exponents if first <= base**n <= last]):
         raise GpuError(f"{text}: there is no power of {base} in that range; type pow2:1..4096")
@@ -104,12 +104,12 @@ def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
     # Slightly more, so that 0.1..0.5:0.1 includes its end.
     count = min((last - first) / step + 1 + 1e-9, MOST_POINTS + 1)
     values = (first + n * step for n in range(int(count)))
-    # As typed: 0.3, not 0.30000000000000004.
+    # Rounded to the typed digits: 0.3, not 0.30000000000000004.
     return [each if isinstance(each, int) else float(f"{each:.12g}") for each in values]
 
 
 def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Return a sweep of one variable, with a tuple of values; raise GpuError for any other."""
+    """Return a sweep with its values as a tuple; raise GpuError for more than one variable."""
     if len(sweep) > 1:
         raise GpuError(f"a sweep is over one variable, not {', '.join(sweep)}; leave out one")
     return {name: _checked(name, given) for name, given in sweep.items()}
@@ -137,7 +137,7 @@ def points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def label(value: Any, most: int = 40) -> str:
     """Return a short text of a value: ``"4096"``, ``"0.001"``, ``"float16"``."""
-    # The repr of NumPy's numbers has their type.
+    # The repr of NumPy's numbers includes their type.
     if number(value) is not None:
         value = int(value) if isinstance(value, Integral) else float(value)
     words = value if isinstance(value, str) else repr(value)
@@ -151,7 +151,7 @@ def key(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def number(value: Any) -> float | None:
-    """Return a value as a finite number for an axis; None for any other."""
+    """Return a value as a finite number for an axis, or None."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
@@ -183,7 +183,7 @@ def worked_through(
     namespace: Mapping[str, Any],
     points: Sequence[Mapping[str, Any]],
 ) -> list[float | None]:
-    """Return the items of one run, at each point of a sweep; GpuError unless above 0."""
+    """Return the number of items per run, for each point of a sweep; GpuError unless positive."""
     if items is None:
         return [None] * len(points)
     try:
@@ -196,7 +196,7 @@ def worked_through(
         try:
             value: Any = items if code is None else eval(code, {**namespace, **values})
             count = math.nan if isinstance(value, str) else float(value)
-        except Exception as error:  # noqa: BLE001  it is the user's
+        except Exception as error:  # noqa: BLE001  it is the user's code
             raise GpuError(f"{given}: {faults.in_words(error)}; {_ITEMS}") from None
         if not 0 < count < math.inf:
             shown = " ".join(str(value).split())[:40]

@@ -1,8 +1,8 @@
 """Read the user's values without running their code: expressions, containers, functions.
 
-Objects are recognized by their type, since a user's object may answer `getattr` with anything. A
-proxy stays as it is, a file or a database that acts as a mapping is not read, and an object whose
-every attribute raises does no harm.
+Objects are recognized by type, because `getattr` of a user's object may return anything. A proxy is
+not resolved, a file or a database that acts as a mapping is not read, and an object may raise in
+every attribute.
 """
 
 import ast
@@ -38,12 +38,12 @@ def comes_from(kind: type, *names: str) -> bool:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a tensor of torch, by its type."""
+    """Whether a value is a torch tensor, by its type."""
     return comes_from(type(value), "torch.Tensor")
 
 
 def is_module(value: object) -> bool:
-    """Whether it is a module of torch, by its type."""
+    """Whether a value is a torch module, by its type."""
     return comes_from(type(value), "torch.nn.Module")
 
 
@@ -58,7 +58,7 @@ def own(value: Any) -> Any:
     """Return an object's `__dict__`, bypassing its `__getattr__`; empty if there is none."""
     try:
         held: Any = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001  a property of the user's may have that name
+    except Exception:  # noqa: BLE001  the user's class may define this name
         return {}
     return held if isinstance(held, (dict, types.MappingProxyType)) else {}
 
@@ -66,7 +66,7 @@ def own(value: Any) -> Any:
 # -- expressions
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """The value of a name that cannot be read."""
-# Cheap attributes of tensors whose class is torch's.
+# Cheap attributes of tensors of torch's own classes.
 _OF_TENSORS = {"data", "grad", "device"}
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_MODULES = tuple(f"torch.nn.{name}" for name in ("Sequential", "ModuleList", "ModuleDict"))
@@ -96,7 +96,7 @@ class Scope:
 
 
 class _TorchEvaluator(Evaluator):
-    """Evaluate also torch's modules and tensors, and subclasses of containers."""
+    """Evaluate expressions, including torch's modules and tensors, and subclasses of containers."""
 
     def _handle(self, node: ast.expr) -> Any:
         try:
@@ -110,7 +110,7 @@ class _TorchEvaluator(Evaluator):
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """Return `owner.name`, if torch or a named tuple stores it."""
+    """Return `owner.name` for an attribute stored by torch or a named tuple."""
     kind, held = type(owner), own(owner)
     torch = torch_here()
     if torch and kind in (torch.Tensor, torch.nn.Parameter) and name in _OF_TENSORS:
@@ -137,16 +137,16 @@ def _item(owner: Any, key: Any) -> Any:
     raise CannotEval
 
 
-# -- containers and attributes, and the walk over them
+# -- containers and attributes, and visiting them
 Step = tuple[str, Any]
-"""From a value to one that it holds: ``(".", name)`` or ``("[]", key)``."""
+"""The step from a value to an attribute or item: ``(".", name)`` or ``("[]", key)``."""
 Path = tuple[Any, ...]
-"""The path to a value: the variable's name, then a step for each part on the way."""
+"""The path to a value: the variable's name, then one step per attribute or item."""
 
 # Objects without data.
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
-# In memory, and no other: to ask a file for its values would read it.
+# Only mappings in memory, because iterating over a file's values would read it.
 _MAPPINGS = (dict, UserDict)
 _PARTS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
@@ -159,7 +159,7 @@ _ITEMS = 2000
 
 
 def written(path: Path) -> str:
-    """Return a path as a person would write it: ``net.layer.weight``, ``batch['x']``."""
+    """Return a path as code: ``net.layer.weight``, ``batch['x']``."""
     text = str(path[0])
     for kind, key in path[1:]:
         try:
@@ -170,7 +170,7 @@ def written(path: Path) -> str:
 
 
 def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
-    """Return what a container holds, or its first parts; empty if all of it is plain."""
+    """Return a container's items, at most `most`; empty if all of them are plain."""
     kind = type(value)
     if kind in _PARTS:
         return [((".", name), getattr(value, name)) for name in _PARTS[kind]]
@@ -183,12 +183,12 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
         held = [] if base is None else list(islice(base.__iter__(value), most))
         names = getattr(kind, "_fields", None)
         steps = [(".", name) for name in names] if names else [("[]", n) for n in range(len(held))]
-    # A list of a million numbers is passed over at C speed.
+    # `map` checks a list of a million numbers at C speed.
     return [] if set(map(type, held)) <= PLAIN else list(zip(steps, held, strict=False))
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """Return the first keys, or indices, and items of a mapping or a sequence."""
+    """Return the first keys (or indices) and items of a mapping or a sequence."""
     if not issubclass(type(value), (list, tuple, deque, dict, UserDict)):
         return []
     found = enumerate(items(value, _ITEMS))
@@ -196,7 +196,7 @@ def contents(value: Any) -> list[tuple[Any, Any]]:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return an object's attributes: its `__dict__`, and its `__slots__` that are set."""
+    """Return an object's attributes: its `__dict__` and those of its `__slots__` that are set."""
     held = dict(own(value))
     for slot in slots_of(type(value)):
         with suppress(AttributeError):  # never set
@@ -215,7 +215,7 @@ def is_open(kind: type) -> bool:
     """Whether to look into the attributes of a class's objects."""
     if issubclass(kind, types.SimpleNamespace):
         return True
-    # A library may have `abc` make its classes: then their bases tell whose they are.
+    # A class of a library may be made by `abc`; then its bases give the library.
     homes = [str(defined_in(base)).partition(".")[0] for base in bases_of(kind)]
     home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
     return home not in _CLOSED and bool(kind.__dictoffset__ or slots_of(kind))
@@ -228,7 +228,7 @@ def walk(
     most: int = sys.maxsize,
     depth: int = sys.maxsize,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield each value once with its path, level by level, and all that `into` returns of it."""
+    """Yield each value once with its path, breadth first; `into` returns a value's parts."""
     seen: dict[int, Any] = {}  # keeps visited values alive, so that their ids stay unique
     todo = deque(values)
     while todo and len(seen) < most:
@@ -242,7 +242,7 @@ def walk(
 
 
 def parts_of(value: Any) -> list[tuple[Step, Any]]:
-    """Return what a container holds, and the attributes of an object that is open."""
+    """Return the items of a container, and the attributes of an object of an open class."""
     kind = type(value)
     found = items(value) if issubclass(kind, CONTAINERS) else []
     if not issubclass(kind, type) and is_open(kind):
@@ -252,7 +252,7 @@ def parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 # -- functions, and the global names that they read
 def of_function(function: Any, name: str) -> Any:
-    """Return `__name__` or `__module__` of a function of C or Python; None for anything else."""
+    """Return `__name__` or `__module__` of a C or Python function; None for any other value."""
     if type(function) is MethodType:
         function = function.__func__
     if not isinstance(function, (types.BuiltinFunctionType, FunctionType)):
@@ -262,7 +262,7 @@ def of_function(function: Any, name: str) -> Any:
     return "torch" if found is None and "torch" in str(type(owner)) else found
 
 
-# The attributes through which one function holds others.
+# The attributes through which a function refers to others.
 _INNER = {
     FunctionType: ("__wrapped__",),
     type(functools.lru_cache(str)): ("__wrapped__",),
@@ -281,7 +281,7 @@ def _methods(kind: type, module: str) -> list[Any]:
 
 
 def functions_in(value: Any, module: str) -> list[FunctionType]:
-    """Return the functions of `module` in a value: behind decorators, in methods, in containers."""
+    """Return the functions of `module` in a value: decorated, as methods, or in containers."""
 
     def into(value: Any) -> list[tuple[Step, Any]]:
         kind = type(value)
@@ -303,7 +303,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
 
 
 def globals_of(code: CodeType) -> list[str]:
-    """Return the global names that a code object and its inner ones read."""
+    """Return the global names that a code object and its nested code objects read."""
     loads = ("LOAD_GLOBAL", "LOAD_NAME")
     names = {i.argval: None for i in dis.get_instructions(code) if i.opname in loads}
     for constant in code.co_consts:

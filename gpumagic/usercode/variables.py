@@ -1,8 +1,8 @@
-"""Find the names that code reads and binds, and the variables behind them; run nothing.
+"""Find the names that code reads and binds, and their variables, without running the code.
 
 A name counts if its value from *before* the cell can reach an expression. `x = 1; print(x)` does
 not read the old `x`, but `if c: x = 1` followed by `print(x)` does. A cell with only `train()`
-reads what `train` reads. A tensor does not count if only its metadata is read: `x.shape`, `len(x)`.
+reads the names that `train` reads. Reading only a tensor's metadata (`x.shape`) does not count.
 """
 
 import ast
@@ -21,22 +21,22 @@ from gpumagic.usercode.values import bases_of, functions_in, globals_of, members
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
 _PYTHON_MAGICS |= {"gputime", "gpudiff"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# Metadata of a tensor, the same on all devices. Code uses `device` to create other tensors, unless
-# it is only shown.
+# Metadata of a tensor that is the same on all devices. `device` is not included: code uses it to
+# create other tensors, unless it only prints it.
 _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _METADATA_OF = {"id", "len", "type"}
-# With one of these, code reaches variables by names in its texts.
+# Code with one of these may read variables whose names are in its string constants.
 _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 _NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def _is_array(value: object) -> bool:
-    """Whether it is a tensor, or an array that other libraries can read."""
+    """Whether a value is a tensor, or an array that other libraries can read."""
     return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
 
 
 class NamesReader(ast.NodeVisitor):
-    """Visit code in the order in which it runs; collect names that are read and surely bound."""
+    """Visit code in execution order; collect the names that it reads, and those it always binds."""
 
     def __init__(
         self, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES
@@ -47,7 +47,7 @@ class NamesReader(ast.NodeVisitor):
         self._values = values
 
     def visit_all(self, *parts: Any) -> None:
-        """Visit nodes, and nodes in lists."""
+        """Visit nodes and lists of nodes."""
         for part in parts:
             if isinstance(part, list):
                 self.visit_all(*part)
@@ -62,7 +62,7 @@ class NamesReader(ast.NodeVisitor):
         elif node.id not in self.bound:
             self.read.setdefault(node.id)
 
-    # -- nodes that read before they bind
+    # -- nodes whose parts are read before names are bound
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit_all(node.value, node.targets)
 
@@ -82,7 +82,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_ImportFrom = visit_Import
 
-    # -- branches: afterwards a name is bound if each of them binds it; None is for doing nothing
+    # -- branches: a name is bound if every branch binds it; None is a branch that does nothing
     def _one_of(self, *branches: Any) -> None:
         before = set(self.bound)
         ends = []
@@ -98,7 +98,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_IfExp = visit_If
 
-    # A `break` ends a loop before its body has bound everything, and leaves out `else`.
+    # A `break` may end a loop before its body has bound all names, and skips `else`.
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
         self._one_of(node.body, node.orelse, None)
@@ -130,7 +130,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _named
 
-    # -- scopes of their own
+    # -- nested scopes
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.visit_all(node.decorator_list)
         self._function(node.args, node.body, node.name)
@@ -149,8 +149,8 @@ class NamesReader(ast.NodeVisitor):
         for node in inner:
             if isinstance(node, (ast.Global, ast.Nonlocal)):
                 local -= set(node.names)
-        # The body runs later, when all top-level names of the cell are bound: what matters is only
-        # which names are the function's own.
+        # The body runs later, when all top-level names of the cell are bound. Only the function's
+        # local names matter here.
         before, self.bound = self.bound, self.bound | local
         self.visit_all(body)
         self.bound = before
@@ -197,32 +197,32 @@ class NamesReader(ast.NodeVisitor):
         if getattr(node.func, "attr", "") in ("run_line_magic", "run_cell_magic"):
             self._nested_magic(*node.args)
 
-    # -- nested magics: their Python is a string in the tree
+    # -- nested magics: their Python code is a string in the tree
     def _nested_magic(self, *arguments: ast.expr) -> None:
         texts = [str(a.value) for a in arguments if isinstance(a, ast.Constant)]
         if len(texts) < max(len(arguments), 2) or texts[0] not in _PYTHON_MAGICS:
             return
-        # The text after the magic's name is Python too: a statement, or the set-up of %%timeit.
+        # The text after the magic's name is also Python: a statement, or the set-up of %%timeit.
         for text in (_OPTIONS.sub("", texts[1]).strip(), *texts[2:]):
             with suppress(SyntaxError):
                 self.visit(ast.parse(self._transform(text)))
 
 
-# IPython's names for its history, which are no variables of a cell.
+# IPython's names for its history; they do not count as variables.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
 
 def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook's own variables: none of IPython's, no private ones."""
+    """Return the notebook's variables, without IPython's and private ones."""
     names = [name for name in namespace if not name.startswith("_") and name not in NOT_VARIABLES]
     return {name: namespace[name] for name in names}
 
 
-# `transform` converts the text of a nested magic to Python, as `InteractiveShell.transform_cell`.
+# `transform` converts a nested magic's text to Python, like `InteractiveShell.transform_cell`.
 def names_read(
     tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES
 ) -> list[str]:
-    """Return the global names that code reads, by first use; no tensor read for metadata alone."""
+    """Return the global names that code reads, by first use; metadata of tensors does not count."""
     reader = NamesReader(transform, values)
     reader.visit(tree)
     if _BY_NAME & reader.read.keys():
@@ -233,7 +233,7 @@ def names_read(
 
 
 def names_assigned(tree: ast.AST) -> list[str]:
-    """Return the global names that the code of `tree` binds, also in its functions."""
+    """Return the global names that the code of `tree` binds, including in its functions."""
     symbols = symtable.symtable(ast.unparse(tree), "<cell>", "exec").get_symbols()
     bound = (s for s in symbols if s.is_assigned() or s.is_imported() or s.is_declared_global())
     return [symbol.get_name() for symbol in bound]
@@ -242,7 +242,7 @@ def names_assigned(tree: ast.AST) -> list[str]:
 def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for each name, and for names that functions of `module` read."""
+    """Yield `(name, value)` for the names, and for names that their functions of `module` read."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[CodeType] = set()
