@@ -102,7 +102,7 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
-    """Return the call of a module whose data is on another device: the fix belongs at this call.
+    """Return the call of a module with data on another device: the fix belongs at this call.
 
     None if `within`, the called code, has since moved the data.
     """

@@ -292,7 +292,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
 
 
 def _of_each_turn(site: Site) -> str | None:
-    """Return the device of a module that is a loop's variable, as each module may have another."""
+    """Return the device of a loop's module as an expression: each pass may have another."""
     for part in site.at.parts if site.at.calls_module else ():
         turns = {name for loop in loops_around(part.node) for name in stored(loop)}
         a_turns = in_own_scope(part.node) or first_name(part.text) in turns
@@ -346,7 +346,7 @@ def _used_once(site: Site) -> bool:
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether an operand must not move, or may not."""
+    """Whether moving an operand would be wrong, or might be."""
     if part.kind == "module":  # an earlier use in the loop needs its current device
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
