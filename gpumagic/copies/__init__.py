@@ -1,1 +1,1 @@
-"""Copy any of a notebook's objects, with the relations between them."""
+"""Copy objects of a notebook together with the references between them."""

@@ -1,10 +1,10 @@
-"""Copy any of a notebook's objects, with the relations between them.
+"""Copy objects of a notebook together with the references between them.
 
-One pickle is written and read back, so each object has one copy. Objects of the process and
-immutable ones are shared: the pickle has a number for each. The functions, classes and objects of
-the notebook are recreated without calling their methods: a function gets the same code, with copies
-as its globals, closure and defaults, and a class gets copies of its methods. All others are pickled
-as their class says.
+One pickle is written and read back, so each object has one copy. Immutable and process-wide objects
+are shared: the pickle has a number for each. The notebook's functions, classes and objects are
+recreated without calling their methods. A function gets the same code, with copies as its globals,
+closure and defaults; a class gets copies of its methods. All other objects are pickled in the way
+that their class defines.
 """
 
 import contextvars
@@ -34,10 +34,10 @@ from gpumagic.usercode.values import (
 )
 
 _CACHED = type(functools.lru_cache(str))
-# Py_TPFLAGS_HEAPTYPE, among a class's flags.
+# Py_TPFLAGS_HEAPTYPE, a bit of a class's flags.
 _MADE_IN_PYTHON = 1 << 9
 
-# Types that pickle saves as they are, at C speed.
+# Types that pickle saves directly, at C speed.
 _INLINE = frozenset(
     {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
 )
@@ -50,7 +50,7 @@ _SHARED_KINDS = frozenset(
         contextvars.ContextVar,
     )
 )
-# Packages and classes whose objects are shared: immutable ones, and those of the process.
+# Packages and classes whose objects are shared, because they are immutable or process-wide.
 _SHARED = (
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
     *("builtins.range", "builtins.slice"),
@@ -62,19 +62,19 @@ _SHARED = (
     *("torch.layout", "torch.memory_format", "torch.Size"),
     *("jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
-# Copied by attributes, ignoring the class's own pickling.
+# Classes whose objects are copied by attributes, ignoring the class's own pickling.
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.amp.GradScaler", "torch.utils.data.DataLoader", "jax.custom_jvp", "jax.custom_vjp"),
-    "equinox.Module",  # a singleton that its `__new__` keeps
+    "equinox.Module",  # its `__new__` returns a singleton
 )
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
-    """Copies values in two steps: `write` reads the originals, `read` makes the copies.
+    """Copy values in two steps: `write` reads the originals, `read` makes the copies.
 
-    Tensors and arrays are copied by `storages`, between the two steps. `fresh` becomes the globals
-    of the copies of the notebook's functions. `stays` decides what else is shared.
+    `storages` copies tensors and arrays between the two steps. `fresh` becomes the globals of the
+    copied functions of the notebook. `stays` returns whether an object is shared as well.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._namespace, self._storages, self._stays = namespace, storages, stays
         # The variables that functions read, by name.
         self.met: dict[str, Any] = {}
-        self.finishing: list[Callable[[], Any]] = []  # called when all copies exist
-        self.alive: list[Any] = []  # objects held by weak references alone
+        self.finishing: list[Callable[[], Any]] = []  # called once all copies exist
+        self.alive: list[Any] = []  # targets of copied weak references
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
         self._numbers: dict[int, int] = {}
@@ -121,9 +121,9 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             if name != "_namespace" and isinstance(held, (dict, list)):
                 held.clear()
 
-    # -- what pickle asks
+    # -- pickle's hooks
     def persistent_id(self, value: Any) -> int | None:
-        """Return the number of a shared object, None for others. pickle asks for every object."""
+        """Return the number of a shared object, else None. pickle calls this for every object."""
         if self._stays is not None and self._stays(value):
             return self._number(value)
         if type(value) in _INLINE:
@@ -147,11 +147,11 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return _reduce_instance(self, value, kind)
 
     def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-        """Return what pickle calls to make a copy: ``make(original, *args)``."""
+        """Return the call that makes a copy, for pickle: ``make(original, *args)``."""
         return Copier.copied, (self, self._number(original), make, *args)
 
     def copied(self, number: int, make: Callable[..., Any], *args: Any) -> Any:
-        """Return the first result of `make`: in a cycle, pickle builds an object twice."""
+        """Return the first result of `make`, because pickle builds objects in a cycle twice."""
         if number not in self._copies:
             self._copies[number] = make(self._originals[number], *args)
         return self._copies[number]
@@ -170,7 +170,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(original), (original, dict(original)))[1]
 
     def _is_space(self, space: dict[str, Any]) -> bool:
-        """Whether globals are the notebook's; those of a script of `%run` stay separate."""
+        """Whether globals are the notebook's or those of a `%run` script, which stay separate."""
         return id(space) in self._spaces or space.get("__name__") == "__main__"
 
     def is_notebooks(self, function: Any) -> bool:
@@ -180,7 +180,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Members of an enumeration are compared by identity; C made ctypes' classes.
+            # Members of an enumeration are compared by identity; ctypes' classes are made in C.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
@@ -190,13 +190,13 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         if not kind.__flags__ & _MADE_IN_PYTHON:
             return False
         if any(map(self.is_notebooks, vars(kind).values())):
-            return True  # a library's, with a method of the notebook's
-        # torch's backward class of an autograd.Function of the notebook.
+            return True  # a library's class with a method from the notebook
+        # torch derives a backward class from the notebook's autograd.Function.
         forward = vars(kind).get("_forward_cls", kind)
         return kind.__module__ in self._modules or forward.__module__ in self._modules
 
     def reads(self, function: types.FunctionType) -> dict[str, Any]:
-        """Return the variables that a function of the notebook reads; empty for others."""
+        """Return the variables that a function of the notebook reads; empty for other functions."""
         space = function.__globals__
         if not self._is_space(space):
             return {}
@@ -214,7 +214,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             return not self.is_notebooks(value) and (not held or self._is_of_library(value))
         if kind is _CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
-        if kind is types.BuiltinFunctionType:  # of a module made in C, or bound to an object
+        if kind is types.BuiltinFunctionType:  # a function of a C module, or a bound method
             return isinstance(value.__self__, (types.ModuleType, type, type(None)))
         if _is_jitted(kind):
             return self._is_of_library(value)
@@ -227,7 +227,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not copied and (shared or id(value) in of_module)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library has the function by its name, which decorated ones of ours keep."""
+        """Whether a library has this function by name; a user's wrapper only copies the name."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -235,7 +235,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_jitted(kind: type) -> bool:
-    """Whether it is JAX's class of compiled functions."""
+    """Whether a class is JAX's class of compiled functions."""
     return kind.__name__ == "PjitFunction" and kind.__module__.startswith("jaxlib.")
 
 
@@ -245,12 +245,12 @@ def _is_shared_kind(kind: type) -> bool:
         return True
     name = f"{kind.__module__}.{kind.__qualname__}."
     shared = name.startswith(tuple(f"{room}." for room in _SHARED))
-    # Modules of torch.compile are copied, and generators of virtual GPUs.
+    # Modules of torch.compile and generators of virtual GPUs are copied.
     return shared and not comes_from(kind, "torch.nn.Module", "torch._C.Generator")
 
 
 def _of_its_module(kind: type) -> frozenset[int]:
-    """Return the ids of a class's objects that its library keeps by name, as sentinels."""
+    """Return the ids of a class's objects that are attributes of its module, such as sentinels."""
     name = kind.__module__
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
@@ -330,7 +330,7 @@ def _new_class(old: type, copier: Copier, meta: Any, bases: tuple[type, ...]) ->
     for name in ("__slots__", "__orig_bases__"):  # required by type.__new__ and Generic
         if name in vars(old):
             space[name] = vars(old)[name]
-    # A metaclass of the notebook does not run again.
+    # A metaclass of the notebook must not run again.
     maker: Any = next(m for m in meta.__mro__ if not copier.is_ours(m) and "__new__" in vars(m))
     return maker.__new__(meta, old.__name__, bases, space)
 
@@ -342,19 +342,19 @@ def _set_class(kind: type, held: dict[str, Any]) -> None:
 
 # -- other objects
 def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
-    """Return how pickle recreates an object; NotImplemented for the class's own way."""
+    """Return how pickle recreates an object; NotImplemented to use the class's own pickling."""
     if comes_from(kind, "torch._C.Generator"):
         return copier.recreate(value, _new_generator)
     if not (_is_plain(kind) and (comes_from(kind, *_WHOLE) or _has_no_way(copier, kind))):
         return NotImplemented
     held = attributes(value)
     if comes_from(kind, "torch.utils.data.DataLoader"):
-        held["_iterator"] = None  # running workers stay the notebook's
+        held["_iterator"] = None  # running workers are not copied
     return *copier.recreate(value, _new_instance, copier, kind), held, None, None, _set_instance
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether `object.__new__` makes its instances: no base is made in C."""
+    """Whether `object.__new__` creates a class's instances, because no base is made in C."""
     return all(
         base.__flags__ & _MADE_IN_PYTHON
         and type(vars(base).get("__new__")) is not types.BuiltinFunctionType
@@ -363,7 +363,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def _has_no_way(copier: Copier, kind: Any) -> bool:
-    """Whether a class of the notebook does not say how it is pickled."""
+    """Whether a class of the notebook does not define its pickling."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
     default = all(getattr(kind, way, None) is getattr(object, way, None) for way in ways)
     return default and copier.is_ours(kind)

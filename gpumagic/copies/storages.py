@@ -1,9 +1,9 @@
-"""Copy tensors and arrays with the memory they share, all at once.
+"""Copy tensors and arrays together, with the memory they share.
 
-Tensors and NumPy arrays that overlap in memory overlap in the copy (views, `from_numpy`, tied
-weights), with their strides and offsets. The source is only read, and never copied on its own
-device first. Arrays of other frameworks get a copy each, which a function may donate. torch is used
-only if the notebook has imported it.
+Tensors and NumPy arrays that overlap in memory (views, `from_numpy`, tied weights) overlap in the
+copy too, with their strides and offsets. The source is only read; a copy on another device needs no
+copy on its own device. Each array of another framework gets its own copy, which a function may
+donate. torch is used only if the notebook has imported it.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ _ALIGNMENT = 64
 
 @dataclass
 class Stretch:
-    """One tensor or array, its addresses, and the copied range."""
+    """One tensor or array: its first address, and the range of addresses to copy."""
 
     index: int
     source: Any
     first: int
     start: int
     stop: int
-    device: Any = None  # of a tensor: where it is, and where its copy is made
+    device: Any = None  # for tensors: the device, and the copy's device
     home: Any = None
 
 
 class StorageCopier:
-    """Tensors and arrays to copy, each once, by the number that `add` returns."""
+    """Tensors and arrays to copy, each once, by number."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
-        self.nbytes = self.sent = 0  # sent: to another device
+        self.nbytes = self.sent = 0  # sent: bytes to another device
         self.others = others
         self._sources: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
-        self._token: Any = None  # the root of tensors that autograd tracks
+        self._token: Any = None  # the input of tracked copies
 
     def has(self, value: Any, kind: type) -> bool:
-        """Whether a value is an array that is copied here."""
+        """Whether this class copies the value, an array."""
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
-            # Others, such as masked arrays, say how they are pickled.
+            # Other classes, such as masked arrays, define their own pickling.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
         return self.others.of(value) is not None
 
     def reduce(self, source: Any, kind: type, held: dict[str, Any]) -> Any:
-        """Return how pickle recreates an array, as one of class `kind` with attributes `held`."""
+        """Return how pickle recreates an array, with class `kind` and attributes `held`."""
         args = self._add(source), kind
         return self.copied, args, held, None, None, lambda array, held: own(array).update(held)
 
@@ -86,7 +86,7 @@ class StorageCopier:
         return number
 
     def copy(self, homes: Mapping[int, Any]) -> None:
-        """Make all copies; tensors on the devices in `homes`, by id, or on their own."""
+        """Make all copies, a tensor's on the device in `homes` (by id), else on its own device."""
         with ExitStack() as stack:
             if (torch := torch_here()) is not None:
                 self._token = torch.zeros((), device="cpu", requires_grad=True)
@@ -99,7 +99,7 @@ class StorageCopier:
                     self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """Return the copy with this number; a tensor or NumPy array as one of class `kind`."""
+        """Return the copy with this number; a tensor or NumPy array gets the class `kind`."""
         if number not in self._finished:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
@@ -118,7 +118,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory of a tensor or array; None if it has a copy of its own already."""
+        """Return the memory of a tensor or array; None if a separate copy was made at once."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):
@@ -139,12 +139,12 @@ class StorageCopier:
         self.sent += nbytes * sent
 
     def _copy_family(self, family: list[Stretch]) -> None:
-        """Copy overlapping tensors and arrays, once for each device on which a copy is made."""
+        """Copy the memory of overlapping tensors and arrays once per target device."""
         source = family[0].source
         if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
             import numpy
 
-            made = numpy.array(source, order="K", subok=False)  # its own memory can be resized
+            made = numpy.array(source, order="K", subok=False)  # owns its memory: resizable
             made.flags.writeable = source.flags.writeable
             self._made[family[0].index] = made
             self._count(source.nbytes, sent=False)
@@ -161,7 +161,7 @@ class StorageCopier:
             self._made[piece.index] = lay_out(piece, buffer, piece.first - start + lead)
 
     def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
-        """Return the data as a tensor of this class, tracked by autograd as the source is."""
+        """Return the data as a tensor of this class; autograd tracks it if it tracks the source."""
         torch = torch_here()
         if comes_from(type(data), "numpy.ndarray"):
             return data if kind is type(data) else data.view(kind)
@@ -190,7 +190,7 @@ def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
 
 
 def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int, int]:
-    """Return the first used byte and the one after the last."""
+    """Return the offsets of the first used byte and of the byte after the last."""
     if not math.prod(shape):
         return 0, 0
     ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
@@ -203,7 +203,7 @@ def _memory(start: int, stop: int) -> Any:
 
 
 def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any:
-    """Return a new buffer with these bytes, aligned as they are."""
+    """Return a new buffer with these bytes, aligned like the source."""
     lead = start % _ALIGNMENT
     torch = torch_here()
     if torch is None:
@@ -234,7 +234,7 @@ def _of_array(index: int, source: Any) -> Stretch:
 
 
 def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
-    """Return an array with the layout of the source in a buffer, or an empty one."""
+    """Return an array with the source's layout in a buffer; without buffer, a new array."""
     import numpy
 
     source = piece.source
@@ -246,7 +246,7 @@ def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
 
 # -- tensors
 def _lies_plainly(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than a layout of its storage."""
+    """Whether a tensor is only a strided view of its storage."""
     torch = torch_here()
     return (
         type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
@@ -264,7 +264,7 @@ def _of_tensor(index: int, source: torch.Tensor, home: Any) -> Stretch:
 
 
 def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> torch.Tensor:
-    """Return a tensor with the layout of the source in a buffer, or an empty one."""
+    """Return a tensor with the source's layout in a buffer; without buffer, an empty tensor."""
     source = piece.source
     new: torch.Tensor = torch_here().empty(0, dtype=source.dtype, device=piece.home)
     empty = buffer is None or not source.numel()
@@ -291,13 +291,13 @@ def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
-    # Several storages of the same memory: arrays and their tensors by `from_numpy`.
+    # Several storages share the memory, such as arrays and their `from_numpy` tensors.
     return torch.frombuffer(_memory(start, stop), dtype=torch.uint8)
 
 
 @cache
 def _rooted() -> Any:
-    """Return a function that turns a plain tensor into one that is no leaf, without more memory."""
+    """Return a function that makes a plain tensor a non-leaf, without using more memory."""
     import torch
 
     class Rooted(torch.autograd.Function):

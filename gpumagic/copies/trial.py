@@ -1,8 +1,8 @@
-"""Run code on copies of the variables that it reads, so that the user's do not change.
+"""Run code on copies of the variables that it reads, so that the user's variables do not change.
 
-Guarantees: the user's variables, every object in them, autograd's graphs and memory are unchanged;
-functions and classes of the notebook see the copies; two sets of copies can be used at the same
-time, on two threads; after `close`, an error or an interrupt nothing is left.
+Guarantees: the user's variables, every object in them, autograd's graphs and memory are unchanged.
+Functions and classes of the notebook see the copies. Two threads can use two sets of copies at the
+same time. After `close`, an error or an interrupt no copy remains.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _FUNCTION = "(function)"
 class CopiedVariables:
     """Make copies, on one device, of the variables that a piece of code reads.
 
-    Functions of the notebook are followed. `stays` decides what else is shared. Raises GpuError for
-    a variable that cannot be copied, and torch.OutOfMemoryError; then nothing is left behind.
+    Variables that the notebook's functions read are copied too. `stays` returns whether an object
+    is shared. If this raises GpuError (cannot be copied) or OutOfMemoryError, no copy remains.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class CopiedVariables:
         stays: Callable[[Any], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.seconds, self.nbytes = 0.0, 0  # of copying, with the device synchronized
-        self.sent = 0  # bytes of these that came from another device
+        self.seconds, self.nbytes = 0.0, 0  # copying time, with synchronization; bytes
+        self.sent = 0  # part of `nbytes` that came from another device
         self.notes: tuple[str, ...] = ()
         self.function = function
-        # The module of the code. Names that it does not read are there too, not copied.
+        # The module in which the code runs. Names that the code does not read are not copied.
         self._module = types.ModuleType(namespace.get("__name__") or "__main__")
         self.globals = vars(self._module)
         self.globals.clear()
-        # torch's dispatch modes in Python look for the built-in names here.
+        # torch's dispatch modes in Python look up built-in names here.
         self.globals.update({"__builtins__": builtins, **namespace})
         self._namespace, self._stays, self._others = namespace, stays, others
         self._storages = StorageCopier(others)
@@ -81,7 +81,7 @@ class CopiedVariables:
         return self._storages.tensors()
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the memory at once; unless `emptied`, functions made here keep the variables."""
+        """Free the memory at once; unless `emptied`, functions made here keep their variables."""
         made = self._storages.made()
         self._storages.clear()
         space, self.globals, self.function = self.globals, {}, None
@@ -98,7 +98,7 @@ class CopiedVariables:
         try:
             try:
                 copier.write(values)
-            except Exception as error:  # noqa: BLE001  what pickling the user's own objects may raise
+            except Exception as error:  # noqa: BLE001  pickling runs the user's methods
                 raise self._refusal(values, error) from None
             homes, tracked = _homes(self._namespace, {**values, **copier.met}, device)
             self._storages.copy(homes)
@@ -139,7 +139,7 @@ class CopiedVariables:
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device | None
 ) -> tuple[dict[int, torch.device], list[str]]:
-    """Return the device of each tensor's copy, by id; and a note on each that autograd tracks."""
+    """Return the device of each tensor's copy, by id, and a note for each tracked tensor."""
     if device is None:
         return {}, []
     from gpumagic.moving.find_tensors import TensorFinder
@@ -156,7 +156,7 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
     from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
-    # The CPU needs nothing.
+    # The CPU needs no placement.
     if device.type == "cpu" and torch_here().get_default_device().type == "cpu":
         stack.enter_context(suspended())
     else:
@@ -183,8 +183,8 @@ class Trial:
         self.where = str(device or others.device)
         self._others = others
         self._program, self._values = program, values
-        self.stack = ExitStack()  # to undo on the thread that was set up
-        # Last: after an interrupt `close` would not be called.
+        self.stack = ExitStack()  # to be closed on the thread that ran `set_up`
+        # Made last, because `close` is not called after an interrupt in this method.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
