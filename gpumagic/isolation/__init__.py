@@ -1,1 +1,1 @@
-"""Restore process-wide settings that code changes, and drop what it prints."""
+"""Restore process-wide settings that code changes, and discard its output."""

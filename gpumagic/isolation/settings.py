@@ -1,7 +1,7 @@
-"""Restore what code changed in the process or its thread: settings and random state.
+"""Restore settings and random state that code changed in the process or its thread.
 
-These are the settings that 1,668 public notebooks change, and the ones that change later numbers or
-speed. A setting that cannot be restored is kept as a fault, and the others are restored.
+The settings are those that 1,668 public notebooks change, and those that affect later results or
+speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
     """One setting to restore."""
 
     name: str
-    # Returns its value; a copy if the value is changed in place.
+    # Returns the value; if code changes the value in place, a copy.
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
@@ -41,12 +41,12 @@ def _named(owner: Any, names: str) -> Iterator[Setting]:
         read, _, write = name.partition("/")
         if not write:
             yield Setting(name, partial(getattr, owner, name), partial(setattr, owner, name))
-        elif hasattr(owner, read) and hasattr(owner, write):  # this version has them
+        elif hasattr(owner, read) and hasattr(owner, write):  # exists in this version
             yield Setting(write, getattr(owner, read), getattr(owner, write))
 
 
 def _of_a_thread() -> Iterator[Setting]:
-    """Yield the settings that each thread has for itself."""
+    """Yield the settings that are separate for each thread."""
     if (torch := torch_here()) is not None:
         yield from _named(torch, "is_grad_enabled/set_grad_enabled")
         for kind in ("cpu", "cuda", "mps"):
@@ -94,13 +94,13 @@ def _of_the_process() -> Iterator[Setting]:
 
 
 def _default_device() -> Any:
-    """Return the device of `torch.set_default_device`; None if it was not called."""
+    """Return the device set by `torch.set_default_device`, or None."""
     mode = getattr(torch_here()._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if mode is None else mode.device
 
 
 def _list(owner: Any, name: str) -> Setting:
-    """Return a setting that is a list, restored in place."""
+    """Return a setting whose value is a list, restored in place."""
 
     def write(before: list[Any]) -> None:
         getattr(owner, name)[:] = before
@@ -128,7 +128,7 @@ def _configure(config: Any, before: dict[str, Any]) -> None:
 def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
     found = []
     for setting in settings:
-        # torch refuses to read a value that was set in both ways; a folder may be gone.
+        # torch cannot read a value set by both its old and new API; a folder may be deleted.
         with suppress(Exception):
             found.append((setting, setting.read()))
     return found
@@ -137,7 +137,7 @@ def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
 def _write(setting: Setting, value: Any) -> None:
     try:
         changed = bool(setting.read() != value)
-    except Exception:  # noqa: BLE001  a value may be the user's, and compare as it likes
+    except Exception:  # noqa: BLE001  the comparison may be the user's code
         changed = True
     if changed:
         with faults.kept(f"putting back {setting.name}"):
@@ -146,7 +146,7 @@ def _write(setting: Setting, value: Any) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Restore settings and random state that are changed within."""
+    """Restore settings and random state after the block."""
     before = _now([*_of_a_thread(), *_of_the_process()])
     randomness = Randomness()
     try:
@@ -160,7 +160,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function that gives another thread this thread's modes of torch and numpy."""
+    """Return a function that sets this thread's modes of torch and numpy on another thread."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -176,9 +176,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Within, call `note` at an interrupt instead of raising; raise at more than `most`."""
+    """Call `note` at interrupts within the block; only those after the first `most` raise."""
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets signals. They may be ignored, or set by C code.
+    # Only the main thread gets signals. They may be ignored, or handled by C code.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
@@ -199,7 +199,7 @@ def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within, defer an interrupt to the end; a second one is raised at once."""
+    """Defer an interrupt to the end of the block; a second interrupt is raised at once."""
     came: list[tuple[int, FrameType | None]] = []
     with noted(lambda *signaled: came.append(signaled)):
         yield
@@ -219,13 +219,13 @@ class Randomness:
         self._tensorflow = _tensorflow_state()
 
     def seed_tensorflow(self) -> None:
-        """Give TensorFlow a seed until `restore`, if it has none, so that devices draw the same."""
+        """Seed TensorFlow until `restore`, if unseeded, so that devices draw equal numbers."""
         if self._tensorflow is not None:
             seed, _ = self._tensorflow
             _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def restore(self) -> None:
-        """Restore everything. A CUDA device initialized since gets the CPU's seed."""
+        """Restore all random states. A CUDA device initialized since then gets the CPU's seed."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -242,11 +242,11 @@ class Randomness:
         self._start = self._devices
 
     def same_start(self, devices: Iterable[torch.device]) -> None:
-        """Restore everything, and let each of these CUDA devices draw the first one's numbers."""
+        """Restore all random states, and give these CUDA devices the state of the first."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
-            torch_here().cuda.init()  # it will be used, and has no generator yet
+            torch_here().cuda.init()  # creates the generators
         self._start, generators = _states(), _generators()
         for name in here:
             self._start[name] = self._start[here[0]]
@@ -262,14 +262,14 @@ class Randomness:
 
 
 def _tensorflow() -> Any:
-    """Return TensorFlow's context, which keeps the seed; None if it is not imported."""
+    """Return TensorFlow's context, which has the seed; None if TensorFlow is not imported."""
     module: Any = sys.modules.get("tensorflow.python.eager.context")
     found = module.context() if hasattr(module, "context") else None
     return found if hasattr(found, "_set_global_seed") and hasattr(found, "_seed") else None
 
 
 def _tensorflow_state() -> tuple[int | None, Any] | None:
-    """Return its seed, and the state of its operations' seeds."""
+    """Return TensorFlow's seed, and the state of its operations' seeds."""
     found = _tensorflow()
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""Run jobs on threads that can be interrupted, and drop what timed code prints.
+"""Run jobs on threads that can be interrupted, and discard the output of timed code.
 
-An interrupt ends the job that it was meant for, or none.
+An interrupt ends the intended job or none.
 """
 
 import ctypes
@@ -13,16 +13,16 @@ from typing import Any
 
 from gpumagic.usercode.files import shell
 
-# Names of the threads that run timed code begin with this.
+# Prefix of the names of threads that run timed code.
 _THREADS = "gputime"
-# Methods of streams, and of IPython's publisher, that show something.
+# Output methods of streams and of IPython's display publisher.
 _SHOWING = ("write", "writelines", "publish", "clear_output")
 # Seconds between checks for Ctrl-C.
 _LOOK_S = 0.5
 
 
 class Quiet:
-    """Within, drop what timed code prints and displays; other threads are not affected."""
+    """Discard the output of timed code within the block; other threads are not affected."""
 
     def __init__(self) -> None:
         self.dropped = False  # whether anything was dropped
@@ -43,13 +43,13 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         while self._replaced:
             owner, name, before, sink = self._replaced.pop()
-            # Another stream may have replaced it since; keep that.
+            # Keep another stream that code has installed since.
             if getattr(owner, name) is sink:
                 setattr(owner, name, before)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Within, drop nothing, for gpumagic's own output such as progress."""
+        """Allow output within the block, such as gpumagic's own progress."""
         self._lifted = True
         try:
             yield
@@ -57,7 +57,7 @@ class Quiet:
             self._lifted = False
 
     def drops(self) -> bool:
-        """Whether this thread's output is dropped."""
+        """Whether this thread's output is discarded."""
         here = threading.current_thread()
         timed = here.ident == self._thread or here.name.startswith(_THREADS)
         self.dropped |= timed and not self._lifted
@@ -65,7 +65,7 @@ class Quiet:
 
 
 class _Dropping:
-    """A replacement for a stream, or for the publisher of the notebook's displays."""
+    """A replacement for a stream, or for the notebook's display publisher."""
 
     def __init__(self, target: Any, quiet: Quiet) -> None:
         self._target, self._quiet = target, quiet
@@ -84,12 +84,12 @@ class _Dropping:
 
 
 class Worker:
-    """A thread whose job can be interrupted, as the main thread's can."""
+    """A thread whose job can be interrupted like code on the main thread."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREADS} {name}")
         self._lock = threading.Lock()
-        # The thread's ident while a job runs that was not interrupted yet.
+        # The thread's ident while a job runs.
         self._ident: int | None = None
         self._interrupted = False
         self._last: Future[Any] | None = None
@@ -100,7 +100,7 @@ class Worker:
         return self._last
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the running job, once, at its next step of Python."""
+        """Raise KeyboardInterrupt once in the running job, at its next bytecode."""
         with self._lock:
             if self._ident is not None and not self._interrupted:
                 self._interrupted = True
@@ -118,11 +118,11 @@ class Worker:
             finally:
                 self._settle()
         except KeyboardInterrupt:
-            self._settle()  # it may come between two of our steps
+            self._settle()  # the interrupt may come outside the job's code
             raise
 
     def _settle(self) -> None:
-        """Ensure that no interrupt comes from here on, nor a late one."""
+        """Ensure that no interrupt arrives after this call, not even a late one."""
         with self._lock:
             if self._interrupted:
                 _take_back()
@@ -130,14 +130,14 @@ class Worker:
 
 
 class _TakenBack(BaseException):
-    """Replaces an interrupt that was sent too late."""
+    """The exception that replaces an interrupt that was sent too late."""
 
 
 def _take_back() -> None:
     """Cancel a pending interrupt of this thread.
 
-    If it were replaced by nothing, Python 3.11 would check for it at every later step, and hang in
-    the first function under a profiler or debugger.
+    Another exception replaces it. If it were only removed, Python 3.11 would check for it at every
+    later step, and hang in the first function under a profiler or debugger.
     """
     try:
         _raise_in(threading.get_ident(), _TakenBack)
@@ -153,7 +153,7 @@ def _raise_in(ident: int, kind: type[BaseException]) -> None:
 
 def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED") -> None:
     """Wait for jobs, or until one has failed; an interrupt is raised within half a second."""
-    # Python sees a signal that comes just before it waits for a lock only after the wait.
+    # If a signal arrives just before Python waits for a lock, it is handled only after the wait.
     left: Collection[Future[Any]] = futures
     while left:
         done, left = wait(futures, _LOOK_S, until)
