@@ -140,7 +140,7 @@ def last_report() -> Report | None:
 
 # The report has its own clause for loaders; displayed values are not worth reporting.
 _SAID = ("loader", "display")
-_CLAUSES = 2  # in the line; the others are behind it
+_CLAUSES = 2  # clauses in the line; the others are folded
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
 

@@ -37,9 +37,9 @@ class _Share:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.moves = Moves()
-        self.origins: Origins = []  # of moved objects, until they are remembered
-        self.placed: Any = None  # the value of its placement's context
-        self.taken: list[str] = []  # GPUs that were taken as the cell's: "accelerate's cuda:0"
+        self.origins: Origins = []  # origins of moved objects, until they are stored
+        self.placed: Any = None  # the value of its placement's context manager
+        self.taken: list[str] = []  # GPUs that the cell's device replaced: "accelerate's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -72,7 +72,7 @@ class _Share:
         """Move variables back for `--back`; if that fails, store their origins."""
         try:
             moves = self.framework.home(namespace, self.origins)
-        except (GpuError, RuntimeError) as error:  # no room; a device that failed
+        except (GpuError, RuntimeError) as error:  # out of memory, or the device failed
             names = ", ".join(dict.fromkeys(origin.name for _, origin in self.origins))
             self.remember()
             return Moves(left=(Left(names, first_line(error)),))
@@ -120,18 +120,18 @@ class Run:
         self,
         device: Device,
         namespace: dict[str, Any],
-        names: Iterable[str],  # that the cell reads
+        names: Iterable[str],  # the variables that the cell reads
         *,
-        frameworks: Sequence[Framework] | None = None,  # by default torch
-        unusable: str = "",  # why torch's tensors stay, if they do
+        frameworks: Sequence[Framework] | None = None,  # the default is torch
+        unusable: str = "",  # the reason why torch's tensors stay; empty if they can move
         move: bool = True,
         strict: bool = False,
         table: bool = False,
         back: bool = False,
-        said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
+        said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses in the notebook's earlier reports
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # `stop`, given the seconds of the cell, returns its `peak`
-        profiler: Any = None,  # a helper with `result(ledger)`, and its seconds `stopping`
+        recorder: Any = None,  # `stop(seconds of the cell)` returns the `peak`
+        profiler: Any = None,  # has `start`, `stop`, `result(ledger)` and `stopping` (seconds)
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -145,23 +145,23 @@ class Run:
         self._helpers, self._recorder, self._profiler = helpers, recorder, profiler
         self._tally = Tally()
         self._counting, self._placed = ExitStack(), ExitStack()
-        self._undo: ExitStack | None = None  # of all that `start` began
+        self._undo: ExitStack | None = None  # undoes everything that `start` began
         self._stops: list[Callable[[], Iterable[Memory]] | None] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
-        self._joules: float | None = None  # of its device, before the cell
-        self._error: str | None = None  # the name of what ended the cell
+        self._joules: float | None = None  # the device's counter before the cell
+        self._error: str | None = None  # the name of the exception that ended the cell
         self._interrupted = False
         self._fault: str | None = None
-        self.left_out = 0.0  # seconds that are none of the cell's
-        self._complete = True  # whether all of `_during` worked
-        self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
-        self._bound: dict[str, int] = {}  # for `--back`: the ids of all variables' values
+        self.left_out = 0.0  # seconds not counted as the cell's
+        self._complete = True  # whether all guarded steps have succeeded
+        self._before: dict[int, Any] = {}  # weak references to arrays before the cell, by id
+        self._bound: dict[str, int] = {}  # for `--back`: ids of the values before the cell
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
-        """Move variables and begin the placement; or raise `GpuError` with nothing moved."""
+        """Move and place, or raise `GpuError` with nothing moved; `line` shows a long move."""
         for share in self._shares:
-            share.framework.own(self.device)  # a device that one cannot use moves nothing
+            share.framework.own(self.device)  # raises before any move if it cannot use it
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():

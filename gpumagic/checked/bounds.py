@@ -43,13 +43,13 @@ class Bounded(NamedTuple):
 
     values: Any  # a tensor
     low: float
-    high: float  # the largest that is allowed; infinity if any is
+    high: float  # the largest allowed value; infinity without a limit
     bound: str  # "10 classes: 0 … 9"; "numbers from 0 are needed"
-    at: Any  # the values as the call has them: a tensor, an array or a list
-    of: Any  # the tensor that has the bound; None if none has
-    ignored: int | None = None  # a value that is allowed too
-    role: str = "index"  # what the call has the values for
-    part: str = ""  # how the values are made of `at`: "[0]", ".sum(-1)"
+    at: Any  # the values as the call gives them: a tensor, an array or a list
+    of: Any  # the tensor that sets the bound, or None
+    ignored: int | None = None  # a value that is also allowed
+    role: str = "index"  # the role of the values in the call
+    part: str = ""  # the expression that makes the values from `at`: "[0]", ".sum(-1)"
 
 
 Find = Callable[[Any, Any], Iterator[Bounded]]
@@ -62,10 +62,10 @@ class Indexing(NamedTuple):
     functions: str
     parameters: str
     at: str  # the index
-    of: str = ""  # what is indexed, or the number of classes
-    unit: str = "elements"  # or the numbers that are needed if nothing is indexed
-    dim: int | None = None  # that is indexed, where it is no parameter
-    high: float = math.inf  # if nothing is indexed
+    of: str = ""  # the parameter that is indexed, or the number of classes
+    unit: str = "elements"  # or the allowed numbers, if nothing is indexed
+    dim: int | None = None  # the indexed dimension, if it is not a parameter
+    high: float = math.inf  # the largest number, if nothing is indexed
     wraps: bool = False  # negative indices count from the end
     unless: str = ""  # a parameter that is used in place of the index
 
@@ -214,7 +214,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     if low <= ends[0] and ends[1] <= high:
         return ""
     values = values.detach().cpu()
-    values = values.double() if values.is_floating_point() else values  # as the bounds are
+    values = values.double() if values.is_floating_point() else values  # like the bounds
     bad = ~((values >= low) & (values <= high)) & (values != bounded.ignored)
     if not bad.any():
         return ""
@@ -258,7 +258,7 @@ def readable(value: Any) -> bool:
 
 
 def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
-    """Return the first wrong value's position, ``"[3, 7]"``, the number of wrong values, it."""
+    """Return the first wrong value's position (``"[3, 7]"``), the number wrong, and the value."""
     places = wrong.nonzero()
     place = places[0].tolist()
     return str(place) if place else "", len(places), values[tuple(place)].item()
@@ -317,7 +317,7 @@ def _results(
     done = operation(failed, Reader(frame))
     parts = done.parts if done is not None and frame.direct else ()
     if any(own(part.value).get("_modules") for part in parts):
-        return {}  # torch is given what these modules make
+        return {}  # torch gets the results of these modules
     gone = [part for part in parts if part.value is None and part.kind != "module"]
     texts = [bracketed(part.node, part.text) for part in gone]
     # A parameter without a name belongs to a module without a name.

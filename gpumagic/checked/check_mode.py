@@ -119,7 +119,7 @@ class NanFinder:
         if makes_none and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
-        writes = name.endswith("_")  # to its first argument; or it is an operator
+        writes = name.endswith("_")  # writes to its first argument, or is an operator
         before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
             self._watch_backward(given, earlier=True)

@@ -124,7 +124,7 @@ class CachingAllocator:
         stat, blocks, requested = self.bytes, self.blocks, self.requested
         # From here on there are no calls.
         free[place:place] = ((end - start, start),)
-        if after > before:  # both are smaller than what they become part of: before it in the row
+        if after > before:  # both are smaller than the merged block, so they come before it
             del free[after]
         if before >= 0:
             del free[before]

@@ -49,7 +49,7 @@ class Card:
     name: str
     total: int  # bytes, including CUDA's context and the workspace
     capability: tuple[int, int] = (8, 0)  # CUDA's, such as (9, 0)
-    reported: bool = False  # whether `total` is torch's figure; else the maker's, or the user's
+    reported: bool = False  # whether `total` is torch's figure, not the maker's or the user's
 
     @property
     def workspace(self) -> int:

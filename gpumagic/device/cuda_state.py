@@ -70,7 +70,7 @@ class Death:
     """The permanent failure of CUDA in this process."""
 
     what: str  # "device-side assert"
-    where: str  # the code that ran when it was noticed: "In [7], line 3"; or nothing
+    where: str  # the code that ran when it was noticed: "In [7], line 3"; or empty
 
     @property
     def cause(self) -> str:
@@ -132,9 +132,9 @@ def look(where: str = "", error: BaseException | None = None) -> Death | None:
 def _asked(cuda: Any) -> str:
     """Return the error that CUDA reports for its GPUs; empty if there is none."""
     try:
-        if not cuda.is_current_stream_capturing():  # which the next call would end
+        if not cuda.is_current_stream_capturing():  # a query would end the capture
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, of the same error
+                warnings.simplefilter("ignore")  # torch's warning about the same error
                 for ordinal in started():
                     cuda.current_stream(ordinal).query()
     except RuntimeError as error:

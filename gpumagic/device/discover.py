@@ -64,7 +64,7 @@ class Device:
     kind: Kind  # torch's: an AMD GPU is "cuda" too
     ordinal: int | None = None  # CUDA's number in this process, the 1 of cuda:1
     uuid: str | None = None  # with its prefix, "GPU-…" or "MIG-…"; "PCI-…" if it has none
-    index: int | None = None  # that of nvidia-smi or the driver; a MIG device has its parent's
+    index: int | None = None  # index in nvidia-smi or the driver; for a MIG device, its parent's
     name: str | None = None
     memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
@@ -95,7 +95,7 @@ devices_changed: list[Callable[[], None]] = []
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
     """Register a function that lists this process's virtual GPUs; None removes it."""
     global _virtual, _cuda_order
-    _cuda_order = None  # facts of the replaced or removed devices
+    _cuda_order = None  # it describes the replaced or removed devices
     _virtual = devices
     for forget in devices_changed:
         forget()

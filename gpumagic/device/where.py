@@ -74,7 +74,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     head, comma, start = prefix.rpartition(",")
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # only if somebody has begun to type them
+    if start:  # offered only if the user has begun to type them
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}

@@ -51,9 +51,9 @@ class ActiveWatch:
     tally: Tally
     # Called before each operator that may deserve a warning; may raise `ImplicitCopyError`.
     alarm: "Alarm | None" = None
-    outer: "ActiveWatch | None" = None  # the watch around this one, which counts the same
+    outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
     live: bool = True  # until it ends; a task or a thread that outlives it must not count
-    thread: int = field(default_factory=_ident)  # that began it
+    thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
 current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
@@ -63,11 +63,11 @@ running: tuple[ActiveWatch, ...] = ()
 
 
 class _Here(threading.local):
-    copies = 0  # counted on this thread
+    copies = 0  # copies counted on this thread
     reads = 0
-    within = ""  # the operator whose own code makes the waits on this thread
-    serial = 0  # of the call that goes on and may wait more than once, such as a printing
-    counted = 0  # the last of them that was counted
+    within = ""  # the running operator to which waits on this thread belong
+    serial = 0  # number of the running call that may wait several times, such as a printing
+    counted = 0  # the last counted serial number
 
 
 here = _Here()
@@ -226,7 +226,7 @@ def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> 
 class Alarm:
     """Raise the alarms of one watch: at most one for each line."""
 
-    strict: bool = False  # raise at the first that is implicit
+    strict: bool = False  # raise at the first implicit copy or wait
     _lines: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, count: Count, tensor: Any) -> None:

@@ -26,7 +26,7 @@ _TIMED_FIRST, _TIMED_EVERY = 64, 16
 
 
 class CopyTimer:
-    """Time a real GPU's copies by pairs of events, read later. Untested on a real GPU."""
+    """Time a real GPU's copies by two events, read once complete. Untested on a real GPU."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
@@ -103,12 +103,12 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
         return _reads_of_masks(operator, *args)
     if operator == "equal":
         return [] if _known_equal(self, args[0]) else [1]
-    if operator == "repeat_interleave":  # the last of the sums, and whether one is negative
+    if operator == "repeat_interleave":  # reads the last sum, and whether a value is negative
         return [8, 1] if output_size is None else []
     if operator == "histc":
         low, high = (*args[1:], 0, 0)[:2]
         return [self.element_size()] * 2 if low == high else []
-    if operator == "bincount":  # the smallest and the largest
+    if operator == "bincount":  # reads the smallest and the largest value
         return [self.element_size()] * 2 if self.numel() else []
     return [COUNT] if self.numel() or operator == "nonzero" else []
 
@@ -216,7 +216,7 @@ def as_tensor(value: Any) -> Any:
     """Turn a number into a tensor: C++ passes a "wrapped number" tensor to Python as a number."""
     if isinstance(value, torch.Tensor):
         return value
-    dtype = torch.float64 if type(value) is float else None  # as a wrapped number is
+    dtype = torch.float64 if type(value) is float else None  # like a wrapped number
     with _without_overrides():
         return torch.tensor(value, dtype=dtype, device="cpu")
 
@@ -253,7 +253,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 def _on_real(found: Sequence[Count], after: After, index: int) -> After:
     """Return the function to call after a copy that GPU `index` makes and its stream times."""
     begun, copies = None, here.copies
-    with kept("timing a copy"):  # a time is not worth the user's copy
+    with kept("timing a copy"):  # a failure must not stop the user's copy
         begun = TIMER.begin(found[0].count, index)
 
     def after_on_real(seconds: float) -> None:

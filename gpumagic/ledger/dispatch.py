@@ -173,7 +173,7 @@ class Hooks:
             _retired.append(kernels)
         ours = set(self._library._op_impls)
         self._library._destroy()
-        self._library._op_impls.clear()  # else the library's finalizer would remove them once more
+        self._library._op_impls.clear()  # else the library's finalizer would remove them again
         if self.virtual == _virtual():
             # torch has also removed the virtual GPUs' entries of the same names: restore them.
             torch.library._impls.update(ours & self._known)
@@ -221,7 +221,7 @@ _changing = threading.RLock()
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     """Count within the context and in threads started in it; any thread may exit the context."""
     outer = attribute.current.get()
-    while outer is not None and not outer.live:  # a suspended generator's may end in any order
+    while outer is not None and not outer.live:  # watches in generators may end in any order
         outer = outer.outer
     alarm = Alarm(strict=strict) if strict or warn else None
     active = attribute.ActiveWatch(tally, alarm, outer)

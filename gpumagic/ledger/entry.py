@@ -40,27 +40,27 @@ class Entry:
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
     count: int = 0  # copies, or waits: a call may wait more than once
-    nbytes: int = 0  # in all of them; a wait reads few: an element, or the size of a result
+    nbytes: int = 0  # total; a wait reads few: an element, or the size of a result
     # For copies on a real GPU, the device time between two events of the stream; for other copies,
     # the time of the call. For waits, the time that the host was blocked. None if unknown.
     seconds: float | None = 0.0
     # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. Explicit are
     # `.to`, `.cpu`, `copy_`, `device=` and `synchronize()`.
     implicit: bool = False
-    where: UserLine | None = None  # in the user's own code; None if no code of the user's did
+    where: UserLine | None = None  # the line in the user's code; None if not from the user's code
     code: str = ""  # the expression there
     # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` copied),
     # "backward", or empty.
     via: str = ""
-    within: str = ""  # the library's module that did it by itself, such as "torch.optim.lbfgs"
-    calls: int = 0  # of printing: how often a tensor was printed; else `count`
-    repeats: int = 0  # copies of the very tensor that the copy before had copied, unchanged
+    within: str = ""  # the library's module that made the call, such as "torch.optim.lbfgs"
+    calls: int = 0  # for printing, the number of printed tensors; else `count`
+    repeats: int = 0  # copies of the same unchanged tensor as in the previous copy
     blocking: int = 0  # copies that the host waited for
     # Whether the host's memory was pinned; None if the host had no part, or if copies differed.
     pinned: bool | None = None
-    names: tuple[str, ...] = ()  # of the variables that were copied, or that held what was
-    framework: str = ""  # whose arrays: "JAX"; nothing for torch's
-    unsized: bool = False  # the bytes of some of its copies are not known, and not in `nbytes`
+    names: tuple[str, ...] = ()  # the variables that were copied or contained the copied arrays
+    framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
+    unsized: bool = False  # some copies have unknown bytes, which are not in `nbytes`
 
     @property
     def file(self) -> str | None:
@@ -84,9 +84,9 @@ class Entry:
 class Ledger(Shown):
     """Every copy between devices and every wait of some code; displays as a table."""
 
-    entries: tuple[Entry, ...] = ()  # those in a file together, in the order of their lines
+    entries: tuple[Entry, ...] = ()  # sorted by file and line
     virtual: bool = False  # on virtual GPUs, whose times say nothing about a GPU
-    predicted: bool = False  # as by a dry run: then there are no times
+    predicted: bool = False  # from a dry run, without times
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -233,7 +233,7 @@ class Count(Entry):
     at: tuple[CodeType, int] | None = None  # the user's code, and its instruction
     # Keeps alive the code objects whose addresses are in this count's key: ids stay unique.
     kept: object = None
-    timed: int = 0  # calls that have added to `seconds`, if not all
+    timed: int = 0  # number of timed calls, if not all are timed
     looks: int = 0  # see `look_at`
     last: weakref.ref[Any] | None = None
     version: int | None = None
@@ -277,7 +277,7 @@ class Count(Entry):
 class Tally:
     """The counts of one watch."""
 
-    virtual: bool = False  # whether the devices are
+    virtual: bool = False  # whether the devices are virtual
     # Counts by operator, devices and instruction.
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
     # Reentrant, because a finalizer may run while it is held, and copy too.
@@ -307,4 +307,4 @@ class Memory:
     peak: int
     allocated: int
     before: int
-    allocations: int = 1  # how many there were
+    allocations: int = 1  # number of allocations

@@ -30,7 +30,7 @@ _LONG = 40  # characters of an expression that a sentence can hold
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
 _SCALAR = 16  # bytes of a number, at most
-_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
+_SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size
 
 
 @dataclass(frozen=True)

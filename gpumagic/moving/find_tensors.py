@@ -28,7 +28,7 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# A module's dictionaries of tensors and modules; every module's attributes, whose hooks may matter.
+# A module's dictionaries, and the attributes that all modules have: of these, only hooks matter.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
 # Limits for objects of libraries: the depth of nesting, and the number of objects per variable.
@@ -85,14 +85,14 @@ class TensorFinder:
 
     def __init__(self, module: str = "__main__") -> None:
         self.found: list[FoundTensor] = []
-        self.left: list[Left] = []  # what stays as a whole, or could not be looked into
+        self.left: list[Left] = []  # values that stay as a whole, or could not be searched
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # by a `to` of their own
-        self.naming: list[tuple[Any, str]] = []  # what names a device, and its variable
+        self.naming: list[tuple[Any, str]] = []  # objects that name a device, and their variable
         self._module = module
         self._depth = self._objects = 0
-        self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
+        self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
 
     def variables(self, variables: Iterable[tuple[str, object]]) -> None:
         """Search named values. Optimizers come last, so that modules name the parameters."""
@@ -134,7 +134,7 @@ class TensorFinder:
             self.value(getattr(packed, name), (*steps, (".", name)))
 
     def _object(self, value: Any, steps: Path) -> None:
-        is_class = issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
+        is_class = issubclass(type(value), type)  # isinstance would evaluate a proxy's __class__
         if defined_in(value if is_class else type(value)) == self._module:
             self._attributes(value, steps)
             if not is_class and self._first_time(type(value)):
@@ -156,7 +156,7 @@ class TensorFinder:
             return
         for name, item in attributes(value).items():
             if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
-                self._first_time(item)  # as a Dataset does, it stays
+                self._first_time(item)  # it stays, like a Dataset
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
         if stays:
@@ -191,7 +191,7 @@ class TensorFinder:
             self.left.append(Left(written(steps), reason))
             return
         self.modules.append(module)
-        if "_device" in vars(module):  # as Lightning's modules and torchmetrics have it
+        if "_device" in vars(module):  # an attribute of Lightning's modules and torchmetrics
             self.naming.append((module, str(steps[0])))
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
@@ -233,7 +233,7 @@ def nbytes_held(variables: Iterable[tuple[str, Any]], device: str = "") -> int:
     storages = {}
     for found in finder.tensors:
         if device in ("", str(found.tensor.device)):
-            with suppress(RuntimeError, NotImplementedError):  # sparse: no one storage
+            with suppress(RuntimeError, NotImplementedError):  # sparse: several storages
                 storage = found.tensor.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())

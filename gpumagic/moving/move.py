@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.cuda import synchronize  # a watch puts its own in torch.cuda's place
+from torch.cuda import synchronize  # the original: a watch replaces it in torch.cuda
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -118,7 +118,7 @@ class MovePlan:
             self._families += _families(group)
 
     def _note_sharing(self, namespace: Mapping[str, Any]) -> None:
-        """Report tensors and NumPy arrays that no longer share memory with a moved tensor."""
+        """Report the notebook's tensors and arrays that lose memory shared with a moved tensor."""
         moving = {id(found.tensor) for _, _, family in self._families for found in family}
         for name, value in list(namespace.items()):
             if name.startswith("_") or id(value) in moving or not (bytes_ := _addresses(value)):
@@ -204,7 +204,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # the moved tensor is one if `new` is
+            with torch.inference_mode(old.is_inference()):  # a moved tensor becomes like `new`
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -254,7 +254,7 @@ class MovePlan:
                 )
         if reason:
             self.left.append(Left(written(held.steps), reason))
-        elif moving:  # else all that it holds came along with another variable
+        elif moving:  # otherwise, all its tensors moved with another variable
             self._count(name, sum(map(bytes_of, moving)), sources)
             self._origins.append((brought, Origin(name, moving[0].device, device)))
 

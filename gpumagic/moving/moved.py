@@ -23,7 +23,7 @@ class Moved:
     """The bytes that moved with one variable, and their former devices."""
 
     name: str
-    nbytes: int  # memory that two variables share counts once, for the first
+    nbytes: int  # memory that two variables share counts for the first
     sources: tuple[str, ...]
 
 
@@ -73,12 +73,12 @@ def all_of(several: Iterable[Moves]) -> Moves:
 class Origin:
     """The device of an object, or of a variable's arrays, before a cell moved them."""
 
-    name: str  # the variable that it came with
-    device: Any  # torch's own for an object of torch, else its name: "cuda:1"
-    there: Any  # to which it was moved
-    cell: str = ""  # which cell it was: "In [3]"
-    kind: type | None = None  # of the variable's value, if the variable and not an object moved
-    committed: bool = True  # of JAX's arrays: to their device, so that JAX does not move them
+    name: str  # the variable through which it was found
+    device: Any  # a torch.device for torch's objects, else a name: "cuda:1"
+    there: Any  # the device to which it was moved
+    cell: str = ""  # the cell that moved it: "In [3]"
+    kind: type | None = None  # type of the variable's value, if the variable was rebound
+    committed: bool = True  # whether JAX's arrays are committed: JAX then does not move them
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
     """By each copy's id, a weak reference to it and its original, None after `keep_origins`."""
     named: Mapping[str, object] = field(default_factory=dict)

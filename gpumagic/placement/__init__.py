@@ -22,20 +22,20 @@ from torch.utils._device import DeviceContext
 class Placement:
     """One device for new tensors, in the context (thread or asyncio task) that entered it."""
 
-    device: torch.device | None  # None once it was left: a task that outlives its cell must stop
-    batches: bool  # whether those of a `DataLoader` are brought to the device too
-    outer: "Placement | None"  # the one that holds again when this one ends
-    modes: int  # how many of torch's were in force before
+    device: torch.device | None  # None after its end, for a task that outlives its cell
+    batches: bool  # whether a `DataLoader`'s batches are copied to the device
+    outer: "Placement | None"  # the enclosing placement, in force again after this one
+    modes: int  # number of torch's function modes at the start
     # The keyword arguments that the hot path adds. They are empty if the CPU is the default anyway,
     # because torch takes 0.2 µs to read one.
     keywords: dict[str, torch.device]
-    direct: bool = True  # whether `overruled` is False for certain, and it was not left
-    previous_index: int | None = None  # of the current CUDA device before
+    direct: bool = True  # whether it is certainly in force and not overruled
+    previous_index: int | None = None  # index of the previous current CUDA device
     delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
     taken: dict[str, None] = field(default_factory=dict)  # libraries whose first GPU was `device`
 
     def overruled(self) -> bool:
-        """Whether the user has entered a `with torch.device(...)` since, which then decides."""
+        """Whether the user has entered a `with torch.device(...)` since; it then decides."""
         newer = _get_current_function_mode_stack()[self.modes :]
         overruled = any(isinstance(mode, DeviceContext) for mode in newer)
         self.direct = not overruled
@@ -101,7 +101,7 @@ if hasattr(os, "register_at_fork"):
 class FunctionMode(TorchFunctionMode):
     """A torch function mode of one thread, from `start` to `stop` or in a `with`."""
 
-    running = 0  # how often it was started and not stopped
+    running = 0  # number of starts without a stop
 
     def start(self) -> Any:
         """Enter the mode on this thread; return it."""

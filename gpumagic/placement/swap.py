@@ -1,9 +1,9 @@
 """Swap torch's factories for their placed twins while a placement is in force anywhere.
 
 A torch function mode would need less code, but doubles the cost of every operator. A swapped name
-costs 0.4 µs for each new tensor, and nothing for operators. Guarantees: `leave` restores every name
-and default argument, in torch, in the user's namespace, in libraries and in modules imported during
-the placement.
+costs 0.4 µs for each new tensor and nothing elsewhere. Guarantees: `leave` restores every name and
+default argument, in torch, in the user's namespace, in libraries and in modules imported during the
+placement.
 """
 
 import sys
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.overrides
 from torch import Tensor
-from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
+from torch._C import _len_torch_function_stack  # torch.utils._device uses the same count
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
@@ -76,12 +76,12 @@ def _restore_current_device(place: Placement) -> None:
 
 
 _lock = threading.RLock()
-_Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
+_Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, the old value, the new value
 _in_torch: list[_Swap] = []
 _in_modules: list[_Swap] = []  # of libraries
 # The user's modules, by name. Each placement searches them again, since a reload changes them.
 _of_users: dict[str, dict[str, Any]] = {}
-_twin_of: dict[int, Any] = {}  # by the id of the original: nothing of a user's value is asked
+_twin_of: dict[int, Any] = {}  # by the original's id, so that no code of a user's value runs
 _real_of: dict[int, Any] = {}
 # Ids of torch's modules, originals and twins. A namespace without these has nothing to swap.
 _ids: set[int] = set()
@@ -180,7 +180,7 @@ class _TorchFinder(MetaPathFinder):
     A library's module in `IN_LIBRARIES` is imported unchanged, and its functions are then swapped.
     """
 
-    importing = 0  # how many modules of torch are being imported, on all threads
+    importing = 0  # number of torch's modules being imported, on all threads
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if not (fullname.startswith("torch.") or fullname in IN_LIBRARIES):
@@ -216,7 +216,7 @@ _finder = _TorchFinder()
 
 
 def _swap_namespace(namespace: dict[str, Any]) -> None:
-    if id(namespace) not in _namespaces:  # else what came since is swapped already
+    if id(namespace) not in _namespaces:  # otherwise, it is already swapped
         _swap(_held(namespace, _twin_of))
         _namespaces[id(namespace)] = namespace
 
@@ -250,7 +250,7 @@ def _defaults(function: Any, table: dict[int, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[id(value)]
 
 
-_known: dict[str, int] = {}  # the ids of all modules when it was last looked
+_known: dict[str, int] = {}  # the ids of all modules at the last call of `_new_modules`
 _last_known: tuple[str, int] | None = None
 
 

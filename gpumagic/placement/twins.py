@@ -184,7 +184,7 @@ _HOST_CODE = (
 _COLLATE = "torch.utils.data._utils.collate"
 
 
-_others: set[object] = set()  # names of modules that were seen, and are not such code
+_others: set[object] = set()  # names of modules that were checked and are not host code
 
 
 def _is_host_code(module: object) -> bool:
@@ -255,7 +255,7 @@ def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameTyp
     """Adapt `as_tensor` and `asarray`: an existing tensor stays where it is."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if kwargs.get("device") is None and not isinstance(data, Tensor):
-        kwargs["device"] = _chosen(frame)  # None without a placement, as if nothing were said
+        kwargs["device"] = _chosen(frame)  # None without a placement, which is the default
     return make(*args, **kwargs)
 
 
@@ -272,7 +272,7 @@ def _load(load: Function, args: Args, kwargs: dict[str, Any], _: FrameType | Non
 
 
 def _pin(pin: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a loader's `pin_memory`: return tensors that are not on the CPU unchanged."""
+    """Adapt a loader's `pin_memory`: a dataset made on the device needs no pinning."""
     if isinstance(args[0], Tensor) and args[0].device.type != "cpu":
         return args[0]
     return pin(*args, **kwargs)
@@ -344,7 +344,7 @@ def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:  # several GPUs are the user's wish
+    if gpus.keys() == {0}:  # if the map has several GPUs, the user chose them
         gpus[0] = place.take(str(find.__module__).partition(".")[0])
     return {part: gpus.get(device, device) for part, device in device_map.items()}
 

@@ -290,7 +290,7 @@ def _exchange_device(index: int) -> int:
 
 
 def _maybe_exchange_device(index: int) -> int:
-    return _exchange_device(index)  # a function of its own: dynamo keeps a table by identity
+    return _exchange_device(index)  # a new function: dynamo compares by identity
 
 
 def _default_stream(device: Any = None) -> Any:
@@ -372,7 +372,7 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
         on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
-        if enabled and on_cuda:  # C++ would report a fault of each event
+        if enabled and on_cuda:  # C++ would report an error for each event
             warnings.warn("virtual GPUs: the profile has the CPU's times alone", stacklevel=3)
             options |= {"use_cpu": True, "use_device": None}
         begin(self, enabled, **options)

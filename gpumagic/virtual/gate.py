@@ -1,9 +1,8 @@
 """Decide whether virtual GPUs may be turned on, and tell torch's C++ that cuda exists.
 
 A wrong guess about torch's C++ side can crash the interpreter. So a version of torch that gpumagic
-was not tested with must first pass a trial in a child process. The
-autograd engine asks two C++ singletons about a cuda device, and ends the process unless they say
-that it exists:
+was not tested with must first pass a trial in a child process. The autograd engine asks two C++
+singletons about a cuda device, and ends the process unless they say that it exists:
 
 * The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices).
   ``_ensureCUDADeviceGuardSet`` installs it in place of a guard that counts no device. So a guard
@@ -51,9 +50,9 @@ _CUDA = 1  # c10::DeviceType::CUDA
 _HEADER_WORDS = 2  # before a table's entries: offset to top, type information
 _DESTRUCTORS = 2
 _GUARD_WORDS = 64
-_HOOKS_WORDS = 64  # the table has 49 or 50; what follows it is copied and never called
-_ALLOCATOR_BYTES = 64  # it has no more than the address of its virtual table
-_STORAGE_WORDS = 12  # of c10::StorageImpl, as many as lie in every version; one is its allocator's
+_HOOKS_WORDS = 64  # copied words; the table has 49 or 50, and the rest is never called
+_ALLOCATOR_BYTES = 64  # copied bytes; the object has only the address of its virtual table
+_STORAGE_WORDS = 12  # of c10::StorageImpl, in all versions; one is the allocator
 
 # The word of a storage that names its allocator, and the allocator of pinned memory.
 _pinned: list[tuple[int, int]] = []
@@ -119,7 +118,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
     base = ctypes.addressof(ctypes.c_char.in_dll(cpu, HOOKS_TABLE))
     table = words(*words.from_address(base))
     first = _HEADER_WORDS + _DESTRUCTORS
-    yes = _address(ctypes.pythonapi.Py_IsInitialized)  # plain C, takes anything, returns 1
+    yes = _address(ctypes.pythonapi.Py_IsInitialized)  # plain C, ignores arguments, returns 1
     table[first : first + len(YES)] = [yes] * len(YES)
     order = header_order()[1:]
     if "getPinnedMemoryAllocator" in order and hasattr(c10, CPU_ALLOCATOR):

@@ -40,7 +40,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
-_LARGE = 4096  # sides and lengths that are looked at
+_LARGE = 4096  # smaller sides and lengths are not checked
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -91,14 +91,14 @@ class KernelPlan:
         # For all other operators, C++ has turned conjugate and negative views into plain tensors.
         lazy = (C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
         self.flip: Callable[..., Tensor] = flip if any(lazy) else flip_plain
-        self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
+        self.plain = self.dense and not self.outs  # every tensor is flipped unchanged
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
         asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
-        self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # by which elements count
+        self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # factor for counting elements
         self.scratch = rule_of(self.name)
-        self.known = True  # last: until then another thread reads too
+        self.known = True  # set last: until then, other threads read the schema too
         return self
 
 
@@ -155,11 +155,11 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     # Kernels fill the processor's caches, so the cost here is the memory that is touched. For the
     # usual arguments, this function and `adopt` touch as little as possible.
     found: Found = []
-    above: list[str] = []  # arguments for which another key than CPU decides
+    above: list[str] = []  # arguments that need another dispatch key than CPU
     at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
-    if gpu is None:  # each operator within the composite one checks the devices itself
+    if gpu is None:  # the inner operators of a composite one check the devices
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
     if above or kwargs or plan.draws:
@@ -255,7 +255,7 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
 
 
 def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise if the results do not fit. Their sizes are from torch's meta kernel: up to 1 ms."""
+    """Raise if the results do not fit, by their sizes from torch's meta kernel; may take 1 ms."""
     __tracebackhide__ = True
     given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:

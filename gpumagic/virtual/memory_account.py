@@ -78,7 +78,7 @@ class Allocation(weakref.ref[Any]):
 
     __slots__ = ("address", "at", "made", "metadata", "place", "requested")
     requested: int  # bytes
-    made: CodeType | None  # the user's code that asked for it; None on a thread without any
+    made: CodeType | None  # the user's code that allocates; None on a thread without any
     at: int  # the instruction in that code
     metadata: str
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
@@ -90,7 +90,7 @@ class Allocation(weakref.ref[Any]):
         if not getattr(self, "address", 0):
             owner: Any = self()
             if hasattr(owner, "_fix_weakref"):
-                owner._fix_weakref()  # torch must know that Python refers to it again
+                owner._fix_weakref()  # tells torch that Python refers to it again
             self.address = 0 if owner is None else owner.data_ptr()
         return self.address
 
@@ -123,7 +123,7 @@ class MemoryAccount:
         self.events: deque[tuple[Any, ...]] | None = None  # while they are recorded
         self.refusal = ""  # why nothing can be allocated
         self._row: Any = row
-        self._lock = threading.RLock()  # a garbage collection may read the numbers within
+        self._lock = threading.RLock()  # reentrant: a garbage collection may read the numbers
         # Keeps the weak references alive: a dead one never calls back.
         self._live: dict[int, Allocation | _Scratch] = {}
         # Each allocation is logged when it is made, and again when its owner dies, which may happen
@@ -144,7 +144,7 @@ class MemoryAccount:
             self._make_room(nbytes)
         try:
             frame = _getframe(depth)
-        except ValueError:  # on a thread of C++
+        except ValueError:  # a C++ thread has no such frame
             made, at = None, 0
         else:
             made, at = frame.f_code, frame.f_lasti
@@ -242,7 +242,7 @@ class MemoryAccount:
         while log:
             block = log[0]
             key = id(block)
-            if key in live:  # it is logged for the second time: freed
+            if key in live:  # logged a second time: freed
                 # There is no call between `give` and the deletion, so no interrupt can arrive.
                 allocator.give(*block.place, block.requested)
                 del live[key], log[0]

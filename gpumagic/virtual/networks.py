@@ -184,7 +184,7 @@ class _Fused(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of the inputs."""
-        reserve, *given = ctx.saved_tensors  # torch's own error in a second pass
+        reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed = ctx.needs_input_grad[3:]
         wanted = [x for x, need in zip(given, needed, strict=True) if need]
         made: list[Any] = [torch.empty_like(x) for x in wanted if not ctx.graph]

@@ -146,7 +146,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
         if values.dim() and values.device != home:
             first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
             raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
-        if not (self.is_cuda and values.device == HOST):  # which the operator sends
+        if not (self.is_cuda and values.device == HOST):  # the operator copies these itself
             values = values.to(home)
     brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_

@@ -29,7 +29,7 @@ C: Any = torch._C
 Kernel = Callable[..., Any]
 # The last two are left alone: their kernels copy between processes, or torch recreates them.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # bytes, which no schema tells
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, against their schemas
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
 """Composite operators that share or copy bytes, read a number, or choose by the device."""
 
@@ -47,7 +47,7 @@ def register(stack: ExitStack) -> None:
         _register_dense(aten)
         for name, kernel in network_kernels().items():
             _put(aten, name, kernel, "AutogradCUDA")
-            _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
+            _put(aten, name, kernel, "CUDA")  # inference mode skips AutogradCUDA
         _register_parts(aten)
         _register_others(stack)
     # TorchScript's fuser would compile for a GPU, and ask its driver.
@@ -75,7 +75,7 @@ def _register_dense(aten: Any) -> None:
     for name in run_here | _names("CUDA"):
         if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
             runs = name in run_here or _can_run(f"aten::{name}")
-            runs &= "histogram" not in name  # which CUDA has not
+            runs &= "histogram" not in name  # CUDA has no such kernels
             kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
@@ -103,7 +103,7 @@ def _register_parts(aten: Any) -> None:
 def _register_others(stack: ExitStack) -> None:
     """Register collectives and libraries' operators (torchvision's …), now and when loaded."""
     known: set[str] = set()
-    libraries = stack.enter_context(ExitStack())  # open until off: `stack` itself is handed on
+    libraries = stack.enter_context(ExitStack())  # open until `stack` is closed
 
     def register_new() -> None:
         new = _all_names("CUDA") - known
@@ -136,7 +136,7 @@ def _register_others(stack: ExitStack) -> None:
 
 
 def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:
-    python = isinstance(kernel, FunctionType)  # neither the generic kernel nor one of C++
+    python = isinstance(kernel, FunctionType)  # not the generic kernel, not a C++ kernel
     owner.impl(name, unseen(kernel) if python else kernel, key, allow_override=True)
 
 
@@ -210,7 +210,7 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     """Replace real GPUs in a fork by virtual ones without tensors, but with the same bytes used."""
-    on = bool(GPUS)  # and they are to stand aside
+    on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:
         facts: dict[str, Any] = {"uuid": uuid.uuid4()}

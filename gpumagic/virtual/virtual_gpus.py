@@ -76,7 +76,7 @@ class VirtualGpu:
         self.code = 2 | self.index << 32  # DLDevice {kDLCUDA, index}, read as one int64
 
 
-_Device = torch.device  # itself, also while a placement replaces the name: it is asked often
+_Device = torch.device  # the original, even while a placement replaces the name
 
 
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
