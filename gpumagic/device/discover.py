@@ -221,7 +221,7 @@ def _is_mig(device: Device) -> bool:
 
 
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
-    """Return only one MIG device if any GPU is partitioned, as CUDA does; else all of `chosen`."""
+    """Return one MIG device if a chosen GPU is partitioned, as CUDA does; else all of `chosen`."""
     for device in chosen:
         its = [other for other in physical if _is_mig(other) and other.index == device.index]
         if its:

@@ -76,7 +76,7 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     @unseen
     def query(self) -> bool:
-        """Whether all work is done, which is always so."""
+        """Return True: all work is always done."""
         checks.wait()
         return True
 
