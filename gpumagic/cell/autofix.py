@@ -1,7 +1,7 @@
 """Copy the operands of a failed call to one device and call again, for `%%ongpu … --fix`.
 
-The ledger names the line of each copy. Only cells that ask for it pay: this is a mode over all
-functions of torch, which adds a microsecond to each call.
+The ledger names the line of each copy. This is a torch function mode, which adds a microsecond to
+each call of torch; cells without `--fix` do not pay for it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gpumagic.placement import FunctionMode
 
 
 class AutoFix(FunctionMode):
-    """Bring a call's operands together if their devices differ, from `start` to `stop`."""
+    """From `start` to `stop`, copy operands to one device if a call fails on several devices."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class AutoFix(FunctionMode):
         return func(*args, **kwargs)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments on one device; None if they were on one already."""
+        """Return the arguments on one device; None if they already were on one device."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({tensor.device for tensor in tensors}) < 2:
             return None
-        # A copy cannot replace what is written to.
+        # A tensor that the call writes to cannot be replaced by a copy.
         written = [x for x in tree_leaves(kwargs.get("out")) if isinstance(x, Tensor)]
         if _writes(func) and (not args or tensors[0] is args[0]):
             written.append(tensors[0])

@@ -20,7 +20,7 @@ FOR_GOOD = " for good (%ongpu home undoes it)"
 
 @dataclass(frozen=True)
 class Batches:
-    """Count the batches of `DataLoader`s that were copied to the device, and their bytes."""
+    """Number and bytes of the `DataLoader` batches that were copied to the device."""
 
     count: int = 0
     nbytes: int = 0
@@ -33,47 +33,47 @@ class Report(Shown):
     Attributes
     ----------
     device : Device
-        Where it ran.
+        The device that the cell ran on.
     seconds : float
-        From its first statement until the device had finished what it was given.
+        From the cell's first statement until the device had finished its work.
     waited : bool
-        False when the wait was cut short (an interrupt, an error of the device).
+        False if the wait was cut short by an interrupt or an error of the device.
     moved, left : tuple of Moved, tuple of Left
-        The variables moved to the device, and the others.
+        The variables moved to the device, and the variables that stayed.
     move_seconds : float
-        The time the moves took, apart from `seconds`.
+        The time of the moves, not included in `seconds`.
     returned : Moves or None
-        What `--back` moved back after the cell; None without it.
+        The moves of `--back` after the cell; None without `--back`.
     results : tuple of str
         The new variables that stay on the device although `--back` moved the others back.
     said : frozenset of str
-        What earlier reports of the notebook said, and this one leaves out.
+        Clauses of the notebook's earlier reports that this report leaves out.
     batches : Batches
-        What loaders copied to the device while the cell ran.
+        The batches that loaders copied to the device while the cell ran.
     memory : tuple of Memory
-        Every device on which the cell allocated; bytes.
+        The bytes on every device on which the cell allocated.
     peak : MemoryPeak or None
-        The composition of its device's peak, with `--memory`.
+        The composition of the device's peak, with `--memory`.
     profile : CellProfile or None
-        Where the time went, with `--profile`.
+        The cell's times, with `--profile`.
     energy : float or None
-        Joules that the whole board used, by NVML's counter; None if unknown, or below a second.
+        Joules of the whole board, by NVML's counter; None if unknown or under a second.
     ledger : Ledger
         Every copy between devices and every wait while the cell ran, batches included.
     ledger_complete : bool
         False if a fault of gpumagic itself kept copies or waits from being counted.
     table : bool
-        Show the ledger's table too (`--report`).
+        Whether to show the ledger's table too (`--report`).
     made : bool
-        The cell made arrays of another framework than torch, whose memory may not be known.
+        Whether the cell made arrays of other frameworks, whose memory may be unknown.
     taken : tuple of str
-        GPUs that libraries had picked for themselves, taken as this one: ``"accelerate's cuda:0"``.
+        GPUs that libraries chose and this device replaced: ``"accelerate's cuda:0"``.
     elsewhere : str
-        Where most of its work was, if not on its device: ``"96 % of it ran on cuda:0"``.
+        Where most of the work was, if not on the device: ``"96 % of it ran on cuda:0"``.
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
-        What the device itself reported at the wait.
+        The error that the device reported at the wait.
     """
 
     device: Device
@@ -106,14 +106,14 @@ class Report(Shown):
 
     @property
     def says_once(self) -> frozenset[str]:
-        """Return what a notebook needs to read only once."""
+        """Clauses that a notebook needs to show only once."""
         said = [*_left(self.left), *([_taken(self)] if self.taken else [])]
         stays = self.moved and self.returned is None
         return frozenset([*said, FOR_GOOD] if stays else said)
 
     @property
     def touched(self) -> bool:
-        """Whether the cell used a device: moved, copied, loaded or allocated anything."""
+        """Whether the cell moved, left, copied, loaded or allocated anything."""
         copied = self.batches.count or self.ledger.entries
         return bool(self.moved or self.left or copied or self.memory or self.made)
 
@@ -138,14 +138,14 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# The report says the first by itself; that a value is shown is no news.
+# The report has its own clause for loaders; displayed values are not worth reporting.
 _SAID = ("loader", "display")
-_CLAUSES = 2  # in the line; the others are behind it
+_CLAUSES = 2  # clauses in the line; the others are folded
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
 
 def text(report: Report) -> str:
-    """``cuda:1 (virtual) · 1.24 s · peak 12.5 MiB · moved X, net: 1.2 MiB from cpu in 3.1 ms``."""
+    """Return ``cuda:1 · 1.24 s · peak 12.5 MiB · moved X, net: 1.2 MiB from cpu in 3.1 ms``."""
     clauses, more = _clauses(report)
     lines = [" · ".join([*_head(report), *clauses])]
     if more:
@@ -158,7 +158,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """The line, and behind it more, each variable with its bytes, each device with its memory."""
+    """Return the line, with more clauses, each variable's bytes and each device's memory folded."""
     (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
@@ -177,7 +177,7 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """Return advice if it ran elsewhere, and about the ledger, if its table does not give it."""
+    """Return advice if the cell ran elsewhere, and the ledger's advice unless its table has it."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
     first = [_ITSELF.format(report.device)] if itself else []
     shown = report.table or not report.ledger.entries
@@ -185,7 +185,7 @@ def _hints(report: Report) -> list[str]:
 
 
 def _head(report: Report) -> list[str]:
-    """Return the device, the time, how the cell ended, and the peak of memory on each device."""
+    """Return the device, the time, how the cell ended, and the peak memory of each device."""
     device, took = report.device, duration(report.seconds)
     named = str(device)
     where = f"asked for {named}; {report.elsewhere}" if report.elsewhere else device.label
@@ -202,14 +202,14 @@ def _head(report: Report) -> list[str]:
 
 
 def _clauses(report: Report) -> tuple[list[str], list[str]]:
-    """Return what else happened: in the line, and behind it."""
+    """Return the clauses for the line, and the clauses folded below it."""
     parts = [*_happened(report)]
     used = [] if report.energy is None else [f"the board used {report.energy:,.1f} J"]
     return parts[:_CLAUSES], [*parts[_CLAUSES:], *used]
 
 
 def _happened(report: Report) -> Iterator[str]:
-    """Yield what else happened, the most important first."""
+    """Yield clauses on moves, copies and so on, the most important first."""
     if not report.ledger_complete:
         yield "its ledger is incomplete: %gpus --doctor shows why"
     if report.moved:
@@ -240,7 +240,7 @@ def _taken(report: Report) -> str:
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:
-    """``X, y: a dataset stays where it is``, for each reason."""
+    """Return ``X, y: a dataset stays where it is`` for each reason."""
     names: dict[str, list[str]] = {}
     for part in left:
         names.setdefault(part.reason, []).append(part.name)

@@ -1,6 +1,6 @@
 """Run one cell on a device: move the variables it reads, place new arrays, measure, report.
 
-Whatever ends the cell, its placement is left first, and a report says what happened.
+However the cell ends, its placement ends first, and then a report is made.
 """
 
 import time
@@ -27,7 +27,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-# Packages whose classes are no arrays of a library that gpumagic does not know.
+# Objects of these packages' classes are not an unsupported library's arrays.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
 
 
@@ -37,9 +37,9 @@ class _Share:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.moves = Moves()
-        self.origins: Origins = []  # of moved objects, until they are remembered
-        self.placed: Any = None  # the value of its placement's context
-        self.taken: list[str] = []  # GPUs that were taken as the cell's: "accelerate's cuda:0"
+        self.origins: Origins = []  # origins of moved objects, until they are stored
+        self.placed: Any = None  # the value of its placement's context manager
+        self.taken: list[str] = []  # GPUs that the cell's device replaced: "accelerate's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -53,7 +53,7 @@ class _Share:
 
     @property
     def batches(self) -> list[list[int]]:
-        """Return the bytes of each tensor of each batch that loaders have brought."""
+        """The bytes of each tensor of each batch that loaders have copied."""
         return getattr(self.placed, "delivered", [])
 
     @property
@@ -62,17 +62,17 @@ class _Share:
         return bool(self.made) and not self.framework.counts_allocations
 
     def remember(self) -> None:
-        """Keep the origins of the moved objects, for `%ongpu home`."""
+        """Store the origins of the moved objects, for `%ongpu home`."""
         if self.origins:
             where = innermost()
             self.framework.remember(self.origins, where.label if where else "")
             self.origins.clear()
 
     def bring_back(self, namespace: dict[str, Any]) -> Moves:
-        """Move variables back for `--back`; remember the origins of the others."""
+        """Move variables back for `--back`; if that fails, store their origins."""
         try:
             moves = self.framework.home(namespace, self.origins)
-        except (GpuError, RuntimeError) as error:  # no room; a device that failed
+        except (GpuError, RuntimeError) as error:  # out of memory, or the device failed
             names = ", ".join(dict.fromkeys(origin.name for _, origin in self.origins))
             self.remember()
             return Moves(left=(Left(names, first_line(error)),))
@@ -80,7 +80,7 @@ class _Share:
         return moves
 
     def elsewhere(self, device: Device, entries: Sequence[Entry]) -> str | None:
-        """Return where most of its work was, if not on the device; None if it did no work."""
+        """Return where most of the work was, empty if on the device; None without any work."""
         if self.framework.counts_allocations:
             said = self._by_allocations(device, entries) if device.kind == "cuda" else ""
         else:
@@ -107,8 +107,8 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # What was only copied to the CPU was made here.
-        # A moved tensor may have been changed in place, which allocates nothing.
+        # Arrays that were only copied to the CPU were made on the device.
+        # A moved tensor may have been changed in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -120,18 +120,18 @@ class Run:
         self,
         device: Device,
         namespace: dict[str, Any],
-        names: Iterable[str],  # that the cell reads
+        names: Iterable[str],  # the variables that the cell reads
         *,
-        frameworks: Sequence[Framework] | None = None,  # by default torch
-        unusable: str = "",  # why torch's tensors stay, if they do
+        frameworks: Sequence[Framework] | None = None,  # the default is torch
+        unusable: str = "",  # the reason why torch's tensors stay; empty if they can move
         move: bool = True,
         strict: bool = False,
         table: bool = False,
         back: bool = False,
-        said: frozenset[str] = frozenset((FOR_GOOD,)),  # by the notebook's earlier reports
+        said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses in the notebook's earlier reports
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # `stop`, given the seconds of the cell, returns its `peak`
-        profiler: Any = None,  # a helper with `result(ledger)`, and its seconds `stopping`
+        recorder: Any = None,  # `stop(seconds of the cell)` returns the `peak`
+        profiler: Any = None,  # has `start`, `stop`, `result(ledger)` and `stopping` (seconds)
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -145,23 +145,23 @@ class Run:
         self._helpers, self._recorder, self._profiler = helpers, recorder, profiler
         self._tally = Tally()
         self._counting, self._placed = ExitStack(), ExitStack()
-        self._undo: ExitStack | None = None  # of all that `start` began
+        self._undo: ExitStack | None = None  # undoes everything that `start` began
         self._stops: list[Callable[[], Iterable[Memory]] | None] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
-        self._joules: float | None = None  # of its device, before the cell
-        self._error: str | None = None  # the name of what ended the cell
+        self._joules: float | None = None  # the device's counter before the cell
+        self._error: str | None = None  # the name of the exception that ended the cell
         self._interrupted = False
         self._fault: str | None = None
-        self.left_out = 0.0  # seconds that are none of the cell's
-        self._complete = True  # whether all of `_during` worked
-        self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
-        self._bound: dict[str, int] = {}  # for `--back`: the ids of all variables' values
+        self.left_out = 0.0  # seconds not counted as the cell's
+        self._complete = True  # whether all guarded steps have succeeded
+        self._before: dict[int, Any] = {}  # weak references to arrays before the cell, by id
+        self._bound: dict[str, int] = {}  # for `--back`: ids of the values before the cell
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
-        """Move and place; or raise `GpuError`, with nothing moved. A long move has a `line`."""
+        """Move and place, or raise `GpuError` with nothing moved; `line` shows a long move."""
         for share in self._shares:
-            share.framework.own(self.device)  # a device that one cannot use moves nothing
+            share.framework.own(self.device)  # raises before any move if it cannot use it
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():
@@ -182,7 +182,7 @@ class Run:
         self._tally.virtual = has_virtual()
         with ExitStack() as undo:
             undo.callback(self._wait)
-            # Memory that cannot be measured, or a ledger not kept, is no reason to stop the cell.
+            # A failure to measure memory or count copies must not stop the cell.
             for share in self._shares:
                 begin = partial(share.framework.peak, self.device)
                 self._stops.append(self._guarded("measuring a cell's memory", begin))
@@ -207,7 +207,7 @@ class Run:
     def _during(
         self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
     ) -> None:
-        """Start what only observes the cell: its failure is no reason to stop the cell."""
+        """Start an observer of the cell; its failure does not stop the cell."""
         undo.callback(self._guarded, doing, stop)
         self._guarded(doing, start)
 
@@ -228,7 +228,7 @@ class Run:
     def finish(self, error: BaseException | None = None) -> Report | None:
         """Undo the placement and report what happened; None if `start` did not succeed.
 
-        Ctrl-C meanwhile leaves nothing in force: the rest is undone before it goes on.
+        If Ctrl-C arrives during this, the rest is still undone before it is raised.
         """
         if self._undo is None:
             return None
@@ -274,12 +274,12 @@ class Run:
             taken=tuple(self._taken()),
             elsewhere=self._elsewhere(ledger),
             error=self._error,
-            # Dead CUDA is reported under the error.
+            # If CUDA is dead, the message below the error reports it.
             fault=None if self._error and cuda_state.death() else self._fault,
         )
 
     def _ledger(self) -> Ledger:
-        """Return what was counted; empty if a device of torch's has failed, which it would ask."""
+        """Return the ledger; empty if torch's device has failed, since reading would call it."""
         failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
         if failed or not self._tally.counts:
             return Ledger(virtual=self._tally.virtual)
@@ -287,7 +287,7 @@ class Run:
         return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
-        """Yield what was not moved; if batches were brought, their dataset is no news."""
+        """Yield the variables that stayed; omit datasets if batches were copied."""
         yield from self._left
         for share in self._shares:
             yield from (x for x in share.moves.left if not (batches and x.reason == DATASET_STAYS))
@@ -314,11 +314,11 @@ class Run:
         return None
 
     def _energy(self) -> float | None:
-        """Return the joules of the cell; None if unknown, or too short for the counter."""
+        """Return the joules of the cell; None if unknown, or if the cell was too short."""
         if self._joules is None or self._seconds < LEAST_S:
             return None
         after = self._read_joules()
-        # A reloaded driver counts from 0.
+        # After a reload, the driver counts from 0.
         return None if after is None or after < self._joules else after - self._joules
 
     def _leave(self) -> None:
@@ -327,16 +327,16 @@ class Run:
         self.left_out += self._clock() - began
 
     def _wait(self) -> None:
-        """Read the memory that the cell used, and wait for the devices that it used."""
+        """Read the cell's memory use, and wait for the devices that it used."""
         try:
             for share, stop in zip(self._shares, self._stops, strict=True):
                 share.memory = [*stop()] if stop else []
-                # After an interrupt the user wants the prompt back, not the end of the queue.
+                # After an interrupt, do not wait: the user wants the prompt back.
                 if not self._interrupted:
                     touched = (memory.device for memory in share.memory)
                     share.framework.wait(*dict.fromkeys((self._where, *touched)))
         except Exception as failed:  # noqa: BLE001
-            # An error of the device itself surfaces at the wait; so does a device that is gone.
+            # An error or the loss of the device is raised at the wait.
             self._fault = first_line(failed)
         finally:
             self._seconds = self._clock() - self._started - self.left_out
@@ -348,12 +348,12 @@ class Run:
                     share.made[name] = array
 
     def _new_variables(self) -> Iterable[str]:
-        """Return the variables that the cell has bound to something else than before."""
+        """Return the variables that the cell has bound to new values."""
         now = own_variables(self._namespace)
         return [name for name, value in now.items() if self._bound.get(name) != id(value)]
 
     def _made_there(self, names: Iterable[str]) -> Iterator[str]:
-        """Yield those of the variables that have arrays on the device, if that is not the CPU."""
+        """Yield the variables with arrays on the device; none if the device is the CPU."""
         new = {name: self._namespace[name] for name in names if name in self._namespace}
         for share in self._shares if new and self.device.kind != "cpu" else ():
             there = {self._where, str(share.framework.own(self.device))}  # "mps", "mps:0"
@@ -368,7 +368,7 @@ class Run:
                 yield f"{_whose(library)} cuda:0"
 
     def _elsewhere(self, ledger: Ledger) -> str:
-        """Return where most of the cell's work was, as far as known, if not on its device."""
+        """Return where most of the cell's work was; empty if on its device or unknown."""
         if self._error or self._fault or not self._complete:
             return ""
         said = []
@@ -388,9 +388,9 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield the variables that nothing moves: ``a: CuPy, on cuda:0, 1.2 GiB``.
+    """Yield the variables that cannot be moved: ``a: CuPy, on cuda:0, 1.2 GiB``.
 
-    Arrays of other libraries on another GPU; torch's tensors too, if torch is `unusable`.
+    These are other libraries' arrays on another GPU, and torch's tensors if torch is `unusable`.
     """
     for name in names:
         value = namespace.get(name)
@@ -401,7 +401,7 @@ def left_alone(
         ):
             with faults.kept("asking another library's array where it is"):
                 where = device_of(value)
-                # What NumPy has is for the host, and stays there.
+                # NumPy's arrays belong on the host and stay there.
                 if where not in (None, "cpu", str(device)):
                     nbytes = nbytes_of(value) or None
                     yield Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}")

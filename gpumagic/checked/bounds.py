@@ -1,8 +1,8 @@
 """Check the values that CUDA's kernels assert: indices, labels and probabilities.
 
-A failed assert ends CUDA for the whole process. The table lists the functions that have one, and
-what their index counts. The error names the user's variable, the value and its place, the bound,
-and the likely cause.
+A failed assert ends CUDA for the whole process. The table lists the functions with an assert, and
+the bound of each index. The error names the user's variable, the bad value and its position, the
+bound and the likely cause.
 """
 
 import ast
@@ -37,35 +37,35 @@ class CheckedValueError(ValueError):
     """A probability is out of its bounds: found by `gpumagic.check`."""
 
 
-# -- what is bounded in a call
+# -- the bounded values of a call
 class Bounded(NamedTuple):
     """Values of one call, and their bounds."""
 
     values: Any  # a tensor
     low: float
-    high: float  # the largest that is allowed; infinity if any is
+    high: float  # the largest allowed value; infinity without a limit
     bound: str  # "10 classes: 0 … 9"; "numbers from 0 are needed"
-    at: Any  # the values as the call has them: a tensor, an array or a list
-    of: Any  # the tensor that has the bound; None if none has
-    ignored: int | None = None  # a value that is allowed too
-    role: str = "index"  # what the call has the values for
-    part: str = ""  # how the values are made of `at`: "[0]", ".sum(-1)"
+    at: Any  # the values as the call gives them: a tensor, an array or a list
+    of: Any  # the tensor that sets the bound, or None
+    ignored: int | None = None  # a value that is also allowed
+    role: str = "index"  # the role of the values in the call
+    part: str = ""  # the expression that makes the values from `at`: "[0]", ".sum(-1)"
 
 
 Find = Callable[[Any, Any], Iterator[Bounded]]
-"""Yield what is bounded in a call's arguments and keyword arguments."""
+"""Yield the bounded values among a call's arguments and keyword arguments."""
 
 
 class Indexing(NamedTuple):
-    """How functions use an index, or numbers from 0; `parameters` are their first ones."""
+    """Functions with an index, or with numbers from 0; `parameters` are their first parameters."""
 
     functions: str
     parameters: str
     at: str  # the index
-    of: str = ""  # what is indexed, or the number of classes
-    unit: str = "elements"  # or the numbers that are needed if nothing is indexed
-    dim: int | None = None  # that is indexed, where it is no parameter
-    high: float = math.inf  # if nothing is indexed
+    of: str = ""  # the parameter that is indexed, or the number of classes
+    unit: str = "elements"  # or the allowed numbers, if nothing is indexed
+    dim: int | None = None  # the indexed dimension, if it is not a parameter
+    high: float = math.inf  # the largest number, if nothing is indexed
     wraps: bool = False  # negative indices count from the end
     unless: str = ""  # a parameter that is used in place of the index
 
@@ -92,7 +92,7 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the least and the largest index in a dimension, or of all elements, and the bound."""
+    """Return the least and largest index along `dim`, or in all elements, and the bound as text."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":
@@ -109,7 +109,7 @@ _LEAST, _LARGEST = 5e-324, torch.finfo(torch.double).max
 _FINITE = "finite numbers from 0"
 _COLUMNS, _ROWS = "col_indices values size", "row_indices values size"
 _BCE, _TO_1, _TARGETS = "F.binary_cross_entropy", "numbers from 0 to 1", "targets from 0 to 1"
-# Negative indices are allowed where the kernel counts them from the end.
+# Negative indices are allowed if the kernel counts them from the end.
 _TABLE = (
     Indexing("F.embedding F.embedding_bag", "input weight", "input", "weight", "rows", 0),
     Indexing("F.cross_entropy F.nll_loss", _LOSS, "target", "input", "classes", 1),
@@ -141,7 +141,7 @@ _FROM_END = "{} does not count from the end here"
 
 @cache
 def finders() -> dict[Any, list[Find]]:
-    """Return how to find what is bounded, by torch's functions and methods."""
+    """Return the functions that find bounded values, by torch's functions and methods."""
     rows: list[tuple[str, Find]] = [(row.functions, row.find) for row in _TABLE]
     rows.append(("__getitem__ __setitem__ index_put index_put_", _of_subscript))
     rows += [("multinomial", _of_sums), ("sparse_coo_tensor", _of_sparse)]
@@ -184,7 +184,7 @@ def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
-    """Return an item of an index, it as indices if it has any, and how many dimensions it takes."""
+    """Return an item of an index, its tensor of indices or None, and its number of dimensions."""
     if item is None or item is Ellipsis or type(item) is bool:
         return item, None, 0
     if type(item) is list or type(item).__module__ == "numpy":
@@ -196,7 +196,7 @@ def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
 
 # -- values out of bounds
 def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
-    """Return the error for the first value that is out of its bounds in a call, or None."""
+    """Return the error for a call's first value out of bounds, or None."""
     with uncounted(), torch._C.DisableTorchFunction():
         for bounded in (bounded for find in finds for bounded in find(args, kwargs)):
             if text := _described(bounded, args, kwargs):
@@ -206,7 +206,7 @@ def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | Non
 
 
 def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
-    """Return the first value that is out of its bounds, in words; empty if none is."""
+    """Describe the first value that is out of bounds; empty if none is."""
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
@@ -214,7 +214,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     if low <= ends[0] and ends[1] <= high:
         return ""
     values = values.detach().cpu()
-    values = values.double() if values.is_floating_point() else values  # as the bounds are
+    values = values.double() if values.is_floating_point() else values  # like the bounds
     bad = ~((values >= low) & (values <= high)) & (values != bounded.ignored)
     if not bad.any():
         return ""
@@ -232,7 +232,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
 
 
 def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> str:
-    """Return the likely cause, if the data shows it; `same`: all bad values are this one."""
+    """Return the likely cause, if the data shows it; `same`: all bad values equal `value`."""
     index, above = not bounded.values.is_floating_point(), value - bounded.high
     indexed = index and bounded.of is not None and " classes: " not in bounded.bound
     targets = bounded.bound.startswith(_TARGETS)
@@ -249,7 +249,7 @@ def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> 
 
 
 def readable(value: Any) -> bool:
-    """Whether a value is a tensor with data: no subclass, not fake, not in `vmap`, not captured."""
+    """Whether a value is a readable tensor: no subclass, not fake, not in `vmap`, not captured."""
     if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
         return False
     if value.is_meta or is_functorch_wrapped_tensor(value) or not value.numel():
@@ -258,7 +258,7 @@ def readable(value: Any) -> bool:
 
 
 def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
-    """Return the place of the first wrong value, ``"[3, 7]"``, how many there are, the value."""
+    """Return the first wrong value's position (``"[3, 7]"``), the number wrong, and the value."""
     places = wrong.nonzero()
     place = places[0].tolist()
     return str(place) if place else "", len(places), values[tuple(place)].item()
@@ -266,7 +266,7 @@ def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
 
 # -- the user's names
 class RunningCall:
-    """The user's expression around a running call of torch, and the names of its arguments."""
+    """The user's expression that contains a running call of torch, and the arguments' names."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         frame: FrameType | None = sys._getframe(1)
@@ -284,7 +284,7 @@ class RunningCall:
             self._names |= _subscripts(found, found.failed, args)
 
     def name(self, value: Any) -> str:
-        """Return the user's expression for an argument, which can be indexed; empty if unknown."""
+        """Return the user's expression for an argument, fit for indexing; empty if unknown."""
         return self._names.get(id(value), "")
 
 
@@ -313,14 +313,14 @@ def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
-    """Return the expressions of the tensors that no name holds, if there is one for each."""
+    """Return the expressions of tensors without a name, if there are as many expressions."""
     done = operation(failed, Reader(frame))
     parts = done.parts if done is not None and frame.direct else ()
     if any(own(part.value).get("_modules") for part in parts):
-        return {}  # torch is given what these modules make
+        return {}  # torch gets the results of these modules
     gone = [part for part in parts if part.value is None and part.kind != "module"]
     texts = [bracketed(part.node, part.text) for part in gone]
-    # The parameters that have no name are those of a module that has none.
+    # A parameter without a name belongs to a module without a name.
     given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]
     lost = [id(each) for each in given if id(each) not in known]
     return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

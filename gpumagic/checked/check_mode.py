@@ -1,8 +1,8 @@
 """Check the arguments of torch's functions before they run, and find where NaN is made.
 
-A mode over torch's functions: it costs a microsecond a call, a dispatch mode six, and the kernels
-that the ledger replaces are of one device and never the CPU's. It sees the calls of its own
-thread; a backward pass uses no index that no forward pass had.
+This is a torch function mode. It costs a microsecond per call; a dispatch mode costs six. The
+ledger's kernels would not do: each serves one device, never the CPU. The mode sees the calls of its
+own thread. That is enough: each index of a backward pass was in the forward pass.
 """
 
 import sys
@@ -33,11 +33,11 @@ from gpumagic.usercode.files import (
 )
 
 _MARK = "gpumagic.check"
-# Their results are what is there, or was there before.
+# Functions whose results are existing values.
 _MAKES_NONE = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
 Flaw = Callable[[Tensor], Tensor]
-"""Whether each number is NaN, or infinity."""
+"""A function that returns whether each number is NaN, or whether it is infinity."""
 
 
 class MadeNanError(FloatingPointError):
@@ -103,7 +103,7 @@ class check(FunctionMode):
 
 # -- NaN
 class NanFinder:
-    """Find what makes NaN or infinity; infinity that is written, or a library's, is an input."""
+    """Find what makes NaN or infinity; infinity in arguments or from a library is intended."""
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode
@@ -119,7 +119,7 @@ class NanFinder:
         if makes_none and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
-        writes = name.endswith("_")  # to its first argument; or it is an operator
+        writes = name.endswith("_")  # writes to its first argument, or is an operator
         before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
             self._watch_backward(given, earlier=True)
@@ -141,7 +141,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of values too, with `earlier` for nodes older than the call."""
+        """Check the backward pass of values too; `earlier`: their nodes are older than the call."""
         queue = {node for node in _nodes(values) if _MARK not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return
@@ -172,7 +172,7 @@ class NanFinder:
 
 
 def _nodes(values: Iterable[Any]) -> set[Any]:
-    """Return the nodes of the graph that made tensors."""
+    """Return the autograd nodes that made the tensors among `values`."""
     found = set()
     for value in values:
         with suppress(RuntimeError):  # of a view that was changed in place, under `no_grad`
@@ -181,7 +181,7 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
 
 
 def _flaws(values: Iterable[Any]) -> set[Flaw]:
-    """Return which of NaN and infinity are in tensors and numbers."""
+    """Return whether tensors and numbers contain NaN, infinity or both."""
     found = set[Flaw]()
     for value in values:
         if isinstance(value, (float, complex)):
@@ -195,7 +195,7 @@ def _flaws(values: Iterable[Any]) -> set[Flaw]:
 
 
 def _has_extreme(values: Iterable[Any]) -> bool:
-    """Whether a number is the largest or the least of its type, as in masks."""
+    """Whether any number is the largest or least of its dtype, as in masks."""
     found = (each.detach() for each in values if readable(each) and each.is_floating_point())
     return any((each.abs() == torch.finfo(each.dtype).max).any().item() for each in found)
 
@@ -210,14 +210,14 @@ def _library(frame: FrameType | None) -> FrameType | None:
 
 
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
-    """Return what results have and inputs had not: NaN, else infinity."""
+    """Return the new flaw: NaN if no input had NaN, or infinity if all inputs were finite."""
     if _NAN in after - before:
         return _NAN
     return _INFINITY if _INFINITY in after and not before else None
 
 
 def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
-    """Return ``"makes nan at [3] (2 of 64)"``, where the result is wrong, and the first place."""
+    """Return ``"makes nan at [3] (2 of 64)"``, a mask of wrong numbers, and the first position."""
     result = next(each for each in made if flaw in _flaws([each])).detach().cpu()
     wrong = flaw(result)
     place, count, value = first(result, wrong)
@@ -228,7 +228,7 @@ def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
 def _described(
     made: Any, flaw: Flaw, before: set[Flaw], library: FrameType | None, args: Any, kwargs: Any
 ) -> str:
-    """Return what was made, and the inputs of the same shape: their value in the same place."""
+    """Describe the wrong result, and the values at its position in inputs of the same shape."""
     call, (text, wrong, place), read = RunningCall(args, kwargs), _makes(made, flaw), ""
     if library is not None:
         code = library.f_code

@@ -1,8 +1,8 @@
 """Resolve the names of GPUs to devices.
 
-A WHERE in any of the usual spellings becomes a list of :class:`Device`, or a GpuError of one line.
-The UUID is the key; a CUDA ordinal and an NVML index are labels. Never imports torch, and loads
-NVML only when a device must be looked up.
+A WHERE (a device as the user spells it) becomes a list of :class:`Device`, or a one-line GpuError.
+The UUID identifies a device; a CUDA ordinal and an NVML index are labels. This package never
+imports torch, and loads NVML only when it must look up a device.
 """
 
 from gpumagic.device import cuda_state as cuda_state

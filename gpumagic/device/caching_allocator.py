@@ -1,30 +1,30 @@
-"""Model CUDA's caching allocator: which requests take which blocks, and what stays reserved.
+"""Model torch's caching allocator for CUDA: the block of each request, and the reserved memory.
 
-Facts of c10/cuda/CUDACachingAllocator.cpp with its default settings, on one stream; the real one is
-the referee (``tests/cuda/test_memory_model.py``). Each method reads first and then writes
-without a call, so an interrupt never leaves half a change.
+The rules are from c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
+``tests/cuda/test_memory_model.py`` compares with the real allocator. Each method reads first and
+then writes without a call, so an interrupt never leaves half a change.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
 BLOCK = 512
-"""Bytes: every request is rounded up to a multiple of this."""
+"""Every request is rounded up to a multiple of this many bytes."""
 _SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
-"""Requests up to the first share segments of the second."""
+"""Small requests, up to `_SMALL`, share segments of `_SMALL_SEGMENT`."""
 _MIDDLE, _MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
-"""Larger requests below the first take a part of segments of the second."""
+"""Requests below `_MIDDLE` share segments of `_MIDDLE_SEGMENT`."""
 _ROUND = 2 * 2**20
-"""Larger ones have a segment each, of a multiple of this."""
+"""Each larger request gets its own segment, rounded up to a multiple of this."""
 
 
 def in_blocks(nbytes: int) -> int:
-    """Return the bytes that an allocation takes at least."""
+    """Return `nbytes` rounded up to whole blocks, the least that an allocation takes."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
 def segment_for(size: int) -> int:
-    """Return the bytes that the allocator asks the driver for if it has no block for `size`."""
+    """Return the bytes that the allocator requests from the driver if no block fits `size`."""
     if size <= _SMALL:
         return _SMALL_SEGMENT
     return _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _ROUND) * _ROUND
@@ -32,7 +32,7 @@ def segment_for(size: int) -> int:
 
 @dataclass
 class MemoryStat:
-    """Count a statistic as ``torch.cuda.memory_stats`` reports it."""
+    """One statistic as ``torch.cuda.memory_stats`` reports it."""
 
     current: int = 0
     peak: int = 0
@@ -47,18 +47,18 @@ class CachingAllocator:
         self.bytes, self.blocks, self.requested = MemoryStat(), MemoryStat(), MemoryStat()
         self.reserved, self.segments = MemoryStat(), MemoryStat()
         self._segments: dict[int, int] = {}  # size by address
-        # Free blocks, small and large, by size and then address: the order in which they are tried.
+        # Free blocks, small and large, in the order in which they are tried: by size, then address.
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])
         self._sizes: dict[int, int] = {}  # of free blocks, by address
         self._starts: dict[int, int] = {}  # addresses of free blocks, by their end
 
     @property
     def stats(self) -> tuple[MemoryStat, ...]:
-        """All that is counted."""
+        """All statistics."""
         return self.bytes, self.blocks, self.requested, self.reserved, self.segments
 
     def take(self, nbytes: int) -> tuple[int, int]:
-        """Allocate: the block's address, and its size, which may be larger than was asked for."""
+        """Allocate a block; return its address and its size, which may exceed `nbytes`."""
         size = -(-nbytes // BLOCK) * BLOCK or BLOCK
         least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
         place = bisect_left(free, (size,))
@@ -76,7 +76,7 @@ class CachingAllocator:
         else:
             size = whole
         bytes_, blocks, requested = self.bytes, self.blocks, self.requested
-        # From here on nothing is called.
+        # From here on there are no calls.
         if reserved:
             self._segments[address] = whole
             stat = self.reserved
@@ -122,9 +122,9 @@ class CachingAllocator:
             end += self._sizes[end]
         place = bisect_left(free, (end - start, start))
         stat, blocks, requested = self.bytes, self.blocks, self.requested
-        # From here on nothing is called.
+        # From here on there are no calls.
         free[place:place] = ((end - start, start),)
-        if after > before:  # both are smaller than what they become part of: before it in the row
+        if after > before:  # both are smaller than the merged block, so they come before it
             del free[after]
         if before >= 0:
             del free[before]
@@ -144,14 +144,14 @@ class CachingAllocator:
         blocks.freed += 1
 
     def needs(self, nbytes: int) -> int:
-        """Return the bytes that an allocation would reserve now."""
+        """Return the bytes that an allocation of `nbytes` would reserve now."""
         size = in_blocks(nbytes)
         free = self._free[size > _SMALL]
         return 0 if free and free[-1][0] >= size else segment_for(size)
 
     def empty_cache(self) -> None:
-        """Give segments without an allocated block back to the driver."""
-        # Segments that are one free block.
+        """Return segments without an allocated block to the driver."""
+        # Such a segment is one free block.
         for address, size in [*(self._segments.items() & self._sizes.items())]:
             row = self._free[size != _SMALL_SEGMENT or (size, address) not in self._free[0]]
             place, stat, count = row.index((size, address)), self.reserved, self.segments
@@ -163,7 +163,7 @@ class CachingAllocator:
             count.freed += 1
 
     def _hole(self, size: int) -> int:
-        """Return the lowest address at which a segment has room."""
+        """Return the lowest address at which a segment of `size` fits."""
         lowest = 0
         for address in sorted(self._segments):
             if address - lowest >= size:

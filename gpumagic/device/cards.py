@@ -1,8 +1,8 @@
 """Look up the memory of a card by its name.
 
-A size is what torch printed for such a card (``torch.cuda.get_device_properties``, or the total
-capacity in an out-of-memory error), the smallest found in public texts of 2020 to 2026; otherwise
-the maker's figure.
+Sizes are those that torch prints (``torch.cuda.get_device_properties``, or the total capacity in an
+out-of-memory error): the smallest found in public texts of 2020 to 2026 for the card. If none was
+found, the size is the maker's figure.
 """
 
 import os
@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from gpumagic.errors import GpuError
 
 CONTEXT = 512 * 2**20
-"""What CUDA and its kernels take of a card before the first tensor: 300 to 600 MiB, an estimate."""
-# Sizes in KiB, and how many of each (aten/src/ATen/cuda/CublasHandlePool.cpp).
+"""Estimated bytes that CUDA and its kernels take before the first tensor: 300 to 600 MiB."""
+# Sizes in KiB, and the number of each (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
@@ -44,16 +44,16 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Card:
-    """A card that is not here."""
+    """A card that this machine need not have."""
 
     name: str
     total: int  # bytes, including CUDA's context and the workspace
     capability: tuple[int, int] = (8, 0)  # CUDA's, such as (9, 0)
-    reported: bool = False  # whether `total` is torch's figure; else the maker's, or the user's
+    reported: bool = False  # whether `total` is torch's figure, not the maker's or the user's
 
     @property
     def workspace(self) -> int:
-        """Estimated bytes of a workspace of torch's for cuBLAS: each stream of a thread has one."""
+        """Estimated bytes of torch's cuBLAS workspace; each thread has one per stream."""
         default = _WORKSPACE_HOPPER if self.capability >= _HOPPER else _WORKSPACE
         asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
@@ -77,7 +77,7 @@ CARDS = tuple(
 
 
 def card(given: str) -> Card:
-    """Return the card of a name in any spelling, or of a size such as ``24GiB``; else GpuError."""
+    """Return the card for a name in any spelling or a size such as ``24GiB``, or raise GpuError."""
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
@@ -100,7 +100,7 @@ def card(given: str) -> Card:
 
 
 def cards(given: str) -> tuple[Card, ...]:
-    """Return the cards of names separated by commas, each once."""
+    """Return the cards for names separated by commas, without repeats."""
     return tuple(dict.fromkeys(card(part) for part in given.split(",")))
 
 
@@ -110,17 +110,17 @@ _UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB"
 
 
 def bytes_in(text: str) -> int | None:
-    """Parse a size, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, to bytes; else None."""
+    """Return the bytes of a size such as ``"16GiB"`` or ``"512 bytes"``; None if it is no size."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|BYTES)\s*", text.upper())
     return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 
 
-# Other words in the names of drivers and shops.
+# Words in drivers' and shops' names that do not identify a card.
 _BESIDES = re.compile(r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu")
 
 
 def _plain(name: str) -> str:
     """Normalize a name for comparison: ``"NVIDIA A100-SXM4-80GB"`` is ``"a10080"``."""
     words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", _BESIDES.sub(" ", name.lower()))
-    # "6000 Ada", "PRO 6000" and "A6000" are three cards.
+    # "6000 Ada", "PRO 6000" and "A6000" are different cards, so these words stay.
     return re.sub(r"[^a-z0-9]", "", words)

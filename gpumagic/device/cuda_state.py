@@ -1,7 +1,7 @@
-"""Check whether CUDA in this process still works, and what to do if it does not.
+"""Check whether CUDA still works in this process, and say what to do if it does not.
 
-Some of CUDA's errors stay: each later call fails with the same one, and only a new process can use
-the GPUs again. CUDA itself is asked: the text of an error may be another process's.
+Some of CUDA's errors are permanent: each later call fails with the same error, and only a new
+process can use the GPUs again. The check calls CUDA: an error's text may be another process's.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from gpumagic.device.discover import here, physical_gpus
 from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 
-# By CUDA's text: what happened, in two or three words (cudaError_t in CUDA's reference).
+# Permanent errors by CUDA's text, with a short name (cudaError_t in CUDA's reference).
 _STAYS = {
     "device-side assert triggered": "device-side assert",
     "an illegal memory access was encountered": "illegal memory access",
@@ -34,7 +34,7 @@ _STAYS = {
     "unknown error": "unknown error",
 }
 _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
-# What may be said of a GPU that is no longer there.
+# Errors that CUDA may report for a lost GPU.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
 _CHECK = "%%ongpu … --check names the bad index"
 _CURES = {
@@ -48,8 +48,8 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have it for itself (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
-# What frameworks raise where they find no GPU. So says a build of PyTorch without CUDA, the third
-# once virtual GPUs were there.
+# Errors that frameworks raise without a GPU. PyTorch's first three are from builds without CUDA;
+# the third appears after virtual GPUs were on.
 _NO_GPU = {
     "PyTorch": r"Torch not compiled with CUDA|not linked with support for cuda|'CUDA' backend"
     r"|Found no NVIDIA driver|No CUDA GPUs are available|torch\.cuda\.is_available\(\) is False",
@@ -62,15 +62,15 @@ _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
 class CudaDead(GpuError):
-    """Refuse work that needs CUDA, because CUDA in this process is dead."""
+    """Raised for work that needs CUDA when CUDA in this process is dead."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """Record the end of CUDA in this process."""
+    """The permanent failure of CUDA in this process."""
 
     what: str  # "device-side assert"
-    where: str  # the code that ran when it was noticed: "In [7], line 3"; or nothing
+    where: str  # the code that ran when it was noticed: "In [7], line 3"; or empty
 
     @property
     def cause(self) -> str:
@@ -79,12 +79,12 @@ class Death:
 
     @property
     def cure(self) -> str:
-        """What to do."""
+        """The advice to the user."""
         return _CURES.get(self.what, "restart the kernel")
 
     @property
     def said(self) -> str:
-        """That it has happened."""
+        """The statement that CUDA is dead, with its cause."""
         return f"CUDA in this kernel is dead ({self.cause})"
 
     def __str__(self) -> str:
@@ -95,28 +95,28 @@ _death: Death | None = None
 
 
 def death() -> Death | None:
-    """Return the known death of CUDA, or None; CUDA is not asked."""
+    """Return the recorded death of CUDA, or None, without calling CUDA."""
     return _death
 
 
 def working() -> Any:
-    """Return ``torch.cuda`` from its first use until CUDA dies, else None; import nothing."""
+    """Return ``torch.cuda`` if initialized and not dead, else None; import nothing."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     started = getattr(cuda, "is_initialized", bool)()
     return cuda if started and _death is None else None
 
 
 def started() -> list[int]:
-    """Return the ordinals that have a context; asking another would make one, of 0.5 GiB."""
+    """Return the ordinals with a context. Using another GPU would create one, of 0.5 GiB."""
     if (cuda := working()) is None:
         return []
-    # torch's own test for it; a CPU build with virtual GPUs has none, and all are there.
+    # This is torch's own test. A CPU build lacks it; there all virtual GPUs count as started.
     has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda n: True)
     return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Check for the death of CUDA, without waiting, after the code `where` and its error."""
+    """Check for the death of CUDA after the code `where` and its error, without waiting."""
     global _death
     if (cuda := working()) is not None:
         said = _asked(cuda)
@@ -130,11 +130,11 @@ def look(where: str = "", error: BaseException | None = None) -> Death | None:
 
 
 def _asked(cuda: Any) -> str:
-    """Return CUDA's own error for its GPUs; empty while all is well."""
+    """Return the error that CUDA reports for its GPUs; empty if there is none."""
     try:
-        if not cuda.is_current_stream_capturing():  # which the next call would end
+        if not cuda.is_current_stream_capturing():  # a query would end the capture
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, of the same error
+                warnings.simplefilter("ignore")  # torch's warning about the same error
                 for ordinal in started():
                     cuda.current_stream(ordinal).query()
     except RuntimeError as error:
@@ -149,14 +149,14 @@ def check() -> None:
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether an error is that CUDA in this process is dead."""
+    """Whether an error means that CUDA in this process is dead."""
     if _said(error) in (*_STAYS, *_MAY_BE_LOST):
         return look(error=error) is not None
     return isinstance(error, CudaDead)
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do about an error of CUDA that does not stay or a bad index; else nothing."""
+    """Return the advice on a bad index or a CUDA error that is not permanent; empty otherwise."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
     if _said(error) == "invalid device ordinal":
@@ -177,20 +177,20 @@ def advice(error: BaseException) -> str:
 
 
 def room(device: Any) -> int:
-    """Return the bytes that tensors may still take on a GPU, torch's cache included."""
+    """Return the bytes free for tensors on a GPU, including unused memory in torch's cache."""
     cuda = sys.modules["torch"].cuda
     cached = cuda.memory_reserved(device) - cuda.memory_allocated(device)
     return int(cuda.mem_get_info(device)[0] + cached)
 
 
 def collect() -> None:
-    """Collect garbage while CUDA works: to destroy an event of a dead CUDA ends the process."""
+    """Collect garbage unless CUDA is dead: destroying an event would then end the process."""
     if look() is None:
         gc.collect()
 
 
 def give_back() -> None:
-    """Collect garbage, and give the unused memory in torch's cache back to the driver."""
+    """Collect garbage, and return the unused memory in torch's cache to the driver."""
     collect()
     if (cuda := working()) is not None:
         with suppress(RuntimeError):  # of a GPU that has failed; the code's own error says more
@@ -201,24 +201,24 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
-    """Return a GPU's event for timing, which is never destroyed; `give_events` takes it back."""
+    """Return a timing event of a GPU. It is never destroyed; return it by `give_events`."""
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])
     if spare:
         return spare.pop()
     event = kind(enable_timing=True)
-    # What an error's traceback holds would be destroyed whenever Python likes.
+    # Otherwise, an event that an error's traceback refers to could be destroyed at any time.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event
 
 
 def give_events(ordinal: int, *events: Any) -> None:
-    """Take back events of a GPU that nobody reads any more."""
+    """Return a GPU's unused events, for `take_event` to reuse."""
     _spare[type(events[0]), ordinal] += events
 
 
 def forget() -> None:
-    """Forget a death of CUDA, so that CUDA is asked again: the extension is unloading."""
+    """Forget a death of CUDA when the extension unloads, so that CUDA is checked again."""
     global _death
     _death = None
 
@@ -237,5 +237,5 @@ def _lost() -> bool:
     return bool(door.lost)
 
 
-# CUDA's death is reported once. Further errors of a dead CUDA are no faults of ours.
+# CUDA's death is reported once. Later errors of a dead CUDA are not gpumagic's faults.
 faults.not_ours.append(is_death)

@@ -1,8 +1,8 @@
-"""List the devices of this process: virtual ones, or the ones that CUDA, HIP or Level Zero show.
+"""List the devices of this process: virtual GPUs, or those that CUDA, HIP or Level Zero show.
 
-The rules for what CUDA shows are CUDA's as torch reads them (``_parse_visible_devices``), so that
-``cuda:1`` here is torch's: numbers and UUIDs are not mixed, the list ends at its first invalid
-entry, and a device named twice leaves none.
+CUDA_VISIBLE_DEVICES is parsed as torch does (``_parse_visible_devices``), so that ``cuda:1`` here
+is torch's. Numbers and UUIDs cannot be mixed, the list ends at its first invalid entry, and a
+repeated device makes it empty.
 
 For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or else
 ``CUDA_VISIBLE_DEVICES``, selects among those
@@ -26,7 +26,7 @@ from gpumagic import drm, nvml
 
 
 class TorchBuild(NamedTuple):
-    """The platforms torch was built for, with versions; None for others, or without torch."""
+    """Versions of the platforms that torch was built for; None for all others or without torch."""
 
     cuda: str | None = None
     hip: str | None = None
@@ -58,13 +58,13 @@ Kind = Literal["cpu", "cuda", "xpu", "mps"]
 class Device:
     """A device that tensors can be on.
 
-    Two are equal if they are the same device: free memory and the note are not compared.
+    Comparison ignores free memory and the note.
     """
 
     kind: Kind  # torch's: an AMD GPU is "cuda" too
     ordinal: int | None = None  # CUDA's number in this process, the 1 of cuda:1
     uuid: str | None = None  # with its prefix, "GPU-…" or "MIG-…"; "PCI-…" if it has none
-    index: int | None = None  # that of nvidia-smi or the driver; a MIG device has its parent's
+    index: int | None = None  # index in nvidia-smi or the driver; for a MIG device, its parent's
     name: str | None = None
     memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
@@ -89,28 +89,28 @@ _virtual: Callable[[], Sequence[Device]] | None = None
 _cuda_order: tuple[Device, ...] | None = None
 _cuda_free: Callable[[int], int | None] | None = None
 devices_changed: list[Callable[[], None]] = []
-"""Called when virtual GPUs come or go: what was made for the devices before is stale."""
+"""Called when virtual GPUs are turned on or off, to drop data about the previous devices."""
 
 
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
     """Register a function that lists this process's virtual GPUs; None removes it."""
     global _virtual, _cuda_order
-    _cuda_order = None  # facts of the replaced or removed devices
+    _cuda_order = None  # it describes the replaced or removed devices
     _virtual = devices
     for forget in devices_changed:
         forget()
 
 
 def has_virtual() -> bool:
-    """Whether the GPUs of this process are virtual ones."""
+    """Whether the GPUs of this process are virtual."""
     return _virtual is not None
 
 
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Set the devices that CUDA reports, and what reads one's free bytes; None removes them."""
-    # A started CUDA no longer reads the environment, and its own order counts.
+    """Set the devices that CUDA reports, and a reader of free bytes; None removes them."""
+    # Once started, CUDA no longer reads the environment, so its own order is used.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
@@ -138,9 +138,9 @@ def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(index, card) for index, card in known if not card.integrated] or known
     gpus = [_of_card("xpu", index, card) for index, card in cards]
-    # Numbers, ``1.0`` a tile.
+    # The mask has numbers; ``1.0`` is a tile of GPU 1.
     mask = re.sub(r"\.[^,]*", "", env["ZE_AFFINITY_MASK"]) if "ZE_AFFINITY_MASK" in env else None
-    # Level Zero's order of several models is not documented.
+    # Level Zero does not document the order of several models.
     return _numbered(_listed(gpus, mask), certain=len({gpu.name for gpu in gpus}) <= 1)
 
 
@@ -210,7 +210,7 @@ def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
         chosen = _by_uuid(text, [d for d in physical if _is_mig(d) == text.startswith("MIG-")])
     else:
         chosen = _by_number(text, gpus)
-    # FASTEST_FIRST, the default, is surely NVML's order only if all are equally fast.
+    # The default, FASTEST_FIRST, is certain to be NVML's order only if all GPUs are equally fast.
     in_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     certain = by_uuid or in_order or len({device.name for device in gpus}) <= 1
     return _numbered(_one_mig(chosen, physical), certain)
@@ -221,7 +221,7 @@ def _is_mig(device: Device) -> bool:
 
 
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
-    """Return the one MIG device that CUDA shows, without whole GPUs."""
+    """Return one MIG device if a chosen GPU is partitioned, as CUDA does; else all of `chosen`."""
     for device in chosen:
         its = [other for other in physical if _is_mig(other) and other.index == device.index]
         if its:
@@ -232,7 +232,7 @@ def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[D
 def _by_number(text: str, gpus: Sequence[Device]) -> list[Device]:
     numbers: list[int] = []
     for entry in text.split(","):
-        # As strtoul: what follows the digits is ignored, so "1gpu" is 1.
+        # Like strtoul, ignore text after the digits: "1gpu" is 1.
         digits = re.match(r"[+-]?[0-9]{1,9}", entry.strip())
         if digits is None or int(digits[0]) < 0:
             break
@@ -255,9 +255,9 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
 
 
 LEAST_S = 1.0
-"""A cell shorter than this has no energy: the counter follows a power reading that is renewed every
-100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack of
-attention, SC24, arXiv:2312.02741), so of ten readings a tenth is uncertain."""
+"""No energy is reported for shorter cells: the counter follows a power reading that is renewed
+about every 100 ms, so ten readings are 10 % uncertain (Z. Yang, K. Adamek, W. Armour, Part-time
+power measurements: nvidia-smi's lack of attention, SC24, arXiv:2312.02741)."""
 
 
 def joules(device: Device) -> float | None:

@@ -1,4 +1,4 @@
-"""Resolve a WHERE, in any of the usual spellings, to devices or to a one-line error."""
+"""Resolve a WHERE, the user's spelling of devices, to devices or to a one-line error."""
 
 import re
 import sys
@@ -26,11 +26,11 @@ def resolve(
 ) -> list[Device]:
     """Return the devices that a WHERE names, in its order; at least one.
 
-    It is a text as in docs/magics.md, an integer, a Device, or a ``torch.device``. With ``?`` a
-    missing device becomes the CPU, with a ``note``. A bare ``cuda``, ``xpu`` or ``gpu`` means
-    `current`; ``1`` and ``gpu:1`` are whichever kind torch has.
+    A WHERE is a text as in docs/magics.md, an integer, a Device, or a ``torch.device``. With ``?``,
+    a missing device becomes the CPU, with a ``note``. ``cuda``, ``xpu`` or ``gpu`` without a number
+    means `current`; ``1`` and ``gpu:1`` are a GPU of any kind.
 
-    Raises GpuError: not a WHERE, not here, named twice, or ambiguous; without `cpu`, not a GPU.
+    Raises GpuError if a WHERE is invalid, missing, repeated or ambiguous; without `cpu`, no GPU.
     """
     found: list[Device] = []
     try:
@@ -52,7 +52,7 @@ def resolve(
 
 
 def is_where(text: str) -> bool:
-    """Whether it is a WHERE in some spelling, whether the device exists or not."""
+    """Whether `text` is a valid WHERE; the device need not exist."""
     parts = [part.strip().removesuffix("?").rstrip() for part in text.split(",")]
     kinds = (_GPU, _CPU, _MPS, _UUID)
     return all(p.lower() in ("all", "free") or any(k.fullmatch(p) for k in kinds) for p in parts)
@@ -61,7 +61,7 @@ def is_where(text: str) -> bool:
 def resolve_one(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> Device:
-    """Return the device of a WHERE that must name exactly one; see :func:`resolve`."""
+    """Return the device of a WHERE that must name exactly one device; see :func:`resolve`."""
     found = resolve(where, devices, current=current)
     if len(found) > 1:
         raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
@@ -69,12 +69,12 @@ def resolve_one(
 
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
-    """Return completions of a WHERE, or its last part, the likeliest first."""
+    """Return completions of a WHERE or of its last part, the likeliest first."""
     devices = here(memory=False) if devices is None else devices
     head, comma, start = prefix.rpartition(",")
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # only if somebody has begun to type them
+    if start:  # offered only if the user has begun to type them
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
@@ -114,11 +114,11 @@ def _resolve_part(
 
 
 class _NotADevice(Exception):
-    """Not a WHERE in any spelling."""
+    """Raised for a text that is not a valid WHERE."""
 
 
 class _NotHere(Exception):
-    """A valid WHERE without a device; a ``?`` makes it the CPU."""
+    """Raised for a valid WHERE whose device is missing; with ``?`` it becomes the CPU."""
 
     def __init__(self, asked: str, there_is: str) -> None:
         super().__init__(f"{asked}: {there_is}")
@@ -147,7 +147,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
 
 
 def _gpu(match: re.Match[str], current: int, devices: Sequence[Device]) -> Device:
-    """Return the GPU with this number; "gpu" and no kind mean any kind."""
+    """Return the GPU with this number; its kind may be any if none or "gpu" is given."""
     digits, kind = match["number"] or match["after"], (match["kind"] or "gpu").lower()
     ordinal = current if digits is None else int(digits)
     for device in devices:
@@ -185,7 +185,7 @@ def _list(devices: Sequence[Device]) -> str:
 
 
 def there_is(devices: Sequence[Device]) -> str:
-    """``there are cuda:0 and cuda:1``, or why there is no GPU."""
+    """Return ``there are cuda:0 and cuda:1``, or why there is no GPU."""
     if not devices:
         return NO_GPU
     return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"

@@ -1,6 +1,6 @@
-"""Attribute a copy or a wait to the watches that run and to its line; warn if it repeats.
+"""Attribute a copy or a wait to the running watches and to its line; warn if it repeats.
 
-`counts(what, tensor)` is asked before each; `add` counts it once it has succeeded.
+`counts(what, tensor)` is called before each copy or wait; `add` counts it after it has succeeded.
 """
 
 import itertools
@@ -39,35 +39,35 @@ _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1
 """The result of `Tensor.get_device` for the CPU."""
 What = tuple[str, str, int, int, bool]
-"""A copy or a wait; the operator; from which GPU (or `HOST`), and to which; non_blocking."""
-# A tensor's own methods, which are the user's doing.
+"""Kind ("copy" or "wait"), operator, source and destination (a GPU or `HOST`), non_blocking."""
+# A tensor's own methods: their copies count as the user's.
 _METHODS = ("torch._tensor", "torch.functional")
 
 
 @dataclass(eq=False)
 class ActiveWatch:
-    """Tell operators about a running watch: where to count, and what to do at an alarm."""
+    """A running watch, for the wrapped operators: where to count, and whether to warn."""
 
     tally: Tally
-    # Called before each call that may be worth a warning; may raise `ImplicitCopyError`.
+    # Called before each operator that may deserve a warning; may raise `ImplicitCopyError`.
     alarm: "Alarm | None" = None
-    outer: "ActiveWatch | None" = None  # the watch around this one, which counts the same
+    outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
     live: bool = True  # until it ends; a task or a thread that outlives it must not count
-    thread: int = field(default_factory=_ident)  # that began it
+    thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
 current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
 _current = current.get
 running: tuple[ActiveWatch, ...] = ()
-"""All running watches, in any thread. Replaced, never changed."""
+"""All running watches of all threads. The tuple is replaced, never changed in place."""
 
 
 class _Here(threading.local):
-    copies = 0  # counted on this thread
+    copies = 0  # copies counted on this thread
     reads = 0
-    within = ""  # the operator whose own code makes the waits on this thread
-    serial = 0  # of the call that goes on and may wait more than once, such as a printing
-    counted = 0  # the last of them that was counted
+    within = ""  # the running operator to which waits on this thread belong
+    serial = 0  # number of the running call that may wait several times, such as a printing
+    counted = 0  # the last counted serial number
 
 
 here = _Here()
@@ -77,7 +77,7 @@ _nobody = ActiveWatch(Tally(), live=False)
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Count nothing within: what gpumagic reads is none of the user's copies and waits."""
+    """Count nothing within the context, for gpumagic's own copies and waits."""
     before = current.set(_nobody)
     try:
         yield
@@ -95,17 +95,17 @@ def watches() -> tuple[ActiveWatch, ...]:
             found.append(watch)
         watch = watch.outer
     if not found and running:
-        # A thread that the watched code started, or one of autograd's.
+        # This thread was started by the watched code or by autograd.
         me = _ident()
         found = [w for w in running if w.thread != me]
     return tuple(found)
 
 
 def counts(what: What, tensor: Any) -> Sequence[Count]:
-    """Return the counts for a call, after every alarm was given; an alarm may raise."""
+    """Return the counts for a call, after calling every alarm; an alarm may raise."""
     __tracebackhide__ = True
     watch = _current()
-    # The usual case first, spelled out: it is the cost of each copy and wait.
+    # The usual case comes first and is inlined: it adds to each copy and wait.
     if watch is not None and watch.outer is None and watch.live:
         watching: tuple[ActiveWatch, ...] = (watch,)
     elif not (watching := watches()):
@@ -114,8 +114,8 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     kind = LIBRARY
     while inner is not None and (kind := kinds[inner.f_code.co_filename]) == IN_FRONT:
         inner = inner.f_back
-    # Addresses and numbers only: hashing a code object costs more than all of this. The thread
-    # too: so nobody else adds to that count, and no lock is needed.
+    # The key has only addresses and numbers: hashing a code object costs more than the whole
+    # function. It includes the thread, so that no other thread adds to that count without a lock.
     key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == USER:
@@ -137,7 +137,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
 def _alarmed(
     watching: Sequence[ActiveWatch], key: tuple[Any, ...], new: Callable[[], Count], tensor: Any
 ) -> list[Count]:
-    """Return the count of each watch, after its alarm was given."""
+    """Return the count of each watch, after calling its alarm."""
     __tracebackhide__ = True
     found = []
     for watch in watching:
@@ -146,7 +146,7 @@ def _alarmed(
             count = watch.tally.add(key, new())
         found.append(count)
         alarm = watch.alarm
-        # One warning where watches are nested; a strict alarm raises in each.
+        # Nested watches give one warning; a strict alarm raises in each watch.
         if alarm is not None and not count.warned and (alarm.strict or watch is watching[0]):
             alarm(count, tensor)
     return found
@@ -155,7 +155,7 @@ def _alarmed(
 def _led_to(
     inner: FrameType | None, watching: Sequence[ActiveWatch]
 ) -> tuple[FrameType | None, str]:
-    """Return the user's frame that called a library, or a thread where no Python runs."""
+    """Return the user's frame that called a library or a C++ thread, and how it got there."""
     user, via = locate(inner)
     if user is None:
         user = next(filter(None, (of_thread(watch.thread) for watch in watching)), None)
@@ -226,11 +226,11 @@ def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> 
 class Alarm:
     """Raise the alarms of one watch: at most one for each line."""
 
-    strict: bool = False  # raise at the first that is implicit
+    strict: bool = False  # raise at the first implicit copy or wait
     _lines: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, count: Count, tensor: Any) -> None:
-        """Warn before a call, or raise `ImplicitCopyError`, if it is time to."""
+        """Warn before a call that repeats often; if strict, raise `ImplicitCopyError`."""
         __tracebackhide__ = True
         implicit = count.implicit and count.via not in (LOADER, ENGINE, DISPLAY)
         from_host = implicit and count.operator == "copy_" and tensor.get_device() == HOST
@@ -241,7 +241,7 @@ class Alarm:
             if count.operator == "index":
                 instead = f"bring the index there first: index.to('{count.destination}')"
             raise refusal(count, instead)
-        # What a library does is not the user's to fix; a copy that names its GPU is meant.
+        # The user cannot fix a library's copies; a copy that names its GPU is intended.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
         elif _is_time(count):
@@ -256,7 +256,7 @@ class Alarm:
         if place in self._lines:
             return
         self._lines.add(place)
-        # A registry of its own: Python's would keep a line 4 quiet in every cell after the first.
+        # With an empty registry: Python's would hide a warning at the same line of a later cell.
         advice = advise(count.entry(at_least=2))
         said = words(count) + " again and again" * bool(count.count)
         said += f"; {advice.text}" if advice else ""

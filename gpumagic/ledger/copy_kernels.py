@@ -1,8 +1,8 @@
-"""Wrap torch's copy kernels: run what was there, count bytes, and time copies on a GPU.
+"""Wrap torch's copy kernels: run the replaced kernel, count bytes, and time copies on a GPU.
 
-Each wrapper calls the replaced kernel exactly once and returns its result. While nothing watches it
-does nothing else. Some operators of CUDA copy within; a virtual GPU runs them whole, so their bytes
-are listed here, and `tests/cuda` compares both with the CUDA runtime's log.
+Each wrapper calls the replaced kernel exactly once and returns its result. Without a running watch
+it does nothing else. Some CUDA operators copy internally. A virtual GPU runs them as a whole, so
+their bytes are computed here. `tests/cuda` compares both with the CUDA runtime's log.
 """
 
 import threading
@@ -21,19 +21,19 @@ from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.entry import Count, before_reading
 from gpumagic.usercode.files import leave_out_ours
 
-# Of copies at one line, the first so many are timed, then each of so many.
+# At one line, the first `_TIMED_FIRST` copies are timed, and then one in `_TIMED_EVERY`.
 _TIMED_FIRST, _TIMED_EVERY = 64, 16
 
 
 class CopyTimer:
-    """Time a real GPU's copies by events, read once both have passed. Untested on a real GPU."""
+    """Time a real GPU's copies by two events, read once complete. Untested on a real GPU."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
     def begin(self, count: int, index: int) -> tuple[Any, Any] | None:
-        """Put an event before a copy into the stream of GPU `index`; None if it is not timed."""
+        """Record an event before a copy in GPU `index`'s stream; None if the copy is not timed."""
         if count >= _TIMED_FIRST and count % _TIMED_EVERY:
             return None
         stream = torch.cuda.current_stream(index)
@@ -42,7 +42,7 @@ class CopyTimer:
         return event, stream
 
     def end(self, begun: tuple[Any, Any], counts: Sequence[Count]) -> None:
-        """Put one after it; its time will be added to the ``seconds`` of each count."""
+        """Record an event after the copy; its time is later added to each count's ``seconds``."""
         start, stream = begun
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)
@@ -52,7 +52,7 @@ class CopyTimer:
                 self._read()
 
     def read_all(self) -> None:
-        """Read every pair of events, waiting until each has passed."""
+        """Read every pair of events, waiting until each is complete."""
         with self._lock:
             while self._waiting and cuda_state.working():
                 self._waiting[0][2].synchronize()
@@ -72,7 +72,7 @@ before_reading.append(TIMER.read_all)
 
 
 COUNT = 4
-"""Bytes of a number of elements that an operator's own code reads."""
+"""Bytes of a result's size, which some operators read to the host."""
 WAITS = (
     *("_unique2", "bincount", "equal", "histc", "masked_select", "nonzero", "repeat_interleave"),
     *("unique_consecutive", "unique_dim"),
@@ -90,7 +90,7 @@ def crossing(target: Any, source: Any, non_blocking: bool) -> int:
     nbytes: int = target.nbytes
     if target.dtype is source.dtype:
         return nbytes
-    # The host converts for blocking copies, a GPU for others, and for copies from GPU to GPU.
+    # The host converts the dtype in blocking copies; a GPU converts in all other copies.
     here, there = source.get_device() == HOST, target.get_device() == HOST
     if (here or there) and here is bool(non_blocking):
         nbytes = target.numel() * source.element_size()
@@ -103,19 +103,19 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
         return _reads_of_masks(operator, *args)
     if operator == "equal":
         return [] if _known_equal(self, args[0]) else [1]
-    if operator == "repeat_interleave":  # the last of the sums, and whether one is negative
+    if operator == "repeat_interleave":  # reads the last sum, and whether a value is negative
         return [8, 1] if output_size is None else []
     if operator == "histc":
         low, high = (*args[1:], 0, 0)[:2]
         return [self.element_size()] * 2 if low == high else []
-    if operator == "bincount":  # the smallest and the largest
+    if operator == "bincount":  # reads the smallest and the largest value
         return [self.element_size()] * 2 if self.numel() else []
     return [COUNT] if self.numel() or operator == "nonzero" else []
 
 
 def brought(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
     """List the copies to an indexed GPU: tensor, operator, bytes, whether the host waits."""
-    # Composite operators leave what is on several devices to one within, which sends it.
+    # Composite operators call one of these three for arguments on several devices.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []
     found = []
@@ -139,7 +139,7 @@ def _reads_of_masks(operator: str, indices: Any, *values: Any) -> list[int]:
 
 
 def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
-    """Whether it is one number for one mask: `masked_fill_`, which reads nothing."""
+    """Whether an assignment has one mask and one number: it runs `masked_fill_`, without a read."""
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:
         return False
@@ -147,7 +147,7 @@ def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) ->
 
 
 def _known_equal(self: Any, other: Any) -> bool:
-    """Whether `torch.equal` need not look at the numbers."""
+    """Whether `torch.equal` can answer without reading the elements."""
     if self.shape != other.shape or not self.numel():
         return True
     return bool(self.data_ptr() == other.data_ptr() and self.stride() == other.stride())
@@ -155,20 +155,20 @@ def _known_equal(self: Any, other: Any) -> bool:
 
 Kernel = Callable[..., Any]
 After = Callable[[float], None]
-"""A function that counts a call that has succeeded, with its seconds."""
+"""A function to call with the seconds of a call that has succeeded; it counts the call."""
 
 _DOING = "counting a copy or a wait"
 _without_overrides = torch._C.DisableTorchFunction
-# What a copy copies, and from what memory, is looked at for the first at a line, then now and then.
+# At one line, tensor and memory of the first `_FIRST` copies are checked, then of one in `_EVERY`.
 _FIRST, _EVERY = 8, 64
 
 
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
     """Return a wrapper of `base` that runs it, and counts the call if a watch is running."""
-    # `before` is given the same arguments and may raise `ImplicitCopyError`; what it returns is
-    # called afterwards. With `within`, waits of operators that `base` calls are under that name.
+    # `before` gets the same arguments and may raise `ImplicitCopyError`; the function that it
+    # returns is called afterwards. Waits of operators that `base` calls are counted as `within`.
 
-    # As `unseen` has it, without another call: it is the way of all that could be watched.
+    # The code of `unseen` is inlined, because every operator that can be watched runs it.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
@@ -200,7 +200,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
 def _ask(
     before: Callable[..., After | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> After | None:
-    """Call `before` without the tensors' overrides; no failure of ours reaches the user."""
+    """Call `before` without the tensors' overrides; only its warnings reach the user."""
     __tracebackhide__ = True
     try:
         with _without_overrides():
@@ -213,10 +213,10 @@ def _ask(
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a tensor for a number: C++ passes a "wrapped number" tensor to Python as a number."""
+    """Turn a number into a tensor: C++ passes a "wrapped number" tensor to Python as a number."""
     if isinstance(value, torch.Tensor):
         return value
-    dtype = torch.float64 if type(value) is float else None  # as a wrapped number is
+    dtype = torch.float64 if type(value) is float else None  # like a wrapped number
     with _without_overrides():
         return torch.tensor(value, dtype=dtype, device="cpu")
 
@@ -251,14 +251,14 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
 
 def _on_real(found: Sequence[Count], after: After, index: int) -> After:
-    """Return what to call after a copy by GPU `index`, which its own stream times."""
+    """Return the function to call after a copy that GPU `index` makes and its stream times."""
     begun, copies = None, here.copies
-    with kept("timing a copy"):  # a time is not worth the user's copy
+    with kept("timing a copy"):  # a failure must not stop the user's copy
         begun = TIMER.begin(found[0].count, index)
 
     def after_on_real(seconds: float) -> None:
-        # Where a dtype or strides change too, torch copies by way of a temporary: by `copy_`
-        # again, which has counted itself.
+        # If the dtype or strides change too, torch copies through a temporary. That inner `copy_`
+        # has already counted the copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0)
@@ -275,7 +275,7 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
 
 
 def reading(element: Any) -> After:
-    """Prepare to count a read of one element, as by `item`."""
+    """Prepare to count a read of one element, such as `item`."""
     __tracebackhide__ = True
     found = counts(("wait", here.within or "item", element.get_device(), HOST, False), element)
     nbytes = element.nbytes
@@ -288,7 +288,7 @@ def reading(element: Any) -> After:
 
 
 def read_by(copy: Kernel, element: Any) -> Any:
-    """Return the number in a tensor of a GPU, read as torch does: by one copy to pinned memory."""
+    """Read the number in a GPU's tensor as torch does, by one copy to pinned memory."""
     with _without_overrides():
         pinned = element.device.type == "cuda"
         host = torch.empty(element.shape, dtype=element.dtype, device="cpu", pin_memory=pinned)
@@ -299,12 +299,12 @@ def read_by(copy: Kernel, element: Any) -> Any:
 
 
 def naming(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel that reads by other operators; they count under its name."""
+    """Wrap a real GPU's kernel that reads by other operators; their reads get its name."""
     return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
 
 
 def sizing(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel that reads the size of its result: by `item` within, or itself."""
+    """Wrap a real GPU's kernel that reads its result's size, by `item` or in its own code."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True
@@ -324,7 +324,7 @@ def sizing(base: Kernel, operator: str) -> Kernel:
 
 
 def counting_whole(base: Kernel, operator: str) -> Kernel:
-    """Wrap a virtual GPU's kernel, which runs as a whole and reads by no other operator."""
+    """Wrap a virtual GPU's kernel, which reads without calling another operator."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True

@@ -1,9 +1,8 @@
 """Count torch's copies and waits, and measure peak memory, while code runs.
 
-Our kernels are registered in front of torch's, at the dispatch key of the devices, at the first
-watch, and stay until `uninstall`. A kernel at a device's own key runs only for tensors of that
-device. torch's functions that wait but are not operators, and the one that prints a tensor, are
-wrapped too.
+The first watch registers wrapper kernels at the devices' dispatch key. They stay until `uninstall`.
+A kernel at a device's own key runs only for tensors of that device. torch's functions that wait but
+are not operators are wrapped too, and so is the function that prints a tensor.
 """
 
 import functools
@@ -29,11 +28,11 @@ from gpumagic.usercode.files import is_ours, unseen
 
 
 def patch_synchronizing(stack: ExitStack) -> None:
-    """Count the calls that do nothing but wait for a device, until `stack` is closed."""
+    """Count the calls that only synchronize a device, until `stack` is closed."""
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            # torch.accelerator's may call torch.cuda's: one wait of the user's.
+            # torch.accelerator.synchronize may call torch.cuda's: this counts as one wait.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
 
@@ -64,7 +63,7 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
 
 def _before(*args: Any, **kwargs: Any) -> After | None:
     __tracebackhide__ = True
-    # Waits of `%%ongpu` itself, and of a function that is counted already, are none of the user's.
+    # Do not count waits of `%%ongpu` itself, or waits inside a function that is already counted.
     if here.within or is_ours(sys._getframe(3).f_code.co_filename):
         return None
     thing = next(iter((*args, *kwargs.values())), None)
@@ -79,16 +78,16 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators whose own code reads a size; all others that wait call an operator that reads.
+# These operators read a size in their own code. All others that wait call an operator that reads.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 # Calling a kernel that was replaced needs torch 2.9.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
-# A thread may be within one of our kernels when they are removed: they live on for a while.
+# Removed kernels are kept alive for a while, because a thread may still be running one.
 _retired: deque[list[Any]] = deque(maxlen=8)
 
 
 class Hooks:
-    """Keep our kernels at one dispatch key, and around torch's functions that synchronize."""
+    """Wrappers of the kernels at one dispatch key, and of torch's functions that synchronize."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
         # `virtual`: the first virtual GPU's UUID, if virtual GPUs have kernels at this key.
@@ -110,7 +109,7 @@ class Hooks:
             for name, kernel in [*self._kernels()]:
                 self._library.impl(name, kernel, self.key, **options)
                 self._names.append(name)
-        # Each printing of a tensor, which makes many waits, gets a number.
+        # Each printing of a tensor gets a serial number, since it makes many waits.
         _swap(self._patches, torch._tensor_str, "_str", _numbered)
         patch_synchronizing(self._patches)
 
@@ -135,13 +134,13 @@ class Hooks:
             return copy_kernels.counting_whole
         return copy_kernels.sizing if name in _SIZED else copy_kernels.naming
 
-    # A kernel that is called from Python holds Python's lock while it waits; `redispatch` does not.
-    # So kernels that wait are called by operators that we do not replace, not from here.
+    # A kernel that Python calls directly holds the GIL while it waits; `redispatch` releases it.
+    # So kernels that wait are called through `redispatch` or through operators without a wrapper.
 
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # One kernel serves every device: the key of a device that nobody has finds it, not ours.
+        # One kernel serves every device. An unused device's key selects it, not our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         redispatch = aten.copy_.default.redispatch
         return lambda self, src, *rest: redispatch(
@@ -155,28 +154,28 @@ class Hooks:
         return aten.nonzero.out.redispatch(keys, tensor, out=out)
 
     def _replaced(self, name: str) -> Kernel:
-        # A virtual GPU's kernel is a Python function: call it directly, not through C++ again.
+        # A virtual GPU's kernel is a Python function: call it directly, not through C++.
         virtuals = sys.modules.get("gpumagic.virtual.switch") if self.virtual else None
         stands = C._dispatch_dump(f"aten::{name}")
         if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
             kernel_of_virtual: Kernel = virtuals.kernels[name]
             return kernel_of_virtual
         kernel = torch.library.get_kernel(f"aten::{name}", self.key)
-        # A kernel at a device's own key ignores all other keys.
+        # A kernel at a device's own key ignores all other keys in the set.
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
         return functools.partial(kernel.call_boxed, keys)
 
     def remove(self) -> None:
-        """Put everything back."""
+        """Remove all wrappers and restore torch."""
         self._patches.close()
         if _CAN_CALL_REPLACED:
             kernels = [torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names]
             _retired.append(kernels)
         ours = set(self._library._op_impls)
         self._library._destroy()
-        self._library._op_impls.clear()  # else the library's finalizer would remove them once more
+        self._library._op_impls.clear()  # else the library's finalizer would remove them again
         if self.virtual == _virtual():
-            # torch has also forgotten the virtual GPUs' kernels of the same names: restore them.
+            # torch has also removed the virtual GPUs' entries of the same names: restore them.
             torch.library._impls.update(ours & self._known)
 
 
@@ -187,14 +186,14 @@ def _virtual() -> str:
 
 _lock = threading.RLock()
 hooks: Hooks | None = None
-"""What stands in front of torch's own kernels now."""
+"""The installed wrappers of torch's kernels, or None."""
 
 
 def install() -> bool:
-    """Register our kernels in front of the devices' own; return whether these are virtual."""
+    """Wrap the kernels of the devices; return whether the devices are virtual."""
     global hooks
     with _lock:
-        # Where there is no device there is no copy, and nothing to watch.
+        # Without a device there are no copies to watch.
         if hooks is None and device_count():
             hooks = Hooks("CUDA", _virtual())
         elif hooks is None and torch.backends.mps.is_available():
@@ -203,7 +202,7 @@ def install() -> bool:
 
 
 def uninstall() -> None:
-    """Put torch back as it was before the first `install`."""
+    """Restore torch as it was before `install`."""
     global hooks
     with _lock:
         gone, hooks = hooks, None
@@ -211,7 +210,7 @@ def uninstall() -> None:
             gone.remove()
 
 
-# If GPUs are gone, so are the kernels in front of which ours were registered.
+# When GPUs are removed, so are the kernels that ours wrap.
 devices_changed.append(uninstall)
 
 
@@ -220,9 +219,9 @@ _changing = threading.RLock()
 
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
-    """Count within the context and in threads started there; any thread may leave it."""
+    """Count within the context and in threads started in it; any thread may exit the context."""
     outer = attribute.current.get()
-    while outer is not None and not outer.live:  # a suspended generator's may end in any order
+    while outer is not None and not outer.live:  # watches in generators may end in any order
         outer = outer.outer
     alarm = Alarm(strict=strict) if strict or warn else None
     active = attribute.ActiveWatch(tally, alarm, outer)
@@ -246,7 +245,7 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked worker of a DataLoader is no part of the watched code.
+    # A DataLoader's forked worker is not part of the watched code.
     os.register_at_fork(after_in_child=_forget)
 
 
@@ -259,7 +258,7 @@ class MemoryMeter:
         self._peaks: dict[int, int] = {}
 
     def start(self) -> None:
-        """Begin, on every device that CUDA has started."""
+        """Start measuring every device that CUDA has initialized."""
         for index, (allocated, peak, allocations) in _read_memory():
             for meter in _meters:  # they need the peak so far, which the reset erases
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
@@ -288,12 +287,12 @@ _meters: list[MemoryMeter] = []
 
 
 def measuring() -> bool:
-    """Whether any meter has started and not stopped."""
+    """Whether any meter is running."""
     return bool(_meters)
 
 
 def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
-    """Return bytes allocated, their peak, and the number of allocations ever, by ordinal."""
+    """Return allocated bytes, their peak and the total number of allocations, by ordinal."""
     # Reading must not initialize CUDA: that costs seconds and hundreds of MiB on each device.
     if not torch.cuda.is_initialized():
         return []

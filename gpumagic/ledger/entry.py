@@ -1,7 +1,7 @@
 """Record and count each copy and each wait by line, operator and devices.
 
-Plain data: a watch fills it with times, a dry run without. `locate(frame)` finds the user's line
-and looks at each file once. Memory does not grow with the number of calls.
+Entries are plain data; those of a dry run have no times. `locate(frame)` finds the user's line and
+classifies each file once. Memory does not grow with the number of calls.
 """
 
 import dis
@@ -26,45 +26,45 @@ from gpumagic.usercode.files import (
 )
 
 OFTEN = 16
-"""Calls at one line that deserve a warning. A value read once in a few epochs is no crawl."""
+"""Calls at one line that deserve a warning. Fewer reads, such as one in a few epochs, do not."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """Record what one operator did in one expression, all its calls together."""
+    """Record all calls of one operator in one expression."""
 
     # "copy": bytes went from one device to another; "wait": the host waited for a result that
-    # decides a value or a shape; "placement": a result is on another device than was asked for.
+    # decides a value or a shape; "placement": a result is not on the requested device.
     kind: str
     operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …; JAX: see `frameworks`
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
     count: int = 0  # copies, or waits: a call may wait more than once
-    nbytes: int = 0  # in all of them; a wait reads few: an element, or the size of a result
-    # Of copies: on a real GPU, device time between two events of the stream, else the time of the
-    # call. Of waits: the time for which the host stood still. None if predicted, or not known.
+    nbytes: int = 0  # total; a wait reads few: an element, or the size of a result
+    # For copies on a real GPU, the device time between two events of the stream; for other copies,
+    # the time of the call. For waits, the time that the host was blocked. None if unknown.
     seconds: float | None = 0.0
-    # No device was named: `.item()`, `print`, a mask, an index of the CPU. `.to`, `.cpu`, `copy_`,
-    # `device=` and `synchronize()` are explicit.
+    # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. Explicit are
+    # `.to`, `.cpu`, `copy_`, `device=` and `synchronize()`.
     implicit: bool = False
-    where: UserLine | None = None  # in the user's own code; None if no code of the user's did
+    where: UserLine | None = None  # the line in the user's code; None if not from the user's code
     code: str = ""  # the expression there
-    # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` brought),
-    # "backward", or nothing.
+    # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` copied),
+    # "backward", or empty.
     via: str = ""
-    within: str = ""  # the library's module that did it by itself, such as "torch.optim.lbfgs"
-    calls: int = 0  # of printing: how often a tensor was printed; else `count`
-    repeats: int = 0  # copies of the very tensor that the copy before had copied, unchanged
+    within: str = ""  # the library's module that made the call, such as "torch.optim.lbfgs"
+    calls: int = 0  # for printing, the number of printed tensors; else `count`
+    repeats: int = 0  # copies of the same unchanged tensor as in the previous copy
     blocking: int = 0  # copies that the host waited for
-    # Whether the host's side lay in pinned memory; None where there is none, or it differed.
+    # Whether the host's memory was pinned; None if the host had no part, or if copies differed.
     pinned: bool | None = None
-    names: tuple[str, ...] = ()  # of the variables that were copied, or that held what was
-    framework: str = ""  # whose arrays: "JAX"; nothing for torch's
-    unsized: bool = False  # the bytes of some of its copies are not known, and not in `nbytes`
+    names: tuple[str, ...] = ()  # the variables that were copied or contained the copied arrays
+    framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
+    unsized: bool = False  # some copies have unknown bytes, which are not in `nbytes`
 
     @property
     def file(self) -> str | None:
-        """``"In [3]"`` for a cell, ``"train.py"`` for a file; None if no code of the user's did."""
+        """``"In [3]"`` for a cell, ``"train.py"`` for a file; None if not from the user's code."""
         return None if self.where is None else self.where.label
 
     @property
@@ -82,11 +82,11 @@ class Entry:
 
 @dataclass(frozen=True, repr=False)
 class Ledger(Shown):
-    """Hold every copy between devices and every wait of some code; displays as a table."""
+    """Every copy between devices and every wait of some code; displays as a table."""
 
-    entries: tuple[Entry, ...] = ()  # those in a file together, in the order of their lines
+    entries: tuple[Entry, ...] = ()  # sorted by file and line
     virtual: bool = False  # on virtual GPUs, whose times say nothing about a GPU
-    predicted: bool = False  # as by a dry run: then there are no times
+    predicted: bool = False  # from a dry run, without times
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -111,7 +111,7 @@ class Ledger(Shown):
 
     @property
     def waits(self) -> int:
-        """Number of waits of the host for a result, without copies."""
+        """Number of times the host waited for a result; copies are not counted."""
         return sum(e.count for e in self.entries if e.kind == "wait")
 
     @property
@@ -121,7 +121,7 @@ class Ledger(Shown):
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Merge entries of the same expression, operator, way and devices; return them by line."""
+    """Merge entries of the same expression, operator, `via` and devices; return them by line."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
         place = e.where and (e.where.file, e.where.line, e.code)
@@ -146,8 +146,8 @@ def _sum(a: Entry, b: Entry) -> Entry:
 
 
 # Kinds of frame: a wrapper of torch's functions, a library's, the user's; or how the user's code
-# got there: by printing, by a `DataLoader` whose batches a placement moves, by the notebook's
-# display of a value, by autograd's engine.
+# got there: it printed a tensor, a placement copied a `DataLoader`'s batch, the notebook displayed
+# a value, or autograd's engine ran.
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
@@ -160,7 +160,7 @@ _SPECIAL = {
     os.path.join("IPython", "core", "formatters.py"): DISPLAY,
 }
 
-# Expressions that are no call: a subscript, an operator, a comparison.
+# Instructions of expressions that are not calls: a subscript, an operator, a comparison.
 _NO_CALL = ("BINARY_", "INPLACE_", "COMPARE_", "STORE_SUBSCR", "STORE_SLICE", "UNARY_", "CONTAINS_")
 _READING = {
     *("__contains__", "__getitem__", "__setitem__", "getitem", "setitem", "index_put"),
@@ -186,7 +186,7 @@ kinds = _Kinds()
 
 
 def locate(frame: FrameType | None) -> tuple[FrameType | None, str]:
-    """Return the user's innermost frame at or above `frame`, and how it got to `frame`."""
+    """Return the user's innermost frame at or above `frame`, and how it reached `frame`."""
     via, first = "", frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
@@ -199,12 +199,12 @@ def locate(frame: FrameType | None) -> tuple[FrameType | None, str]:
 
 
 def of_thread(ident: int | None) -> FrameType | None:
-    """Return the user's frame that another thread is in now."""
+    """Return the user's innermost frame that another thread runs now."""
     return None if ident is None else locate(sys._current_frames().get(ident))[0]
 
 
 def is_implicit(operator: str, via: str, code: CodeType | None, at: int) -> bool:
-    """Whether Python code called an operator without a device being named; False if unknown."""
+    """Whether Python code called an operator without naming a device; False if unknown."""
     if operator == "synchronize" or via in (LOADER, ENGINE):
         return False
     if operator != "copy_" or via:
@@ -219,8 +219,8 @@ def opcode(code: CodeType | None, at: int) -> str:
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-# Code that a loop recompiles in each pass would make an entry each time. Past this number, new code
-# is counted by its lines.
+# Code that a loop recompiles in each pass would add a count each time. Beyond this many counts, new
+# code is counted by line.
 _MOST = 4096
 before_reading: list[Callable[[], None]] = []
 """Functions to call before counts are read; they wait for pending measurements."""
@@ -231,16 +231,16 @@ class Count(Entry):
     """Count the calls of one instruction; its line and code are looked up at the end."""
 
     at: tuple[CodeType, int] | None = None  # the user's code, and its instruction
-    # Keeps the code objects whose addresses are in this count's key, so that these stay unique.
+    # Keeps alive the code objects whose addresses are in this count's key: ids stay unique.
     kept: object = None
-    timed: int = 0  # calls that have added to `seconds`, if not all
+    timed: int = 0  # number of timed calls, if not all are timed
     looks: int = 0  # see `look_at`
     last: weakref.ref[Any] | None = None
     version: int | None = None
     warned: bool = False
 
     def add(self, nbytes: int, seconds: float | None) -> None:
-        """Count one call; the host waits for a copy to it."""
+        """Count one call; a copy to the host counts as blocking."""
         self.count += 1
         self.nbytes += nbytes
         self.seconds = None if self.seconds is None or seconds is None else self.seconds + seconds
@@ -248,7 +248,7 @@ class Count(Entry):
         self.blocking += self.destination == "cpu"
 
     def look_at(self, tensor: Any, host: Any) -> None:
-        """Note whether a copy copies what the last one did, and from or to pinned memory."""
+        """Record whether a copy repeats the previous one, and whether host memory is pinned."""
         version = None if tensor.is_inference() else tensor._version
         if self.last is not None and self.last() is tensor and self.version == version:
             self.repeats += 1
@@ -259,7 +259,7 @@ class Count(Entry):
         self.looks += 1
 
     def entry(self, at_least: int = 0) -> Entry:
-        """Return the count as the ledger shows it, with `at_least` this many calls."""
+        """Return the count as an entry of the ledger, with at least `at_least` calls."""
         known = {field.name: getattr(self, field.name) for field in fields(Entry)}
         known["count"] = max(self.count, at_least)
         calls = self.calls if self.via == PRINT else self.calls or self.count
@@ -275,23 +275,23 @@ class Count(Entry):
 
 @dataclass(eq=False)
 class Tally:
-    """Hold the counts of one watch."""
+    """The counts of one watch."""
 
-    virtual: bool = False  # whether the devices are
-    # By operator, devices and instruction.
+    virtual: bool = False  # whether the devices are virtual
+    # Counts by operator, devices and instruction.
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
-    # Reentrant: a finalizer that runs meanwhile may copy too.
+    # Reentrant, because a finalizer may run while it is held, and copy too.
     _lock: Any = field(default_factory=threading.RLock)
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
-        """Begin to count under `key`."""
+        """Add a new count under `key`, or return the existing one."""
         with self._lock:
             if len(self.counts) >= _MOST and new.at is not None:
                 key = (key[0], new.at[0].co_filename, line_of(*new.at), key[-1])
             return self.counts.setdefault(key, new)
 
     def ledger(self) -> Ledger:
-        """Return the counts so far; on a real GPU, wait for the copies that are timed."""
+        """Return the counts so far; on a real GPU, wait for the timed copies."""
         for settle in before_reading:
             settle()
         with self._lock:
@@ -307,4 +307,4 @@ class Memory:
     peak: int
     allocated: int
     before: int
-    allocations: int = 1  # how many there were
+    allocations: int = 1  # number of allocations

@@ -1,7 +1,7 @@
-"""Show the ledger as one line, or as a table with advice on what copies or waits again and again.
+"""Show the ledger as one line, or as a table with advice on repeated copies and waits.
 
-No advice on what is normal: a number or a zero-dimensional CPU tensor used with GPU tensors, a copy
-that names its device, a value that is read or printed now and then, a library's own copies.
+There is no advice on normal use: a number or a zero-dimensional CPU tensor used with GPU tensors,
+a copy that names its device, a value that is read or printed now and then, a library's own copies.
 """
 
 import re
@@ -25,17 +25,17 @@ _CODE = 60  # characters of the source, at most
 _HINTS = 3  # lines with advice, at most, where there is no table
 _LONG = 40  # characters of an expression that a sentence can hold
 
-# Copies that name their device are the user's to make; so many to the host at one line are a log
-# that is read value by value.
+# Copies that name their device are intended. But this many copies to the host at one line mean that
+# the code reads its values one by one.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
 _SCALAR = 16  # bytes of a number, at most
-_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
+_SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Record what to do, and how many of the entry's copies or waits that saves."""
+    """Advice, and the number of the entry's copies or waits that it saves."""
 
     text: str
     saved: int = 0
@@ -49,11 +49,11 @@ def all_but_one(entry: Entry, text: str) -> Advice:
 ADVISERS: defaultdict[str, Callable[[Entry], Advice | None]] = defaultdict(
     lambda: lambda entry: None
 )
-"""Functions that advise on what only one framework does, by `Entry.framework`."""
+"""Functions that give the advice specific to one framework, by `Entry.framework`."""
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Advise on one entry; None if it is as it should be."""
+    """Return the advice on one entry; None if there is nothing to improve."""
     if entry.via in (DISPLAY, ENGINE) or (entry.calls < 2 and entry.kind != "placement"):
         return None
     if entry.within:
@@ -126,14 +126,14 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
     return None
 
 
-# -- what to write instead of a read, in the names of the user's code
+# -- code to write instead of a read, with the user's names
 _READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
 _INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
 _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return what to write instead of the expression of an entry."""
+    """Return the advice to keep a value on the device, with the entry's names."""
     tensor = _tensor_of(entry.code)
     name = tensor if tensor != entry.code and len(tensor) <= _LONG else ""
     into = _INTO.search(entry.where.source) if entry.where else None
@@ -158,7 +158,7 @@ def _tensor_of(code: str) -> str:
 
 # -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """Return ``3 transfers: 12.0 MiB to cuda:1``, `without` entries that came in these ways."""
+    """Return ``3 transfers: 12.0 MiB to cuda:1``, without entries whose `via` is in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:
@@ -189,7 +189,7 @@ def _waits(entries: list[Entry]) -> str:
 
 
 def _printed(entries: list[Entry]) -> str:
-    """Each printing makes many waits and copies, which the table has."""
+    """Count the printed tensors; each makes many waits and copies, which the table shows."""
     count, reads = sum(e.calls for e in entries), sum(e.count for e in entries)
     what = "array" if any(e.framework for e in entries) else "tensor"
     at = _at(entries, count, calls=True)
@@ -207,7 +207,7 @@ def _count(count: int, word: str) -> str:
 
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
-    """Return the line with most of them: ``" at line 4: `loss.item()`"``."""
+    """Return the line with most calls or copies: ``" at line 4: `loss.item()`"``."""
     lines: dict[tuple[str, str], int] = {}
     for e in entries:
         if e.where is not None:
@@ -216,7 +216,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     if not lines:
         return ""
     (place, code), most = max(lines.items(), key=lambda item: item[1])
-    # One copy has a line where nobody asked for it.
+    # A single copy gets a line only if it is silent.
     few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
@@ -225,7 +225,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
 
 
 def hints(ledger: Ledger) -> list[str]:
-    """Return advice for each line that copies or waits again and again, the worst first."""
+    """Return advice for the lines that copy or wait most often, the worst first."""
     found: dict[str, int] = {}
     for e in filter(_is_crawl, ledger.entries):
         if (advice := advise(e)) is not None:
@@ -235,7 +235,7 @@ def hints(ledger: Ledger) -> list[str]:
 
 
 def _is_crawl(entry: Entry) -> bool:
-    """Whether it deserves advice also without a table."""
+    """Whether an entry deserves advice even without the table."""
     if entry.kind == "placement":
         return True
     if entry.within or entry.via in (DISPLAY, ENGINE, LOADER):
@@ -247,14 +247,14 @@ def _is_crawl(entry: Entry) -> bool:
 
 
 def text(ledger: Ledger) -> str:
-    """A row for each entry, advice below it."""
+    """Return the table as text: a row for each entry, with its advice below."""
     if not ledger.entries:
         return NOTHING
     return "\n".join([*table.lines(_columns(ledger)), *table.wrapped(_note(ledger), more="")])
 
 
 def html(ledger: Ledger, *, with_line: bool = True) -> str:
-    """The same as a table, below its `line`."""
+    """Return the table as HTML, below the ledger's `line`."""
     if not ledger.entries:
         return block(tag("div", NOTHING, "gm-caption"))
     caption = f'<div class="gm-caption">{coded(line(ledger))}</div>' if with_line else ""
@@ -295,7 +295,7 @@ def _what(e: Entry) -> str:
 
 
 def _advice(e: Entry, ledger: Ledger) -> str:
-    """Return what to do, and what it saves: time, or calls if there are no times of a GPU."""
+    """Return the advice and its saving: calls and, on a real GPU, time."""
     advice = advise(e)
     if advice is None:
         return ""

@@ -1,4 +1,4 @@
-"""Find the tensors that values hold, each once: in modules, optimizers, containers, objects."""
+"""Find the tensors in modules, optimizers, containers and objects, each tensor once."""
 
 import sys
 import types
@@ -28,12 +28,12 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# A module's own dictionaries, and what else every module has: of that, hooks may hold something.
+# A module's dictionaries, and the attributes that all modules have: of these, only hooks matter.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
-# How far it looks into the objects of libraries: in each other, and in all for one variable.
+# Limits for objects of libraries: the depth of nesting, and the number of objects per variable.
 _DEPTH, _OBJECTS = 4, 500
-# Under these an object may keep its device.
+# Attributes that may name an object's device.
 DEVICE_NAMES = ("device", "_device")
 
 NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
@@ -41,7 +41,7 @@ NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
 
 @dataclass(frozen=True)
 class FoundTensor:
-    """Record a tensor, its path from a variable, and the device that it must stay on, if any."""
+    """A tensor, its path from a variable, and the device that it must stay on, if any."""
 
     tensor: Tensor
     steps: Path
@@ -49,22 +49,22 @@ class FoundTensor:
 
     @property
     def root(self) -> str:
-        """Return the variable through which it was found."""
+        """The variable through which the tensor was found."""
         return str(self.steps[0])
 
     @property
     def path(self) -> str:
-        """Return its path as code: ``net.layer.weight``, ``batch['x']``."""
+        """The tensor's path as code: ``net.layer.weight``, ``batch['x']``."""
         return written(self.steps)
 
     def must_move(self, device: torch.device) -> bool:
-        """Whether it is elsewhere, when `device` is asked for."""
+        """Whether the tensor must be copied for a move to `device`."""
         return self.tensor.device != (self.home or device)
 
 
 @dataclass(frozen=True)
 class Held:
-    """An object of a library, its path, the tensors that were found in it, and why they stay."""
+    """A library's object, its path, the tensors found in it, and the reason if they stay."""
 
     value: Any
     steps: Path
@@ -72,30 +72,30 @@ class Held:
     reason: str = ""
 
     def must_move(self, device: torch.device) -> bool:
-        """Whether a tensor of it is elsewhere, when `device` is asked for."""
+        """Whether any of its tensors must be copied for a move to `device`."""
         return any(found.must_move(device) for found in self.tensors)
 
 
 class TensorFinder:
-    """Collect each tensor once, under the variable that it was first found through.
+    """Collect each tensor once, under the variable through which it was first found.
 
-    Objects of classes of the module `module` are looked into as far as they go, those of libraries
-    within bounds.
+    Objects whose class is defined in `module` are searched without limit, objects of libraries only
+    within limits.
     """
 
     def __init__(self, module: str = "__main__") -> None:
         self.found: list[FoundTensor] = []
-        self.left: list[Left] = []  # what stays as a whole, or could not be looked into
+        self.left: list[Left] = []  # values that stay as a whole, or could not be searched
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # by a `to` of their own
-        self.naming: list[tuple[Any, str]] = []  # what names a device, and its variable
+        self.naming: list[tuple[Any, str]] = []  # objects that name a device, and their variable
         self._module = module
         self._depth = self._objects = 0
-        self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
+        self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
 
     def variables(self, variables: Iterable[tuple[str, object]]) -> None:
-        """Look into named values: optimizers last, so that modules name the parameters."""
+        """Search named values. Optimizers come last, so that modules name the parameters."""
         for name, value in sorted(variables, key=lambda item: issubclass(type(item[1]), Optimizer)):
             self._depth = self._objects = 0
             try:
@@ -105,11 +105,11 @@ class TensorFinder:
 
     @property
     def tensors(self) -> list[FoundTensor]:
-        """Return all found tensors, also the ones in `movable` objects."""
+        """All found tensors, including those in `movable` objects."""
         return [*self.found, *(found for held in self.movable for found in held.tensors)]
 
     def elsewhere(self, device: torch.device) -> set[int]:
-        """Return the ids of all tensors that must move, if they are to be on `device`."""
+        """Return the ids of all tensors that must be copied for a move to `device`."""
         return {id(found.tensor) for found in self.tensors if found.must_move(device)}
 
     def _first_time(self, value: object) -> bool:
@@ -119,7 +119,7 @@ class TensorFinder:
         return True
 
     def value(self, value: Any, steps: Path) -> None:
-        """Look into one value, whatever it is."""
+        """Search one value of any type."""
         look = _look_into[type(value)]
         if look is not None and (look is TensorFinder.tensor or self._first_time(value)):
             look(self, value, steps)
@@ -129,12 +129,12 @@ class TensorFinder:
             self.value(item, (*steps, step))
 
     def _packed(self, packed: PackedSequence, steps: Path) -> None:
-        # batch_sizes stays: pack_padded_sequence's contract keeps it on the CPU.
+        # batch_sizes stays: pack_padded_sequence requires it on the CPU.
         for name in ("data", "sorted_indices", "unsorted_indices"):
             self.value(getattr(packed, name), (*steps, (".", name)))
 
     def _object(self, value: Any, steps: Path) -> None:
-        is_class = issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
+        is_class = issubclass(type(value), type)  # isinstance would evaluate a proxy's __class__
         if defined_in(value if is_class else type(value)) == self._module:
             self._attributes(value, steps)
             if not is_class and self._first_time(type(value)):
@@ -156,7 +156,7 @@ class TensorFinder:
             return
         for name, item in attributes(value).items():
             if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
-                self._first_time(item)  # as a Dataset does, it stays
+                self._first_time(item)  # it stays, like a Dataset
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
         if stays:
@@ -180,7 +180,7 @@ class TensorFinder:
         return held
 
     def tensor(self, tensor: Tensor, steps: Path, home: torch.device | None = None) -> None:
-        """Note a tensor, and its gradient."""
+        """Record a tensor and its gradient."""
         if self._first_time(tensor):
             self.found.append(FoundTensor(tensor, steps, home))
             if tensor.is_leaf and tensor.grad is not None:
@@ -191,13 +191,13 @@ class TensorFinder:
             self.left.append(Left(written(steps), reason))
             return
         self.modules.append(module)
-        if "_device" in vars(module):  # as Lightning's modules and torchmetrics have it
+        if "_device" in vars(module):  # an attribute of Lightning's modules and torchmetrics
             self.naming.append((module, str(steps[0])))
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
-        # Module.to() would leave behind a tensor that is neither parameter nor buffer. One that
-        # autograd tracks is a result of the last forward(), which the next one replaces.
+        # Module.to() would not move a tensor that is neither parameter nor buffer. If autograd
+        # tracks it, it is a result of the last forward(), and the next forward() replaces it.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
@@ -211,7 +211,7 @@ class TensorFinder:
         self.state(optimizer, steps)
 
     def state(self, optimizer: Optimizer, steps: Path, only: Container[int] | None = None) -> None:
-        """Look into an optimizer's state; with `only`, that of parameters with these ids."""
+        """Search an optimizer's state, or only the state of parameters with the ids in `only`."""
         for group in optimizer.param_groups:
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
@@ -220,20 +220,20 @@ class TensorFinder:
                 for key, item in optimizer.state.get(parameter, {}).items():
                     path = (*steps, (".", "state"), (".", key))
                     if key == "step" and isinstance(item, Tensor) and not on_device:
-                        # As Optimizer.load_state_dict has it: the step counter is the host's.
+                        # As in Optimizer.load_state_dict, the step counter belongs on the host.
                         self.tensor(item, path, torch.device("cpu"))
                     else:
                         self.value(item, path)
 
 
 def nbytes_held(variables: Iterable[tuple[str, Any]], device: str = "") -> int:
-    """Return the bytes of storages that variables hold, each once; on one device if named."""
+    """Return the bytes of the variables' storages, each once; only those on `device` if given."""
     finder = TensorFinder()
     finder.variables(variables)
     storages = {}
     for found in finder.tensors:
         if device in ("", str(found.tensor.device)):
-            with suppress(RuntimeError, NotImplementedError):  # sparse: no one storage
+            with suppress(RuntimeError, NotImplementedError):  # sparse: several storages
                 storage = found.tensor.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
@@ -245,7 +245,7 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder._packed, PackedSequence),
     (TensorFinder._network, nn.Module),
     (TensorFinder._optimizer, Optimizer),
-    # Data stays with its workers on the host; a loader's batches are delivered.
+    # Data stays on the host for the loader's workers; a loader's batches are copied.
     (TensorFinder._dataset, Dataset),
     (None, (*PLAIN, torch.device, DataLoader, Sampler, _BaseDataLoaderIter)),
     (TensorFinder._container, CONTAINERS),
@@ -254,7 +254,7 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
 
 
 class _LookInto(dict[type, _Look | None]):
-    """Cache how each type is looked into; None if it holds no tensors to move."""
+    """Cache the search function of each type; None if it has no tensors to move."""
 
     def __missing__(self, kind: type) -> _Look | None:
         looks = TensorFinder._object if issubclass(kind, type) or is_open(kind) else None
@@ -273,7 +273,7 @@ def _uses_numpy(kind: type) -> bool:
 
 
 def _has_to(kind: type) -> bool:
-    """Whether its objects can be moved to a device by their own `to`."""
+    """Whether objects of class `kind` have a `to` that moves them to a device."""
     to = next((members_of(b)["to"] for b in kind.__mro__ if "to" in members_of(b)), None)
     if type(to) is not types.FunctionType:
         return False

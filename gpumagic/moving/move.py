@@ -1,10 +1,10 @@
 """Move existing tensors and objects to a device in place.
 
-Guarantees: a tensor keeps its identity, so aliases, containers, modules and optimizers still
-agree; tensors that share memory still share it; a leaf that requires a gradient stays a leaf;
-tensors that are there already are not touched. All new bytes are made before the first tensor
-changes: when memory runs out or the user interrupts, nothing moves. A library's object that has
-its own `to` is moved by that, last, and replaced by the result.
+Guarantees: a tensor keeps its identity, so aliases, containers, modules and optimizers still refer
+to it; tensors that share memory still share it; a leaf that requires a gradient stays a leaf;
+tensors already on the device are not changed. All copies are made before the first tensor changes:
+if memory runs out or the user interrupts, nothing moves. A library's object with its own `to` is
+moved last, by that method, and replaced by the result.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.cuda import synchronize  # a watch puts its own in torch.cuda's place
+from torch.cuda import synchronize  # the original: a watch replaces it in torch.cuda
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -29,13 +29,13 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-# A multiple of every element size: offsets stay whole when a copy begins in the middle.
+# A multiple of every element size, so that offsets stay whole in a copy of a part of a storage.
 _ALIGNMENT = 64
-# Bytes that may take seconds, over a bus or from a disk.
+# A copy of this many bytes may take seconds, over a bus or from a disk.
 _MANY = 2**28
-# Containers with more items hold data, and no optimizer.
+# Larger containers are assumed to hold data, not optimizers.
 _FEW = 100
-# Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
+# First byte, end, and list of overlapping tensors of one storage.
 _Family = tuple[int, int, list[FoundTensor]]
 
 
@@ -50,9 +50,9 @@ def move_all(
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    States of optimizers in `namespace` follow the parameters that move. Its names may be rebound.
-    `origins` receives each moved tensor and its former device. Without `check_room`, which is for
-    tensors without data, more may move than the device can hold. A long move has a `line`.
+    States of optimizers in `namespace` follow the parameters that move. Names there may be rebound.
+    `origins` receives each moved tensor and its former device. Without `check_room` (for tensors
+    without data), more may move than the device can hold. A long move shows progress in a `line`.
     """
     start = time.perf_counter()
     origins = [] if origins is None else origins
@@ -66,7 +66,7 @@ def move_all(
     left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
     moved: tuple[Moved, ...] = ()
     if moving:
-        # `origins` is filled as things move: an interrupt after that loses no origin.
+        # The plan fills `origins` as it moves, so that an interrupt loses no origin.
         plan = MovePlan(device, finder, origins)
         plan.run(namespace, check_room, line)
         left += plan.left
@@ -77,7 +77,7 @@ def move_all(
 
 @dataclass(frozen=True)
 class Copying:
-    """Track the progress of a long move's copies, in bytes."""
+    """Progress of a long move's copies, in bytes."""
 
     done: int
     total: int
@@ -85,16 +85,16 @@ class Copying:
 
     @property
     def share(self) -> float:
-        """The part that is done, from 0 to 1."""
+        """The completed share, from 0 to 1."""
         return self.done / self.total
 
     def __str__(self) -> str:
-        """``"moving to cuda:1: 3.0 GiB of 4.2 GiB"``."""
+        """Return ``"moving to cuda:1: 3.0 GiB of 4.2 GiB"``."""
         return f"moving to {self.device}: {size(self.done)} of {size(self.total)}"
 
 
 class MovePlan:
-    """New bytes for the found tensors that are elsewhere, made before the first tensor changes."""
+    """A move of the found tensors: all are copied before the first tensor changes."""
 
     def __init__(self, device: torch.device, finder: TensorFinder, origins: Origins) -> None:
         self.moved: dict[str, Moved] = {}  # by variable
@@ -118,7 +118,7 @@ class MovePlan:
             self._families += _families(group)
 
     def _note_sharing(self, namespace: Mapping[str, Any]) -> None:
-        """Note the notebook's tensors and NumPy arrays that lose the memory shared with a mover."""
+        """Report the notebook's tensors and arrays that lose memory shared with a moved tensor."""
         moving = {id(found.tensor) for _, _, family in self._families for found in family}
         for name, value in list(namespace.items()):
             if name.startswith("_") or id(value) in moving or not (bytes_ := _addresses(value)):
@@ -131,16 +131,16 @@ class MovePlan:
                     )
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
-        """Move all; or raise GpuError if there is no room, with nothing moved."""
+        """Move all tensors; if they do not fit, raise GpuError with nothing moved."""
         check_room &= self._device.type == "cuda"
-        # Raised out here: a chained exception would keep copies alive.
+        # Raise here, not in `_copy`: a chained exception would keep copies alive.
         if (check_room and self._needed > cuda_state.room(self._device)) or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
         self._note_sharing(namespace)
         self._carry_out()
         for module in self._finder.modules:
             if isinstance(module, nn.RNNBase):
-                # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
+                # cuDNN needs a recurrent layer's weights contiguous; Module.to flattens them too.
                 module.flatten_parameters()
         for held in self._by_to:
             self._bring(held, namespace)
@@ -148,7 +148,7 @@ class MovePlan:
 
     @property
     def _needed(self) -> int:
-        """The bytes that the copies take on its device."""
+        """The bytes that the copies take on the target device."""
         each = (b - a for a, b, family in self._families if any(f.home is None for f in family))
         others = [found for held in self._by_to for found in held.tensors]
         others = [*self._alone, *(found for found in others if found.must_move(self._device))]
@@ -156,9 +156,9 @@ class MovePlan:
         return sum(each) + sum(alone.values())
 
     def _copy(self, line: Any) -> bool:
-        """Make the new bytes; False, and none are kept, where the device has no room for them.
+        """Copy all tensors; if the device runs out of memory, free the copies and return False.
 
-        Of many bytes, a `line` is made, and updated before each copy with how far it is.
+        For many bytes, make a `line` and update its progress before each copy.
         """
         done, total = 0, self._needed if line else 0
         try:
@@ -176,7 +176,7 @@ class MovePlan:
         return True
 
     def _copy_alone(self, found: FoundTensor) -> None:
-        """Copy a tensor by its own `to`: the way of subclasses and of layouts without strides."""
+        """Copy a tensor by its own `to`; for subclasses and layouts without strides."""
         try:
             data = found.tensor.data
             with torch.inference_mode(data.is_inference()):
@@ -192,7 +192,7 @@ class MovePlan:
             self.left.append(Left(found.path, "it cannot be moved in place; use .to()"))
 
     def _copy_family(self, start: int, end: int, family: list[FoundTensor]) -> None:
-        """Copy tensors that overlap in memory, so that they overlap there too."""
+        """Copy tensors that overlap in memory, so that the copies overlap too."""
         storage = family[0].tensor.untyped_storage()
         copies: dict[torch.device, torch.UntypedStorage] = {}
         for found in family:
@@ -204,7 +204,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # the moved tensor is one if `new` is
+            with torch.inference_mode(old.is_inference()):  # a moved tensor becomes like `new`
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -219,7 +219,7 @@ class MovePlan:
         self.moved[name] = Moved(name, known.nbytes + nbytes, every)
 
     def _carry_out(self) -> None:
-        """Give each tensor its new bytes: all of them, or after an interrupt none."""
+        """Replace the bytes of all tensors, or of none if interrupted."""
         before = [(found, found.tensor.data) for found, _ in self._new]
         noted = len(self._origins)
         try:
@@ -254,13 +254,13 @@ class MovePlan:
                 )
         if reason:
             self.left.append(Left(written(held.steps), reason))
-        elif moving:  # else all that it holds came along with another variable
+        elif moving:  # otherwise, all its tensors moved with another variable
             self._count(name, sum(map(bytes_of, moving)), sources)
             self._origins.append((brought, Origin(name, moving[0].device, device)))
 
 
 def _families(group: list[FoundTensor]) -> list[_Family]:
-    """Tensors of one storage, by whether they overlap: two apart need not move together."""
+    """Group tensors of one storage that overlap; separate groups need not move together."""
     families: list[_Family] = []
     for found in sorted(group, key=lambda f: _span(f.tensor)):
         start, stop = _span(found.tensor)
@@ -273,7 +273,7 @@ def _families(group: list[FoundTensor]) -> list[_Family]:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of its storage that a tensor uses, and the one after its last."""
+    """Return the offsets of a tensor's first byte in its storage and of the end."""
     size, first = tensor.element_size(), tensor.storage_offset()
     if not tensor.numel():
         return int(first * size), int(first * size)
@@ -282,7 +282,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _addresses(value: Any) -> tuple[int, int] | None:
-    """The first address of a tensor's or NumPy array's bytes, and the one after the last."""
+    """Return the first and the end address of a tensor or NumPy array; None if unknown."""
     if type(value) is Tensor and has_plain_storage(value) and value.numel():
         base, (first, stop) = value.untyped_storage().data_ptr(), _span(value)
         return base + first, base + stop
@@ -295,7 +295,7 @@ def _addresses(value: Any) -> tuple[int, int] | None:
 def immovable(tensor: Tensor) -> str:
     """Return why a tensor cannot be moved in place; empty if it can."""
     if tensor.grad_fn is not None:
-        # Its graph expects a gradient on the device where it was computed.
+        # Its autograd graph expects a gradient on the device of the computation.
         return f"its graph is on {tensor.device}; compute it in this cell instead"
     if tensor.device.type == "meta":
         return "it is on the meta device and has no data"
@@ -303,7 +303,7 @@ def immovable(tensor: Tensor) -> str:
 
 
 def has_plain_storage(tensor: Tensor) -> bool:
-    """Whether its bytes lie in one storage, at strides."""
+    """Whether a tensor is one plain storage with strides."""
     return (
         type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
         and tensor.layout is torch.strided
@@ -312,7 +312,7 @@ def has_plain_storage(tensor: Tensor) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Return a tensor's bytes; 0 if it has no shape yet, or no strides."""
+    """Return a tensor's bytes; 0 if it has no shape yet or no strides."""
     try:
         return tensor.nbytes
     except (RuntimeError, NotImplementedError, ValueError):
@@ -320,7 +320,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
-    """Have objects name `device`; return the origins of those that named another one."""
+    """Set the device that objects name to `device`; return the origins of changed objects."""
     origins: Origins = []
     for value, name in naming:
         if named := _name_device(value, device):
@@ -332,8 +332,8 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     """Set the device that an object names, such as `pipe.device`; return the former attributes.
 
-    A name is set where the object's tensors are on `device`. A GPU that an object without tensors
-    names is the one that its library took for itself: TrainingArguments, Lightning's strategies.
+    An attribute is set if the object's tensors are on `device`. If an object without tensors names
+    a GPU, its library has chosen it: TrainingArguments, Lightning's strategies.
     """
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
@@ -348,18 +348,18 @@ def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:
-    """Return what an attribute that names a device is to be; None for any other."""
+    """Return the new value of an attribute that names a device; None for any other attribute."""
     kind = type(value)
     if kind is torch.device and value.type == "cuda" and value.index is not None:
         return device
     if has_tensors and name in DEVICE_NAMES and kind in (torch.device, str):
         return kind(device)
-    # TrainingArguments counted the GPUs: a cell has one.
+    # TrainingArguments has counted the GPUs; a cell uses one.
     return 1 if name == "_n_gpu" and kind is int and value > 1 else None
 
 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
-    """Yield a notebook's optimizers by name: also those that containers and objects hold."""
+    """Yield a notebook's optimizers by name, including those in containers and objects."""
     variables = [((name,), value) for name, value in namespace.items()]
     for path, value in walk(variables, _parts_of, depth=1):
         if issubclass(type(value), Optimizer):
@@ -375,7 +375,7 @@ def _parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until `device` has finished what it was given."""
+    """Synchronize `device`."""
     if device.type == "cuda":
         synchronize(device)
     else:
@@ -398,37 +398,37 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 
 _origins: Any = WeakIdKeyDictionary()
-"""Origins of objects that cells moved for good, by identity."""
+"""Origins of objects that cells moved without moving them back, by identity."""
 
 
 def remember(origins: Origins, cell: str) -> None:
-    """Keep the device of each moved object from before the first cell that moved it."""
+    """Store the device of each moved object before the first cell that moved it."""
     keep_origins(_origins, origins, cell)
 
 
 def origin_of(value: object) -> Origin | None:
-    """Return the origin of an object that a cell moved; None if no cell has."""
+    """Return the origin of an object that a cell moved; None if no cell moved it."""
     try:
         found: Origin | None = _origins.get(value)
     except TypeError:  # what cannot be referred to weakly
         return None
-    # A tensor may have been moved since, by the user; of another object nothing is asked.
+    # The user may have moved a tensor since. Other objects are not checked.
     moved_since = isinstance(value, Tensor) and found and value.device != found.there
     return None if moved_since else found
 
 
 def forget_origins() -> None:
-    """Forget all origins: moved objects count as at home where they are."""
+    """Forget all origins, so that moved objects stay where they are."""
     _origins.clear()
 
 
 def brought_away() -> Origins:
-    """Return all live objects that cells moved and that are still there, with their origins."""
+    """Return all live objects that are still where a cell moved them, with their origins."""
     return [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-    """Move the objects that cells moved, or only those of `origins`, back to where they were."""
+    """Move objects back to their origins: those in `origins`, or all that cells moved."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     for value, origin in brought_away() if origins is None else origins:
         if origin.named:

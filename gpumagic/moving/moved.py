@@ -1,4 +1,4 @@
-"""Record what was moved, from where, and what was left and why."""
+"""Records of moves: moved variables, their origins, and variables that stayed, with reasons."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
@@ -12,7 +12,7 @@ DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought
 
 @dataclass(frozen=True)
 class Left:
-    """Record a variable, or a part of one, that was not moved, and why."""
+    """A variable, or a part of a variable, that was not moved, and the reason."""
 
     name: str
     reason: str
@@ -20,35 +20,35 @@ class Left:
 
 @dataclass(frozen=True)
 class Moved:
-    """Record what moved with one variable."""
+    """The bytes that moved with one variable, and their former devices."""
 
     name: str
-    nbytes: int  # memory that two variables share counts once, for the first
+    nbytes: int  # memory that two variables share counts for the first
     sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, repr=False)
 class Moves:
-    """Record the outcome of `move`: what moved, what did not and why, and the seconds it took."""
+    """The result of `move`: what moved, what stayed and why, and the seconds."""
 
     moved: tuple[Moved, ...] = ()
     left: tuple[Left, ...] = ()
     seconds: float = 0.0
     value: Any = field(default=None, compare=False)
-    """The moved value itself, or its replacement on the device: JAX's arrays are replaced."""
+    """The moved value itself, or its copy on the device (for JAX's arrays)."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes copied in all."""
+        """Total bytes copied."""
         return sum(m.nbytes for m in self.moved)
 
     @property
     def back(self) -> str:
-        """Their text if they went back to where they were: ``"moved back X …"``."""
+        """The text of a move back: ``"moved back X …"``."""
         return repr(self).replace("moved", "moved back", 1)
 
     def __str__(self) -> str:
-        """``"moved X, net: 1.2 MiB from cuda:1 in 3.1 ms"``."""
+        """Return ``"moved X, net: 1.2 MiB from cuda:1 in 3.1 ms"``."""
         if not self.moved:
             return "moved nothing"
         sources = ", ".join(dict.fromkeys(source for m in self.moved for source in m.sources))
@@ -71,18 +71,18 @@ def all_of(several: Iterable[Moves]) -> Moves:
 
 @dataclass(frozen=True)
 class Origin:
-    """Record where an object, or the arrays of a variable, were before a cell moved them."""
+    """The device of an object, or of a variable's arrays, before a cell moved them."""
 
-    name: str  # the variable that it came with
-    device: Any  # torch's own for an object of torch, else its name: "cuda:1"
-    there: Any  # to which it was moved
-    cell: str = ""  # which cell it was: "In [3]"
-    kind: type | None = None  # of the variable's value, if the variable and not an object moved
-    committed: bool = True  # of JAX's arrays: to their device, so that JAX does not move them
+    name: str  # the variable through which it was found
+    device: Any  # a torch.device for torch's objects, else a name: "cuda:1"
+    there: Any  # the device to which it was moved
+    cell: str = ""  # the cell that moved it: "In [3]"
+    kind: type | None = None  # type of the variable's value, if the variable was rebound
+    committed: bool = True  # whether JAX's arrays are committed: JAX then does not move them
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """A weak reference to each copy by the copy's id, and its original; None once remembered."""
+    """By each copy's id, a weak reference to it and its original, None after `keep_origins`."""
     named: Mapping[str, object] = field(default_factory=dict)
-    """Attributes that named a device, as they were."""
+    """Former values of attributes that name a device."""
 
 
 Origins = list[tuple[Any, Origin]]
@@ -90,7 +90,7 @@ Origins = list[tuple[Any, Origin]]
 
 
 def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:
-    """Keep origins in `known`: the first one of an object that several cells moved."""
+    """Store origins in `known`; if several cells moved an object, keep its first origin."""
     for moved, origin in origins:
         copies = {key: (copy, None) for key, (copy, _) in origin.originals.items()}
         origin = replace(origin, cell=cell, originals=copies)

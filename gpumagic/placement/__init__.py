@@ -1,4 +1,4 @@
-"""Say which placement, a device for new tensors, is in force in this thread or asyncio task."""
+"""Track the placement (the device for new tensors) in force in each thread or asyncio task."""
 
 import os
 import threading
@@ -20,40 +20,40 @@ from torch.utils._device import DeviceContext
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """Record one device in force, in the context (thread or asyncio task) that entered it."""
+    """One device for new tensors, in the context (thread or asyncio task) that entered it."""
 
-    device: torch.device | None  # None once it was left: a task that outlives its cell must stop
-    batches: bool  # whether those of a `DataLoader` are brought to the device too
-    outer: "Placement | None"  # the one that holds again when this one ends
-    modes: int  # how many of torch's were in force before
-    # What the hot path passes on. The CPU needs no word where it is the default anyway: torch takes
-    # 0.2 µs to read one.
+    device: torch.device | None  # None after its end, for a task that outlives its cell
+    batches: bool  # whether a `DataLoader`'s batches are copied to the device
+    outer: "Placement | None"  # the enclosing placement, in force again after this one
+    modes: int  # number of torch's function modes at the start
+    # The keyword arguments that the hot path adds. They are empty if the CPU is the default anyway,
+    # because torch takes 0.2 µs to read one.
     keywords: dict[str, torch.device]
-    direct: bool = True  # whether `overruled` is False for certain, and it was not left
-    previous_index: int | None = None  # of the current CUDA device before
+    direct: bool = True  # whether it is certainly in force and not overruled
+    previous_index: int | None = None  # index of the previous current CUDA device
     delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
     taken: dict[str, None] = field(default_factory=dict)  # libraries whose first GPU was `device`
 
     def overruled(self) -> bool:
-        """Whether the user entered a `with torch.device(...)` since: then that one decides."""
+        """Whether the user has entered a `with torch.device(...)` since; it then decides."""
         newer = _get_current_function_mode_stack()[self.modes :]
         overruled = any(isinstance(mode, DeviceContext) for mode in newer)
         self.direct = not overruled
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device in place of a library's first GPU, and note whose that was."""
+        """Return the device to use in place of a library's first GPU, and record the library."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device
 
 
 in_force: ContextVar[Placement | None] = ContextVar("gpumagic_placement", default=None)
-"""It may have been left: `placement` looks further out then."""
+"""The innermost placement. It may have ended; `placement` then returns an outer one."""
 
 
 def placement() -> Placement | None:
-    """Return the placement in force here, or None."""
+    """Return the placement in force in this context, or None."""
     found = in_force.get()
     while found is not None and found.device is None:
         found = found.outer
@@ -61,7 +61,7 @@ def placement() -> Placement | None:
 
 
 # The placement of this thread, for code that torch.compile traces: dynamo can neither trace nor
-# guard a ContextVar. It compares `device` before it uses a graph, so each device has its own.
+# guard a ContextVar. It guards `device`, so each device has its own graph.
 _traced = threading.local()
 
 
@@ -73,7 +73,7 @@ def put_in_force(place: Placement | None) -> None:
 
 
 def traced_device() -> torch.device | None:
-    """Return the device in force in this thread, in terms that dynamo can trace."""
+    """Return the device in force in this thread, by code that dynamo can trace."""
     device = getattr(_traced, "device", None)
     if device is not None:
         for mode in _get_current_function_mode_stack()[_traced.modes :]:
@@ -84,7 +84,7 @@ def traced_device() -> torch.device | None:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Suspend placement within, for library code whose small tensors belong on the host."""
+    """Suspend placement within the context, for library code whose tensors belong on the host."""
     before = in_force.get()
     put_in_force(None)
     try:
@@ -99,9 +99,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class FunctionMode(TorchFunctionMode):
-    """A mode over torch's functions on one thread, from `start` to `stop`, or in a `with`."""
+    """A torch function mode of one thread, from `start` to `stop` or in a `with`."""
 
-    running = 0  # how often it was started and not stopped
+    running = 0  # number of starts without a stop
 
     def start(self) -> Any:
         """Enter the mode on this thread; return it."""
@@ -110,7 +110,7 @@ class FunctionMode(TorchFunctionMode):
         return self
 
     def stop(self, *exc: object) -> None:
-        """Leave the mode, whatever other modes were entered since and not left."""
+        """Leave the mode, even if modes that were entered later are still active."""
         if self not in _get_current_function_mode_stack():
             return
         above = []

@@ -1,6 +1,6 @@
-"""Let a DataLoader work on the host under a placement, and bring its batches to the device.
+"""Let a DataLoader work on the host under a placement, and copy its batches to the device.
 
-The ledger tells these copies from others by this file.
+The ledger recognizes these copies by this file's name.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ def deliver(
     kwargs: dict[str, Any],
     frame: FrameType | None,
 ) -> Any:
-    """Make a loader's next batch on the host and bring it to the device."""
+    """Make a loader's next batch on the host and copy it to the device."""
     place = placement()
     with suspended():
         batch = next_batch(*args, **kwargs)
@@ -35,12 +35,12 @@ def deliver(
 
 
 def _bring(device: torch.device, copied: list[int], item: Any) -> Any:
-    """Copy a leaf of a batch to a device, and note the bytes of each tensor."""
+    """Copy a leaf of a batch to a device, and record the bytes of each tensor."""
     if isinstance(item, torch.Tensor):
         copied += [item.nbytes] if item.device != device else []
         return item.to(device, non_blocking=item.is_pinned())
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-        # A batch of tokens or of graphs: pytree does not know them, but they have a `to`.
+        # A batch of tokens or graphs. pytree does not support its type, but it has a `to`.
         values = item.values() if isinstance(item, Mapping) else vars(item).values()
         copied += [value.nbytes for value in values if isinstance(value, torch.Tensor)]
         return item.to(device)

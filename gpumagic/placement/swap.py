@@ -1,9 +1,9 @@
 """Swap torch's factories for their placed twins while a placement is in force anywhere.
 
-A torch-function mode would place too, with less code, but doubles the cost of every operator; a
-swapped name costs 0.4 µs for each tensor made and nothing elsewhere. Guarantees: `leave` leaves
-every name and default argument as it was, in torch, in the user's namespace, in libraries and in
-modules imported meanwhile.
+A torch function mode would need less code, but doubles the cost of every operator. A swapped name
+costs 0.4 µs for each new tensor and nothing elsewhere. Guarantees: `leave` restores every name and
+default argument, in torch, in the user's namespace, in libraries and in modules imported during the
+placement.
 """
 
 import sys
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.overrides
 from torch import Tensor
-from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
+from torch._C import _len_torch_function_stack  # torch.utils._device uses the same count
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
@@ -27,8 +27,8 @@ from gpumagic.placement.twins import IN_LIBRARIES, METHODS, SPACES, twins
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
 
-# torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
-# the real ones for ever: so build them now.
+# torch caches tables keyed by the original functions. Build them now: if they were built while
+# names are swapped, the originals would never be in them.
 for _table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
     getattr(torch.overrides, _table)()
 _device_constructors()
@@ -37,13 +37,13 @@ _device_constructors()
 def enter(
     device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
 ) -> Placement:
-    """Begin a placement, also of names in `namespace`; `leave` must be called with the result."""
+    """Begin a placement, swapping names in `namespace` too; pass the result to `leave`."""
     outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}
     place = Placement(device, batches, outer, modes, keywords)
     if not implied and device.type == "cuda":
-        # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
+        # "cuda" without an index and torch.cuda.current_device() then mean this GPU.
         place.previous_index = torch.cuda.current_device()
         torch.cuda.set_device(device)
     try:
@@ -56,7 +56,7 @@ def enter(
 
 
 def leave(place: Placement) -> None:
-    """End a placement, from any context; to call it twice does no harm."""
+    """End a placement, from any context; a second call does nothing."""
     if place.device is None:
         return
     place.device, place.direct = None, False
@@ -70,27 +70,27 @@ def leave(place: Placement) -> None:
 
 def _restore_current_device(place: Placement) -> None:
     if place.previous_index is not None:
-        # A device that failed or was taken away meanwhile must not keep the rest from being undone.
+        # If the device has failed or is gone, the rest must still be undone.
         with suppress(RuntimeError, AssertionError, AttributeError):
             torch.cuda.set_device(place.previous_index)
 
 
 _lock = threading.RLock()
-_Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
+_Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, the old value, the new value
 _in_torch: list[_Swap] = []
 _in_modules: list[_Swap] = []  # of libraries
-# The user's modules, by name: searched at each placement, since a reload changes them.
+# The user's modules, by name. Each placement searches them again, since a reload changes them.
 _of_users: dict[str, dict[str, Any]] = {}
-_twin_of: dict[int, Any] = {}  # by the id of the original: nothing of a user's value is asked
+_twin_of: dict[int, Any] = {}  # by the original's id, so that no code of a user's value runs
 _real_of: dict[int, Any] = {}
-# Of torch's modules, originals and twins: a namespace with none of them has nothing to swap.
+# Ids of torch's modules, originals and twins. A namespace without these has nothing to swap.
 _ids: set[int] = set()
 _holders = 0
 _namespaces: dict[int, dict[str, Any]] = {}
 
 
 def _install(namespace: dict[str, Any] | None) -> None:
-    """Swap the names in, once for all placements; `_remove` undoes it when the last one ends."""
+    """Swap all names at the first placement; `_remove` restores them when the last one ends."""
     global _holders
     with _lock:
         if not _in_torch:
@@ -122,7 +122,7 @@ def _remove() -> None:
         sys.meta_path.remove(_finder)
         _swap_torch(back=True)
         _swap(_in_modules, back=True)
-        # What was imported from torch meanwhile holds twins: give those their originals too.
+        # Modules imported during the placement may refer to twins: restore the originals there too.
         imported = _new_modules()
         for module in imported.values():
             _swap(_held(getattr(module, "__dict__", {}), _real_of))
@@ -149,12 +149,12 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    """Find a twin's operator by its original: torch.jit.script knows functions by identity."""
+    """Find a twin's operator by its original: torch.jit.script compares functions by identity."""
     return _find_builtin(_real_of.get(id(function), function))
 
 
 def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
-    # What is neither the original nor its twin is a patch of the user's own: it stays.
+    # A value that is neither the original nor its twin is the user's own patch: it stays.
     for owner, name, old, new in swaps:
         if back:
             old, new = new, old
@@ -175,12 +175,12 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Import torch's own modules under its own names: some build tables keyed by the factories.
+    """Import torch's modules with the originals, since some build tables keyed by the factories.
 
-    A library's module with a function of `IN_LIBRARIES` is imported as it is, and that swapped.
+    A library's module in `IN_LIBRARIES` is imported unchanged, and its functions are then swapped.
     """
 
-    importing = 0  # how many modules of torch are being imported, on all threads
+    importing = 0  # number of torch's modules being imported, on all threads
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if not (fullname.startswith("torch.") or fullname in IN_LIBRARIES):
@@ -192,7 +192,7 @@ class _TorchFinder(MetaPathFinder):
         return spec
 
     def _import(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:
-        # No lock is held while it runs, which may wait for what another thread is importing.
+        # The import runs without the lock, because it may wait for another thread's import.
         of_torch = module.__name__ not in IN_LIBRARIES
         with _lock:
             self.importing += of_torch
@@ -216,13 +216,13 @@ _finder = _TorchFinder()
 
 
 def _swap_namespace(namespace: dict[str, Any]) -> None:
-    if id(namespace) not in _namespaces:  # else what came since is swapped already
+    if id(namespace) not in _namespaces:  # otherwise, it is already swapped
         _swap(_held(namespace, _twin_of))
         _namespaces[id(namespace)] = namespace
 
 
 def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
-    """Yield the swaps in a namespace: its names, and default arguments of its definitions."""
+    """Yield the swaps in a namespace: its names, and default arguments of its functions."""
     values = [*namespace.values()]
     if _ids.isdisjoint(map(id, values)):
         return
@@ -230,7 +230,7 @@ def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
         if id(value) in table:
             yield namespace, name, value, table[id(value)]
     for value in values:
-        # By type(), which asks nothing of a user's object; isinstance would wake a proxy.
+        # type() runs no code of a user's object; isinstance may evaluate a lazy proxy.
         if type(value) is FunctionType:
             yield from _defaults(value, table)
         elif issubclass(type(value), type) and defined_in(value) == namespace.get("__name__"):
@@ -250,7 +250,7 @@ def _defaults(function: Any, table: dict[int, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[id(value)]
 
 
-_known: dict[str, int] = {}  # the ids of all modules when it was last looked
+_known: dict[str, int] = {}  # the ids of all modules at the last call of `_new_modules`
 _last_known: tuple[str, int] | None = None
 
 
@@ -267,7 +267,7 @@ def _new_modules() -> dict[str, Any]:
 
 
 def _look_at(modules: dict[str, Any]) -> None:
-    """Note what to swap in modules that were imported."""
+    """Record the names to swap in imported modules."""
     for name, module in modules.items():
         names = getattr(module, "__dict__", {})
         if name.partition(".")[0] in ("torch", "gpumagic"):
@@ -282,8 +282,8 @@ def _look_at(modules: dict[str, Any]) -> None:
 
 
 def _fill_dynamos_tables() -> None:
-    # dynamo knows torch's functions by identity, and fills its tables from their names when it
-    # first needs them. With the originals there, it traces into a twin and on to the original.
+    # dynamo compares torch's functions by identity, and fills its tables by name at first use.
+    # With the originals in the tables, it traces into a twin and from there to the original.
     rules = sys.modules.get("torch._dynamo.trace_rules")
     functions = sys.modules.get("torch._dynamo.variables.torch")
     known = getattr(functions, "TorchInGraphFunctionVariable", None)

@@ -10,14 +10,14 @@ from gpumagic.errors import GpuError
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """Return the GPUs that torch can use here, by ordinal; `memory` is a call to the driver."""
+    """Return the GPUs that torch can use, by ordinal; `memory` adds a call to the driver."""
     tell_cuda_order()
     known, count = names.here(memory=memory), torch.cuda.device_count()
     if any(device.kind == "xpu" for device in known):
         count = torch.xpu.device_count()
     if len(known) == count and all(device.uuid for device in known):
         return known
-    # The driver is silent (Jetson) or counts otherwise: torch is what will run the cell.
+    # The driver lists no GPUs (Jetson) or other ones: use torch's list, as torch runs the cell.
     return [
         Device(
             "cuda",
@@ -30,7 +30,7 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 
 def tell_cuda_order() -> None:
-    """Tell `gpumagic.device` which GPU each ordinal is, once CUDA itself can be asked."""
+    """Set which GPU each ordinal is in `gpumagic.device`, once CUDA is initialized."""
     if torch.cuda.is_initialized():
         every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         known = all(hasattr(properties, "uuid") for properties in every)
@@ -38,14 +38,14 @@ def tell_cuda_order() -> None:
             Device("cuda", n, f"GPU-{p.uuid}", None, p.name, p.total_memory)
             for n, p in enumerate(every if known else ())
         ]
-    else:  # where no driver tells of a GPU, how many there are
+    else:  # if the driver lists no GPU, use torch's count
         ask = torch.version.cuda and not names.has_virtual() and not names.physical_gpus()
         found = [Device("cuda", n) for n in range(torch.cuda.device_count() if ask else 0)]
     names.set_cuda_order(found or None, _free)
 
 
 def _free(ordinal: int) -> int | None:
-    """Return the bytes free by CUDA, which would make a context if there is none."""
+    """Return the free bytes by CUDA; None without a context, since the call would create one."""
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 
@@ -68,12 +68,12 @@ def find(where: object) -> Device:
 
 
 def find_several(where: object) -> list[Device]:
-    """Return the devices that `where` names and torch can use: ``"0,1"``, ``"all"``."""
+    """Return the devices that `where` names, such as ``"0,1"`` or ``"all"``."""
     cuda_state.check()
     return names.resolve(where, devices(memory="free" in str(where)))
 
 
 @lru_cache
 def as_torch(device: Device) -> torch.device:
-    """Return torch's device of a `Device`, with the index that tensors there report."""
+    """Return torch's device for a `Device`, with the index that its tensors report."""
     return torch.device("mps", 0) if device.kind == "mps" else torch.device(str(device))

@@ -1,10 +1,10 @@
 """Make placed twins of torch's functions that create tensors, or that take or count devices.
 
-A twin looks up the placement of its own context and calls the original with that device; without a
-placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone.
+A twin looks up the placement of its context and calls the original with that device. Without a
+placement, or with an explicit `device=`, `out=` or `pin_memory=`, it only calls the original.
 
-A library that picks the first GPU by name or number gets the placement's, as it would with
-CUDA_VISIBLE_DEVICES. The user's, torch's and Python's code, and devices that exist, are left alone.
+A library that picks the first GPU by name or number gets the placement's GPU, as it would with
+CUDA_VISIBLE_DEVICES. Code of the user, torch and Python, and existing devices, are not affected.
 """
 
 import types
@@ -32,8 +32,8 @@ from gpumagic.usercode.files import is_users, leave_out_ours, module_of, unseen
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
 Adapter = Callable[[Function, Args, dict[str, Any], FrameType | None], Any]
-"""A function that is called in place of another, with its arguments and the frame that called it;
-without a frame when dynamo traces."""
+"""A function that is called in place of another, with the original, its arguments and the calling
+frame; the frame is None while dynamo traces."""
 
 
 def _twin(function: Function, adapter: Adapter) -> Function:
@@ -50,7 +50,7 @@ def _twin(function: Function, adapter: Adapter) -> Function:
 
 
 # -- the first GPU of a library
-# torch's modules that pass on a device from their callers, and methods that libraries override.
+# torch's modules that pass on their callers' device, and methods that libraries override.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
 _PASSING_METHODS = ("to", "cuda")
 _FIRST, _NAMES = "cuda:0", (str, int)
@@ -58,13 +58,13 @@ _FIRST, _NAMES = "cuda:0", (str, int)
 
 @lru_cache(maxsize=8192)
 def _library_of(file: str) -> str:
-    """Return the installed library of a file; empty for torch, gpumagic, Python and the user's."""
+    """Return a file's library; empty for torch, gpumagic, Python and the user's code."""
     name = module_of(file).partition(".")[0]
     return "" if name in ("torch", "gpumagic") else name
 
 
 def _library_at(frame: FrameType | None, given: object) -> str:
-    """Return the library that names a device at this frame; empty if the user or torch does."""
+    """Return the library that names a device in this frame; empty if the user or torch does."""
     while frame is not None and (
         str(frame.f_globals.get("__name__")).startswith(_PASSING_MODULES)
         or frame.f_code.co_name in _PASSING_METHODS
@@ -75,7 +75,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether the user's code holds this very string: ``pipeline(device="cuda:0")``."""
+    """Whether this string object is in the user's code: ``pipeline(device="cuda:0")``."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or given != _FIRST:
@@ -85,7 +85,7 @@ def _is_users(given: object, frame: FrameType | None) -> bool:
 
 
 def _on_a_gpu() -> Placement | None:
-    """Return the placement in force if it is on a CUDA device and the user does not overrule it."""
+    """Return the placement in force if it is on a CUDA device and not overruled by the user."""
     place = placement()
     if place is None or place.device is None or place.device.type != "cuda" or place.overruled():
         return None
@@ -93,7 +93,7 @@ def _on_a_gpu() -> Placement | None:
 
 
 def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
-    """Return the placement's GPU if a library names its first one at this frame, else None."""
+    """Return the placement's GPU if a library names the first GPU in this frame, else None."""
     place = _on_a_gpu()
     library = _library_at(frame, given) if place is not None else ""
     return place.take(library) if place is not None and library else None
@@ -107,7 +107,7 @@ def _meant(given: Any, frame: FrameType | None) -> Any:
 def _taking(
     position: int, function: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None
 ) -> Any:
-    """Adapt a function that takes a device at this position, or as `device=`."""
+    """Adapt a function that takes a device at `position`, or as `device=`."""
     if len(args) > position and type(args[position]) in _NAMES:
         args = (*args[:position], _meant(args[position], frame), *args[position + 1 :])
     elif type(kwargs.get("device")) in _NAMES:
@@ -116,7 +116,7 @@ def _taking(
 
 
 def _count(count: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> int:
-    """Tell a library that there is one GPU."""
+    """Adapt `device_count`: under a placement, a library sees one GPU."""
     found: int = count()
     library = found > 1 and frame is not None and _library_of(frame.f_code.co_filename)
     return 1 if library and _on_a_gpu() is not None else found
@@ -129,7 +129,7 @@ def _annotated(read: Function, args: Args, kwargs: dict[str, Any], _: FrameType 
 
 
 class _DeviceType(type):
-    """Metaclass of the class that replaces `torch.device`, which cannot be inherited from."""
+    """Metaclass of the class that replaces `torch.device`, which cannot be subclassed."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
         try:
@@ -142,7 +142,7 @@ class _DeviceType(type):
             return made
         return _first_of(given, _getframe(1)) or made
 
-    # Equal to the original, since torch finds it in tables and in tuples of types.
+    # Equal to the original, because torch looks `torch.device` up in tables and tuples of types.
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is _device
 
@@ -167,9 +167,8 @@ _device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__":
 
 
 # -- functions that create tensors
-# Code whose small tensors are meant for the host: optimizers count their steps there, samplers draw
-# their seeds, printing formats its digits, schedulers use NumPy; a default device must not reach
-# into it.
+# Code whose small tensors belong on the host: optimizers' step counters, samplers' seeds, printed
+# digits, and schedulers that use NumPy. A default device must not apply there.
 _HOST_CODE = (
     "torch.optim",
     "torch.utils.",
@@ -181,15 +180,15 @@ _HOST_CODE = (
     "diffusers.schedulers.",
     "fastai.data.",
 )
-# Placed if the user calls it to make batches; a loader calls it without placement anyway.
+# Placed if the user calls it to make batches; when a loader calls it, placement is suspended.
 _COLLATE = "torch.utils.data._utils.collate"
 
 
-_others: set[object] = set()  # names of modules that were seen, and are not such code
+_others: set[object] = set()  # names of modules that were checked and are not host code
 
 
 def _is_host_code(module: object) -> bool:
-    """Whether small tensors that this module creates are meant for the host."""
+    """Whether small tensors that this module creates belong on the host."""
     name = str(module)
     if name.startswith(_HOST_CODE) and name != _COLLATE:
         return True
@@ -198,7 +197,7 @@ def _is_host_code(module: object) -> bool:
 
 
 def _chosen(frame: FrameType | None = None) -> torch.device | None:
-    """Return the placement's device; None if the user overrules it or the frame is host code."""
+    """Return the placement's device; None if it is overruled or the frame is host code."""
     if is_dynamo_compiling():
         return traced_device()
     place = placement()
@@ -209,7 +208,7 @@ def _chosen(frame: FrameType | None = None) -> torch.device | None:
 
 
 def _factory(make: Function) -> Function:
-    # The one hot path of a placement: its first test makes all the others unnecessary.
+    # The only hot path of a placement: in the usual case it decides with the fewest tests.
     current, get_frame, others = in_force.get, _getframe, _others
 
     @wraps(make)
@@ -238,7 +237,7 @@ def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType |
         return make(*args, **kwargs)
     generator = kwargs.get("generator")
     if generator is not None and generator.device != device:
-        # A generator draws on its own device only; the numbers are brought over.
+        # A generator draws only on its own device; the result is then copied.
         needs_grad = kwargs.pop("requires_grad", False)
         kwargs["device"] = generator.device
         return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
@@ -247,7 +246,7 @@ def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType |
 
 
 def _normal(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-    """Adapt `normal`: with two numbers and a size it is placed; with tensors it follows them."""
+    """Adapt `normal`: place a call with numbers and a size; with tensors, use their device."""
     follows = any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
     return make(*args, **kwargs) if follows else _make(make, args, kwargs, frame)
 
@@ -256,12 +255,12 @@ def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameTyp
     """Adapt `as_tensor` and `asarray`: an existing tensor stays where it is."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if kwargs.get("device") is None and not isinstance(data, Tensor):
-        kwargs["device"] = _chosen(frame)  # None without a placement, as if nothing were said
+        kwargs["device"] = _chosen(frame)  # None without a placement, which is the default
     return make(*args, **kwargs)
 
 
 def _on_host(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-    """Adapt `from_numpy` and its like: their results, which are host tensors, are copied."""
+    """Adapt `from_numpy` and similar functions: copy their results, which are host tensors."""
     made, device = make(*args, **kwargs), _chosen(frame)
     return made if device is None else made.to(device)
 
@@ -273,7 +272,7 @@ def _load(load: Function, args: Args, kwargs: dict[str, Any], _: FrameType | Non
 
 
 def _pin(pin: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a loader's `pin_memory`: a dataset that was made on the device has nothing to pin."""
+    """Adapt a loader's `pin_memory`: a dataset made on the device needs no pinning."""
     if isinstance(args[0], Tensor) and args[0].device.type != "cpu":
         return args[0]
     return pin(*args, **kwargs)
@@ -284,7 +283,7 @@ def _default(get: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
 
 
 def _doubt(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
-    """Adapt `with torch.device(...)`: it may overrule the placement, so calls must check."""
+    """Adapt `with torch.device(...)`: later calls must check whether it overrules the placement."""
     make(*args, **kwargs)
     if place := placement():
         place.direct = False
@@ -297,14 +296,14 @@ def _new(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None
 
 
 def _fresh(made: Tensor, args: Args, kwargs: dict[str, Any]) -> Tensor:
-    """Copy a result of `torch.Tensor(...)` to the device, unless it shares another's memory."""
+    """Copy a result of `torch.Tensor(...)` to the device, unless it shares existing memory."""
     alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
     device = None if kwargs or alias else _chosen()
     return made if device is None else made.to(device)
 
 
 class _LegacyType(type):
-    """Metaclass of what replaces `torch.FloatTensor` and its like: types and factories at once."""
+    """Metaclass of the replacements of `torch.FloatTensor` etc., which are types and factories."""
 
     real: Any
 
@@ -323,14 +322,14 @@ _TENSOR_TYPE = type(torch.FloatTensor)
 
 
 def _legacy(real: Any) -> Function:
-    # Tensor.type(cls) reads the name that C gives the class: "torch.FloatTensor".
+    # Tensor.type(cls) reads the class's C name: "torch.FloatTensor".
     name = f"torch.{real.__name__.rsplit('.', 1)[-1]}"
     return _LegacyType(name, (), {"real": real})
 
 
-# -- functions of libraries that ask for the default device, or say which devices threads shall use
+# -- functions of libraries that read the default device, or choose devices for threads
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a reader of a `device_map`: without accelerate it refuses a default device."""
+    """Adapt a check of a `device_map`, which refuses a default device without accelerate."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -340,12 +339,12 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a finder of a `device_map`: threads use its devices, so numbers become devices."""
+    """Adapt a function that computes a `device_map`: make its numbers devices, for its threads."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:  # several GPUs are the user's wish
+    if gpus.keys() == {0}:  # if the map has several GPUs, the user chose them
         gpus[0] = place.take(str(find.__module__).partition(".")[0])
     return {part: gpus.get(device, device) for part, device in device_map.items()}
 
@@ -356,7 +355,7 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
         "_get_device_map": partial(_twin, adapter=_spread),
     }
 }
-"""Functions of libraries by module and name, with what makes their twins."""
+"""Functions that make the twins of libraries' functions, by module and name."""
 
 
 # -- all twins
@@ -384,7 +383,7 @@ _OTHERS: tuple[tuple[Any, str, Adapter], ...] = (
     (torch.jit.annotations, "try_ann_to_type", _annotated),
     (pin_memory, "pin_memory", _pin),
 )
-# Methods that `Tensor` inherits.
+# Twins of methods that `Tensor` inherits.
 METHODS = {
     "__new__": _twin(Tensor.__new__, _new),
     **{name: _twin(getattr(Tensor, name), partial(_taking, 1)) for name in ("to", "cuda")},
@@ -408,7 +407,7 @@ def twins() -> Iterator[tuple[Any, str, Any, Any]]:
         if type(value) is _TENSOR_TYPE:
             yield torch, name, value, _legacy(value)
     yield torch, "device", _device, _device_twin
-    # Seeds, samplers and shared memory are the host's.
+    # Seeds, samplers and shared memory belong on the host.
     iterate = DataLoader.__iter__
     yield DataLoader, "__iter__", iterate, suspended()(iterate)
     for owner, name, adapter in _OTHERS:

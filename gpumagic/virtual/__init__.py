@@ -2,12 +2,12 @@
 
 A tensor on ``cuda:1`` is then an ordinary ``torch.Tensor`` whose C++ device *is* ``cuda:1``; only
 its bytes lie in the CPU's memory. Results are the CPU's bit for bit, errors between devices have
-CUDA's own texts, and memory is counted and limited as on a GPU. Nothing runs faster, and no timing
-on them says anything about a GPU. Without torch, JAX and TensorFlow get as many devices.
+CUDA's own texts, and memory is counted and limited as on a GPU. Nothing runs faster, and timings
+say nothing about a real GPU. Without torch, JAX and TensorFlow get as many devices.
 
-Guarantees: importing this package imports no torch; nothing is ever turned on by itself;
-:func:`disable` leaves torch as it was. The private parts of torch that are touched are listed in
-:mod:`gpumagic.virtual.gate`.
+Guarantees: importing this package imports no torch; nothing is turned on without a call;
+:func:`disable` restores torch. :mod:`gpumagic.virtual.gate` lists the private parts of torch that
+are changed.
 """
 
 import sys
@@ -59,27 +59,27 @@ def enable(
     Parameters
     ----------
     devices : int
-        How many, 1 to 8. Turning on as many as there already are does nothing.
+        Number of GPUs, 1 to 8. If that many are already on, the call does nothing.
     memory : str or int, optional
-        The capacity of each: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. Nothing is reserved.
-        By default an equal part of the host's memory that this process may use, in whole GiB and
-        at most 16 GiB.
+        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. Nothing is reserved.
+        The default is an equal part of the host's memory that this process may use, in whole GiB
+        and at most 16 GiB.
     force : bool
-        Also where there is a real GPU, which this process then cannot use until :func:`disable`.
+        Allow them on a machine with a real GPU. This process cannot use it until :func:`disable`.
     asserts : bool
         Behave as a real GPU after a bad index: torch's next wait raises "device-side assert
-        triggered", and so does all else until :func:`disable`. It is for trying out what a program
-        then does.
+        triggered", and so does every later call until :func:`disable`. Use this to test how a
+        program handles the error.
 
     Raises
     ------
     GpuError
-        In one line: a number out of range; a real GPU (without `force`); a build of PyTorch that
-        cannot serve them; another number, or another capacity, already on.
+        If the number is out of range; there is a real GPU (without `force`); this build of PyTorch
+        cannot have virtual GPUs; or another number or capacity is already on.
 
     Notes
     -----
-    JAX and TensorFlow get as many devices of the CPU, if they have not started: they are theirs.
+    JAX and TensorFlow get as many CPU devices of their own, unless they have already started.
     """
     number = _number(devices)
     capacity = None if memory is None else _bytes(memory)
@@ -145,13 +145,13 @@ def _lister(
 
 
 def part_of_the_host(number: int) -> int:
-    """Return the capacity that all of them can hold at once; in whole GiB from 1 GiB on."""
+    """Return the capacity that all GPUs can fill at once; in whole GiB from 1 GiB on."""
     part = (MemoryGroup().limit() or psutil.virtual_memory().total) // number
     return min(LARGEST, part // _GIB * _GIB or part)
 
 
 def disable() -> None:
-    """Take the virtual GPUs away. Tensors that still live on them can no longer be used."""
+    """Turn the virtual GPUs off. Tensors that are still on them can no longer be used."""
     if enabled():
         known.make_virtual(0)
         with _lock:
@@ -164,7 +164,7 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Count and publish the bytes that torch and `others` hold now."""
+    """Count and publish the bytes that torch and, with `others`, other frameworks use now."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         gpus.refresh()
     started = known.started() if others else []
@@ -175,7 +175,7 @@ def refresh(*, others: bool = True) -> None:
 
 
 def _held(framework: Framework, device: Device) -> int:
-    """Return the bytes of its arrays on a device; 0 if it started before the device existed."""
+    """Return the bytes of a framework's arrays on `device`; 0 if it started before the device."""
     try:
         return framework.allocated(device)[0]
     except GpuError:

@@ -1,12 +1,12 @@
-"""Raise what CUDA raises: for tensors on several devices, and, if wanted, device-side asserts.
+"""Raise CUDA's errors for tensors on several devices and, optionally, device-side asserts.
 
 PyTorch has two rules for devices: operators built on TensorIterator accept CPU scalars and say
 "found at least two devices"; most others check each argument in a generated wrapper, whose name is
-in the text. Which rule applies is read from torch's ``native_functions.yaml`` at the first such
-error.
+in the text. The rule of each operator is read from torch's ``native_functions.yaml`` when tensors
+are first on several devices.
 
-With ``asserts=True`` the operator with a bad index succeeds, with wrong numbers, as it does on a
-GPU. The next wait raises CUDA's error, and from then on everything does, until the virtual GPUs are
+With ``asserts=True`` an operator with a bad index succeeds and returns wrong numbers, as on a GPU.
+The next wait raises CUDA's error. From then on every operator raises it, until the virtual GPUs are
 turned off.
 """
 
@@ -37,7 +37,7 @@ SAME = "Expected all tensors to be on the same device, but"
 
 
 def mixed(plan: Any, found: Found) -> VirtualGpu:
-    """Return the GPU that runs an operator with tensors on several devices, or raise as CUDA."""
+    """Return the GPU for an operator with tensors on several devices, or raise CUDA's error."""
     __tracebackhide__ = True
     found = sorted(found, key=lambda each: each[0] not in plan.outs)
     gpu = GPUS[next(tensor for _, tensor, _ in found if tensor.is_cuda).get_device()]
@@ -112,7 +112,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# What the CPU's kernels say where CUDA's have an assert; sizes and dimensions the host checks.
+# Errors of the CPU's kernels where CUDA's kernels assert. The host checks sizes and dimensions.
 _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -121,7 +121,7 @@ _ASSERTED = re.compile(
     r"invalid max index"
 )
 imitated = failed = dead = False
-"""Whether asserts are imitated; whether an index was bad; whether a wait has reported it."""
+"""Whether asserts are imitated, whether an index was bad, and whether a wait has reported it."""
 
 
 def imitate_asserts(stack: ExitStack) -> None:
@@ -133,7 +133,7 @@ def imitate_asserts(stack: ExitStack) -> None:
 
 
 def revive() -> None:
-    """Imitate no asserts any more, and let dead GPUs work again; their tensors are as they were."""
+    """Stop imitating asserts, and make dead GPUs usable again, with their tensors unchanged."""
     global imitated, failed, dead
     if failed:
         cuda_state.forget()
@@ -145,7 +145,7 @@ def revive() -> None:
 
 
 def wait() -> None:
-    """Raise CUDA's error if an index was bad; each wait of the host calls it."""
+    """Raise CUDA's error if an index was bad; called at each wait of the host."""
     global dead
     __tracebackhide__ = True
     if failed:
@@ -156,12 +156,12 @@ def wait() -> None:
 
 
 def is_assert(error: BaseException) -> bool:
-    """Whether CUDA's kernel would have failed in an assert where the CPU's raised an error."""
+    """Whether CUDA's kernel would have failed an assert where the CPU's raised `error`."""
     return imitated and _ASSERTED.search(str(error)) is not None
 
 
 def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Note that the device has failed; return a result of the right shape, of other values."""
+    """Record that the device has failed; return a result of the right shape with wrong values."""
     global failed, imitated
     low = [_harmless(x, plan.arguments[n] in plan.written) for n, x in enumerate(args)]
     given = {name: _harmless(x, name in plan.written) for name, x in kwargs.items()}
@@ -175,7 +175,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Return indices as zeros and probabilities as halves."""
+    """Replace indices by 0 and probabilities by 0.5."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

@@ -1,9 +1,9 @@
-"""Provide what ``torch.cuda`` finds in ``torch._C`` on a CUDA build with GPUs.
+"""Provide the parts of ``torch._C`` that ``torch.cuda`` uses on a CUDA build with GPUs.
 
-The stock ``torch.cuda`` runs unchanged on top of it. Everything is set through :func:`patch`, which
-stores the previous values. All work on a stream is done, since virtual GPUs compute at once. Each
-has one random generator: the same seed gives the same numbers as on the CPU, and drawing on a GPU
-leaves the CPU's own generator alone.
+The stock ``torch.cuda`` runs unchanged on top of them. Everything is set through :func:`patch`,
+which stores the previous values. Virtual GPUs compute synchronously, so a stream never has pending
+work. Each GPU has one random generator: the same seed gives the same numbers as on the CPU, and
+drawing on a GPU leaves the CPU's own generator alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _missing = object()
 
 
 def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
-    """Set attributes of a module or class; closing `stack` puts back what was there."""
+    """Set attributes of a module or class; closing `stack` restores the previous values."""
     for name, value in values.items():
         if isinstance(value, types.FunctionType) and "__wrapped__" not in vars(value):
             value = unseen(value)
@@ -47,7 +47,7 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
 
 # -- streams, events and generators
 class _Kind(type(C.Generator)):  # type: ignore[misc]
-    """Count instances of torch's own class as instances of the one that replaces it."""
+    """Metaclass: instances of torch's own class are instances of its replacement, too."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.__base__)
@@ -76,17 +76,17 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     @unseen
     def query(self) -> bool:
-        """Whether all work is done."""
+        """Return True: all work is always done."""
         checks.wait()
         return True
 
     @unseen
     def synchronize(self) -> None:
-        """Wait for all work."""
+        """Wait for all work; as there is none, only raise a device-side assert."""
         checks.wait()
 
     def wait_stream(self, other: Any) -> None:
-        """Let later work wait for another stream or an event."""
+        """Make later work wait for another stream or an event, which needs no action here."""
 
     wait_event = wait_stream
 
@@ -98,7 +98,7 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
 
 class Event:
-    """``torch.Event`` and ``torch.cuda.Event`` while virtual GPUs are on, by the CPU's clock."""
+    """``torch.Event`` and ``torch.cuda.Event`` while virtual GPUs are on; uses the CPU's clock."""
 
     def __init__(self, first: Any = None, *others: Any, enable_timing: Any = None, **of: Any):
         # The first argument is torch.cuda.Event's `enable_timing`, or torch.Event's device.
@@ -106,17 +106,17 @@ class Event:
         self._at: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Mark this point of a stream."""
+        """Record the time at this point of a stream."""
         self._at = time.perf_counter()
 
     query, synchronize = Stream.query, Stream.synchronize
 
     def wait(self, stream: Any = None) -> None:
-        """Let a stream's later work wait for it."""
+        """Make a stream's later work wait for this event, which needs no action here."""
 
     @unseen
     def elapsed_time(self, end_event: Event) -> float:
-        """Return milliseconds of CPU time to a later event: they say nothing about a GPU."""
+        """Return the milliseconds until a later event, by the CPU's clock; not a GPU's timing."""
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._at is None or end_event._at is None:
@@ -143,12 +143,12 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
         return self
 
     def __del__(self, _of_cuda: set[int] = _of_cuda) -> None:
-        # By default argument: at the interpreter's exit the module's names are gone already.
+        # A default argument, because at exit the module's names may be gone.
         _of_cuda.discard(self._cdata)
 
 
 def belongs_to_cuda(generator: Any) -> bool:
-    """Whether a generator, however C++ handed it over, is one of a virtual GPU."""
+    """Whether a generator belongs to a virtual GPU, even if C++ passed it as a plain one."""
     return generator._cdata in _of_cuda
 
 
@@ -157,7 +157,7 @@ _swapping = threading.RLock()
 
 @contextlib.contextmanager
 def cpu_draws_from(generator: Any) -> Iterator[None]:
-    """Give `generator`'s state to the default one, for CPU kernels that take no generator."""
+    """Lend `generator`'s state to the CPU's default generator, for kernels that take none."""
     cpu = torch.default_generator
     with _swapping:
         saved = cpu.get_state()
@@ -234,7 +234,7 @@ def install(stack: ExitStack) -> None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
         return
     if logger := getattr(torch.distributed, "Logger", None):
-        # Of a GPU it asserts that the driver's times are there, which this build has not.
+        # For a GPU it asserts that CUDA timers exist, which this build does not have.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
@@ -290,7 +290,7 @@ def _exchange_device(index: int) -> int:
 
 
 def _maybe_exchange_device(index: int) -> int:
-    return _exchange_device(index)  # a function of its own: dynamo keeps a table by identity
+    return _exchange_device(index)  # a new function: dynamo compares by identity
 
 
 def _default_stream(device: Any = None) -> Any:
@@ -348,7 +348,7 @@ def _patch_storages(stack: ExitStack) -> None:
 
 
 def _refused_for_cuda(method: Any, why: str) -> Any:
-    """Return a method that raises if the object, or one that it is called with, is on a GPU."""
+    """Return a method that raises if the object or an argument is on a GPU."""
 
     def refuse_or_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -365,14 +365,14 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # On the caller's thread: the engine's threads for devices were made before these devices
-        # were, if a backward pass ran before; and the user's frames stay in the traceback.
+        # Run on the caller's thread. If a backward pass ran before, the engine made its device
+        # threads before these devices existed. The user's frames stay in the traceback, too.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 
     def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
         on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
-        if enabled and on_cuda:  # C++ would report a fault of each event
+        if enabled and on_cuda:  # C++ would report an error for each event
             warnings.warn("virtual GPUs: the profile has the CPU's times alone", stacklevel=3)
             options |= {"use_cpu": True, "use_device": None}
         begin(self, enabled, **options)

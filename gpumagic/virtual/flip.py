@@ -1,8 +1,8 @@
-"""Move bytes to another device without a copy, for dense, sparse and nested tensors.
+"""Retag a tensor's bytes with another device without a copy: dense, sparse and nested tensors.
 
-A tensor is exported as a DLPack capsule, the capsule's device is rewritten, and it is imported
-again: about 1.5 µs; strides and dtypes stay, and DLPack's deleter keeps the first tensor alive. A
-sparse or nested tensor is rebuilt from its parts.
+A tensor is exported as a DLPack capsule, the capsule's device is rewritten, and the capsule is
+imported again. This takes about 1.5 µs. Strides and dtypes stay, and DLPack's deleter keeps the
+first tensor alive. A sparse or nested tensor is rebuilt from its parts.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ C: Any = torch._C
 ON_CPU = 1
 """DLDevice {kDLCPU, 0}, read as one int64."""
 _DEVICE = 1
-"""Its place in DLManagedTensor, which begins with DLTensor {void* data; DLDevice device; …}."""
+"""Offset in words of the DLDevice in DLManagedTensor, after DLTensor's ``void* data``."""
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
-# All of this process's memory in words of eight bytes, which shifts divide by: a write through it
-# takes a tenth of the time that ctypes needs to make an object of an address.
+# All of this process's memory in words of eight bytes, so that an address shifted by 3 is an index.
+# A write through it takes a tenth of the time that ctypes needs to make an object of an address.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 
@@ -38,7 +38,7 @@ _POINTER = _pointer_in_capsule()
 
 
 def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Return the bytes of a dense tensor as one on another device (`code`: a DLDevice)."""
+    """Return a dense tensor on another device (`code`: a DLDevice) with the same bytes."""
     try:
         capsule = _to_dlpack(tensor)
     except BufferError:
@@ -57,7 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Turn a new CPU tensor into one of `gpu`, charged to it; `depth` frames are not the user's."""
+    """Turn a new CPU tensor into one of `gpu`, and charge it; the first `depth` frames are ours."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -70,21 +70,21 @@ KEYS = {
     "SparseCsrCUDA": "SparseCsrCPU",
     "NestedTensorCUDA": "NestedTensorCPU",
 }
-"""The dispatch keys of such tensors, and those of the CPU kernels that serve them."""
+"""Dispatch keys of sparse and nested tensors, and of the CPU kernels that serve them."""
 METADATA = frozenset(
     [
         *("_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"),
         *("_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"),
     ]
 )
-"""Operators that are about how such a tensor is put together, though their schema does not tell."""
+"""Operators on the structure of a sparse or nested tensor; their schemas do not say so."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
-"""CUDA has no such kernels; the CPU's ask whether arguments require a gradient, and crash here."""
+"""Operators without a CUDA kernel. The CPU's ask for requires_grad, and crash here."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 
 
 def makers() -> dict[str, Callable[..., Tensor]]:
-    """The kernels at SparseCUDA that make a COO tensor, by the operators' names."""
+    """Return the kernels at SparseCUDA that make a COO tensor, by the operators' names."""
     names = "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"
     return {name: _made_there(getattr(aten, name).default) for name in names}
 
@@ -105,19 +105,19 @@ def in_parts(tensor: Tensor) -> bool:
 
 
 def flip_parts(tensor: Tensor) -> Tensor:
-    """Return the CPU tensor over the bytes of a sparse or nested tensor of a virtual GPU."""
+    """Return a CPU tensor that shares the bytes of a virtual GPU's sparse or nested tensor."""
     low: Tensor = _rebuild(tensor, flip, torch.device("cpu"))
     return low
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Turn a new sparse or nested CPU tensor into one of `gpu`, its parts charged to it."""
+    """Turn a new sparse or nested CPU tensor into one of `gpu`, and charge its parts."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 
 
 def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
-    """Give the parts of `new` to `old`, as an operator that writes in place needs."""
+    """Replace the parts of `old` by those of `new`, for an operator that writes in place."""
     if old.layout is not torch.sparse_coo:
         raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
     replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)

@@ -1,25 +1,24 @@
 """Decide whether virtual GPUs may be turned on, and tell torch's C++ that cuda exists.
 
-A wrong guess about torch's C++ side can crash an interpreter, so nothing is tried in this process
-first: a version of torch that this was not tested with must pass a trial in a child process. The
-autograd engine asks two C++ singletons about a cuda device, and ends the process unless they say
-that it exists:
+A wrong guess about torch's C++ side can crash the interpreter. So a version of torch that gpumagic
+was not tested with must first pass a trial in a child process. The autograd engine asks two C++
+singletons about a cuda device, and ends the process unless they say that it exists:
 
-* The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices)
-  and ``_ensureCUDADeviceGuardSet`` installs it in place of one that counts no device. So a guard
-  that counts none is registered first: a CPU build has no other, and on a CUDA build it keeps the
-  driver out of it, also where there is a real GPU. Of it only ``deviceCount`` is asked.
+* The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices).
+  ``_ensureCUDADeviceGuardSet`` installs it in place of a guard that counts no device. So a guard
+  without devices is registered first: a CPU build has no other, and on a CUDA build it keeps the
+  driver out, even if there is a real GPU. Only its ``deviceCount`` is called.
 * CUDAHooks. The object gets a copy of the virtual table of its *base* class, whose entries say "no
   cuDNN, no MAGMA, not pinned …", which keeps C++ away from cuDNN and the driver. Four entries
-  differ: isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. Where torch's
-  own header has the order, pinned memory is ordinary CPU memory.
+  differ: isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. If torch's
+  own header shows the order of the table, pinned memory is ordinary CPU memory.
 
-The other private parts of torch that are touched: the device field of a DLPack capsule, in
-:mod:`gpumagic.virtual.flip`; what :mod:`gpumagic.virtual.cuda_api` hands to ``patch``, and what
-:mod:`gpumagic.virtual.switch` registers, both until off; every other name after ``C.``, ``torch._``
-or ``aten._`` in this package is only read or called, as is torchgen's ``native_functions.yaml``.
-Off again, torch is as it was, but that warnings of accumulating gradients on another stream are on,
-which torch cannot be asked about.
+gpumagic changes these other private parts of torch: the device field of a DLPack capsule, in
+:mod:`gpumagic.virtual.flip`; the attributes that :mod:`gpumagic.virtual.cuda_api` patches, and the
+kernels that :mod:`gpumagic.virtual.switch` registers, both until virtual GPUs are turned off. Other
+names after ``C.``, ``torch._`` or ``aten._`` in this package are only read or called, as is
+torchgen's ``native_functions.yaml``. Turning off restores torch, except that warnings about
+gradients accumulated on another stream are then on: torch has no getter for them.
 """
 
 import ctypes
@@ -51,9 +50,9 @@ _CUDA = 1  # c10::DeviceType::CUDA
 _HEADER_WORDS = 2  # before a table's entries: offset to top, type information
 _DESTRUCTORS = 2
 _GUARD_WORDS = 64
-_HOOKS_WORDS = 64  # the table has 49 or 50; what follows it is copied and never called
-_ALLOCATOR_BYTES = 64  # it has no more than the address of its virtual table
-_STORAGE_WORDS = 12  # of c10::StorageImpl, as many as lie in every version; one is its allocator's
+_HOOKS_WORDS = 64  # copied words; the table has 49 or 50, and the rest is never called
+_ALLOCATOR_BYTES = 64  # copied bytes; the object has only the address of its virtual table
+_STORAGE_WORDS = 12  # of c10::StorageImpl, in all versions; one is the allocator
 
 # The word of a storage that names its allocator, and the allocator of pinned memory.
 _pinned: list[tuple[int, int]] = []
@@ -63,7 +62,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Return libc10 and libtorch_cpu; OSError if they are not where torch's wheels have them."""
+    """Return libc10 and libtorch_cpu from torch's wheel; OSError if they are elsewhere."""
     folder = Path(torch.__file__).parent / "lib"
     suffix = "dylib" if sys.platform == "darwin" else "so"
     c10, cpu = (ctypes.CDLL(str(folder / f"lib{name}.{suffix}")) for name in ("c10", "torch_cpu"))
@@ -71,7 +70,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 
 def header_order() -> list[str]:
-    """AcceleratorHooksInterface's virtual functions in order, or [] without torch's headers."""
+    """Return AcceleratorHooksInterface's virtual functions in order; [] without the headers."""
     path = Path(torch.__file__).parent / "include/ATen/detail/AcceleratorHooksInterface.h"
     try:
         text = path.read_text(encoding="utf-8")
@@ -81,7 +80,7 @@ def header_order() -> list[str]:
 
 
 def install(stack: ExitStack) -> None:
-    """Make both singletons say that cuda is there; closing `stack` puts back what was there."""
+    """Make both singletons report a cuda device; closing `stack` restores them."""
     c10, cpu = libraries()
     _install_guard(stack, c10)
     _install_hooks(stack, c10, cpu)
@@ -98,8 +97,8 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Where there is no real GPU this one stays: torch may have deleted its own fake before it,
-        # and without a guard it ends the process when a lost parameter is used.
+        # Without a real GPU, this guard stays: torch may have deleted its own fake guard, and it
+        # ends the process when a lost parameter is used without any guard.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
@@ -119,7 +118,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
     base = ctypes.addressof(ctypes.c_char.in_dll(cpu, HOOKS_TABLE))
     table = words(*words.from_address(base))
     first = _HEADER_WORDS + _DESTRUCTORS
-    yes = _address(ctypes.pythonapi.Py_IsInitialized)  # plain C, takes anything, returns 1
+    yes = _address(ctypes.pythonapi.Py_IsInitialized)  # plain C, ignores arguments, returns 1
     table[first : first + len(YES)] = [yes] * len(YES)
     order = header_order()[1:]
     if "getPinnedMemoryAllocator" in order and hasattr(c10, CPU_ALLOCATOR):
@@ -131,7 +130,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """Return a function that returns a twin of the CPU's allocator, which marks its storages."""
+    """Return a function that returns a copy of the CPU's allocator, to recognize its storages."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
@@ -145,7 +144,7 @@ def _pinned_allocator(c10: ctypes.CDLL) -> Any:
 
 
 def is_pinned(storage: torch.UntypedStorage) -> bool:
-    """Whether a storage of the CPU was made pinned."""
+    """Whether a CPU storage was allocated as pinned memory."""
     return any(_words_of(storage)[at] == allocator for at, allocator in _pinned)
 
 
@@ -157,10 +156,10 @@ def _address(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-# -- whether they may be turned on
+# -- may virtual GPUs be turned on?
 OLDEST = (2, 10)
 NEWEST = (2, 15)
-"""The whole test suite has passed on this release too, and on one between, on Linux x86-64."""
+"""The whole test suite has passed on both releases and one in between, on Linux x86-64."""
 TIMEOUT_S = 180.0
 _INSTEAD = "the CPU works without them"
 _TRIAL = """
@@ -186,8 +185,8 @@ print("verdict: works")
 
 
 def check(*, force: bool = False) -> None:
-    """Return if virtual GPUs may be turned on in this process; else GpuError says why not."""
-    # By NVML where it can, which does not start CUDA.
+    """Raise GpuError if virtual GPUs may not be turned on in this process."""
+    # torch counts by NVML if possible, which does not start CUDA.
     real = torch.cuda.device_count()
     problem = _refusal(real, force) or static_problem()
     if problem is None and (real or not _tested()) and (verdict := trial()) is not None:
@@ -197,7 +196,7 @@ def check(*, force: bool = False) -> None:
 
 
 def _refusal(real: int, force: bool) -> str | None:
-    """Return why this machine or version may not have virtual GPUs, or None."""
+    """Return why this machine or version of torch may not have virtual GPUs, or None."""
     if torch.version.hip is not None:
         return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
     if _release() < OLDEST:
@@ -213,7 +212,7 @@ def _refusal(real: int, force: bool) -> str | None:
 
 
 def static_problem() -> str | None:
-    """Return how torch's libraries differ from what is relied upon, or None; change nothing."""
+    """Return how torch's libraries differ from the expected layout, or None; change nothing."""
     try:
         c10, cpu = libraries()
         for library, symbols in ((c10, (REGISTER, GUARDS)), (cpu, (GET_HOOKS, HOOKS_TABLE))):
@@ -232,7 +231,7 @@ def static_problem() -> str | None:
 
 @functools.cache
 def trial(code: str | None = None) -> str | None:
-    """Return what went wrong in a child that must print ``verdict: works``, or None."""
+    """Return the error of a child process that must print ``verdict: works``, or None."""
     code = code or _TRIAL.format(str(Path(__file__).parents[2]))
     with tempfile.TemporaryDirectory() as runtime:
         env = os.environ | {"OMP_NUM_THREADS": "1", "GPUMAGIC_RUNTIME_DIR": runtime}

@@ -1,8 +1,8 @@
 """Run any operator on a virtual GPU by the CPU's kernel.
 
-It gives the CPU's kernel CPU tensors that share the arguments' bytes, and takes the results over
-onto the GPU. What it must know of an operator is read from its schema. It is registered at the
-dispatch key CUDA; autograd, autocast, vmap and views come before that key and work as ever.
+The CPU's kernel gets CPU tensors that share the arguments' bytes, and its results become tensors of
+the GPU. All facts about an operator come from its schema. The generic kernel is registered at the
+dispatch key CUDA; autograd, autocast, vmap and views come before that key and work as usual.
 """
 
 import functools
@@ -40,7 +40,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
-_LARGE = 4096  # sides and lengths that are looked at
+_LARGE = 4096  # smaller sides and lengths are not checked
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -53,12 +53,12 @@ SHARING = frozenset(
         *("native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward", "lift"),
     ]
 )
-"""Operators that may give what was there, as torchgen's gen_variable_type.py has them, and what
-these call: torch's debug builds hold that every other, unless composite, gives new tensors."""
+"""Operators that may return existing tensors (torchgen's gen_variable_type.py), and operators that
+these call. torch's debug builds assert that all others, unless composite, return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
 """Arguments whose integers multiply the elements of a result, at most."""
-# Those whose results may be in parts.
+# Operators whose results may be sparse or nested.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
@@ -66,7 +66,7 @@ NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 
 
 class KernelPlan:
-    """Keep what the kernel needs of an operator's schema; `read` it before the first call."""
+    """Facts about an operator that its kernel needs; call `read` before the first call."""
 
     def __init__(self, op: Any, dense: bool) -> None:
         self.op = op
@@ -77,7 +77,7 @@ class KernelPlan:
         self.known = False
 
     def read(self) -> "KernelPlan":
-        """Read the schema; turning thousands of operators on would take long otherwise."""
+        """Read the schema; at registration, thousands of schemas would take too long."""
         arguments, full = self.op._schema.arguments, self.op.name()
         self.arguments = [*map(attrgetter("name"), arguments)]
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
@@ -88,17 +88,17 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # For every other operator C++ has made plain tensors of conjugate and negative views.
+        # For all other operators, C++ has turned conjugate and negative views into plain tensors.
         lazy = (C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
         self.flip: Callable[..., Tensor] = flip if any(lazy) else flip_plain
-        self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
+        self.plain = self.dense and not self.outs  # every tensor is flipped unchanged
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
         asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
-        self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # by which elements count
+        self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # factor for counting elements
         self.scratch = rule_of(self.name)
-        self.known = True  # last: until then another thread reads too
+        self.known = True  # set last: until then, other threads read the schema too
         return self
 
 
@@ -114,7 +114,7 @@ def _makes_all_new(op: Any) -> bool:
 
 
 def _kind(argument: Any) -> str | None:
-    """Whether an argument is a tensor, several, or neither."""
+    """Return `ONE` for a tensor, `MANY` for a list of tensors, else None."""
     kind = str(argument.type)
     return None if "Tensor" not in kind else MANY if "List" in kind else ONE
 
@@ -129,7 +129,7 @@ HOST = torch.device("cpu")
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """Return a kernel that runs `op` on the GPU of its tensors; `dense`: none is in parts."""
+    """Return a kernel that runs `op` on its tensors' GPU; `dense`: none is sparse or nested."""
     if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
         return on_metadata(op, CPU)  # of a view: the CPU's kernel serves any device
     return functools.partial(_run, KernelPlan(op, dense))
@@ -152,14 +152,14 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
-    # The kernels between fill the processor's caches, so that an operator costs what it touches:
-    # for the usual arguments as little as can be, here and in `adopt`.
+    # Kernels fill the processor's caches, so the cost here is the memory that is touched. For the
+    # usual arguments, this function and `adopt` touch as little as possible.
     found: Found = []
-    above: list[str] = []  # arguments for which another key than CPU decides
+    above: list[str] = []  # arguments that need another dispatch key than CPU
     at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
-    if gpu is None:  # each operator within the composite one checks the devices itself
+    if gpu is None:  # the inner operators of a composite one check the devices
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
     if above or kwargs or plan.draws:
@@ -191,7 +191,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the tensors' GPU (-1: several, or lists), the elements, and lowered arguments."""
+    """Return the tensors' GPU (-1: several, or lists), a count of elements, and CPU arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -210,7 +210,7 @@ def _lower_all(
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
-    """Return the GPU of an operator's tensors, or of its result; None if its parts have several."""
+    """Return the GPU of the tensors or the result; None for a composite operator on several."""
     __tracebackhide__ = True
     if found:
         first, *others = {tensor.get_device() for _, tensor, _ in found}
@@ -227,7 +227,7 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
 
 
 def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise ``torch.OutOfMemoryError`` before a result without room is computed."""
+    """Raise ``torch.OutOfMemoryError`` before computing a result that does not fit."""
     __tracebackhide__ = True
     tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
     large = plan.grows or prod(map(Tensor.numel, tensors)) > room
@@ -236,7 +236,7 @@ def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: V
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
-    """Return a number of elements that results seldom exceed, in a few microseconds."""
+    """Return a quick estimate of the results' elements, which they seldom exceed."""
     first, *others = tensors
     if plan.name in PRODUCTS:
         x, other = tensors[-2:]
@@ -255,7 +255,7 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
 
 
 def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise if the results have no room, by torch's meta kernel, which may take a millisecond."""
+    """Raise if the results do not fit, by their sizes from torch's meta kernel; may take 1 ms."""
     __tracebackhide__ = True
     given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
@@ -269,7 +269,7 @@ def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) 
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
-    """Return an argument as the CPU's kernel takes it."""
+    """Return an argument as the CPU's kernel needs it."""
     if isinstance(x, Tensor):
         low = _lower_tensor(plan, name, x, found, above) if x.get_device() >= 0 else x
         found.append((name, x, low))
@@ -291,14 +291,14 @@ def _lower_tensor(plan: KernelPlan, name: str, x: Tensor, found: Found, above: l
         return flip_parts(x)
     if is_out and (same := [low for _, tensor, low in found if tensor is x]):
         return same[0]
-    # The kernel may resize it; `_lift_argument` copies.
+    # The kernel may resize an `out` argument; `_lift_argument` copies the result into it.
     return torch.empty(0, dtype=x.dtype) if is_out else flip(x)
 
 
 def _prepare(
     plan: KernelPlan, low: list[Any], kwargs: Any, found: Found, above: list[str], gpu: VirtualGpu
 ) -> Callable[..., Any]:
-    """Return the function to call with `low` and `kwargs`, which are changed for it."""
+    """Return the function to call with `low` and `kwargs`, after changing both in place."""
     if "device" in kwargs:
         kwargs["device"] = HOST
     if "generator" in plan.arguments:
@@ -318,14 +318,14 @@ def _prepare(
 
 
 def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
-    """Raise an error of the CPU's kernel in plain words, or give it CUDA's."""
+    """Replace an error of the CPU's kernel by a plain one, or change its text to CUDA's."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
         raise NotImplementedError(
             f"virtual GPUs compute as the CPU does, and its {plan.op.name()} says: {error}"
         ) from None
-    # The one text of the CPU's that differs among those which are often met.
+    # Of the common errors, only this one has another text on the CPU.
     error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
 
 
@@ -341,7 +341,7 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    # It may have an argument's bytes, which the schema does not tell.
+    # The result may share an argument's bytes even if the schema does not say so.
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
     pointer = result.data_ptr()
     shares = pointer != 0 and any(low.data_ptr() == pointer for low in strided)
@@ -349,7 +349,7 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Return an argument that the kernel wrote into, of the shape and with the bytes of `low`."""
+    """Return an argument that the kernel wrote into, with the shape and bytes of `low`."""
     if not plan.dense and low.layout is not torch.strided:
         return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
     if not plan.dense and low.is_nested:

@@ -1,12 +1,12 @@
 """Account for the memory of a virtual GPU: bytes, blocks, peaks, limits.
 
 Guarantees: the numbers are right whichever threads allocate and free, also when a garbage
-collection frees during an allocation. Allocations and frees are logged in order. They are counted,
-and the numbers published, at each reading, when the GPU could be full, and after some MiB. An error
-has the text of CUDA's allocator.
+collection frees during an allocation. Allocations and frees are logged in order. The log is counted
+and the numbers are published at each reading, when the GPU could be full, and after some MiB.
+Errors have the text of CUDA's allocator.
 
-The innermost line of the user's code is stored with each allocation, as a code object and an
-instruction; it is made into text when it is read.
+Each allocation stores the innermost line of the user's code, as a code object and an instruction.
+The line is formatted as text when it is read.
 """
 
 import re
@@ -32,12 +32,12 @@ from gpumagic.telemetry.host import MemoryGroup
 from gpumagic.usercode.files import in_cell, is_users
 
 SMALL = 2**17
-"""Elements up to which a tensor is made without a check for room."""
+"""Tensors of at most this many elements are made without a check for room."""
 _TOUCHED = 64 * 2**20
-"""Bytes from which the host's free memory is read too, which takes some ten microseconds."""
+"""From this many bytes on, the host's free memory is read too; that takes about ten µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
-"""Bytes that may be logged before they are counted, and the least that an allocation adds to these,
-so that the log stays short."""
+"""Bytes that may be logged before the log is counted. Each allocation adds at least `_LEAST` to
+them, so that the log stays short."""
 _getframe = sys._getframe
 
 
@@ -46,7 +46,7 @@ _LIBRARY, _USERS, _TIMED = range(3)
 
 
 class _Owners(dict[str, int]):
-    """Cache whether a file is the user's, a library's, or of `%%time` (its lines are looked up)."""
+    """Cache the owner of each file: a library, the user, or `%%time` (its line is looked up)."""
 
     def __missing__(self, file: str) -> int:
         users = _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
@@ -74,11 +74,11 @@ def _outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
 
 
 class Allocation(weakref.ref[Any]):
-    """An allocation. It dies with the object that owns the bytes."""
+    """An allocation, as a weak reference to the object that owns the bytes."""
 
     __slots__ = ("address", "at", "made", "metadata", "place", "requested")
     requested: int  # bytes
-    made: CodeType | None  # the user's code that asked for it; None on a thread without any
+    made: CodeType | None  # the user's code that allocates; None on a thread without any
     at: int  # the instruction in that code
     metadata: str
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
@@ -86,11 +86,11 @@ class Allocation(weakref.ref[Any]):
     address: int
 
     def find_address(self) -> int:
-        """Return where it lies in the host's memory; 0 if it has just died."""
+        """Return the address in the host's memory; 0 if the owner has just died."""
         if not getattr(self, "address", 0):
             owner: Any = self()
             if hasattr(owner, "_fix_weakref"):
-                owner._fix_weakref()  # torch must know that Python refers to it again
+                owner._fix_weakref()  # tells torch that Python refers to it again
             self.address = 0 if owner is None else owner.data_ptr()
         return self.address
 
@@ -123,12 +123,12 @@ class MemoryAccount:
         self.events: deque[tuple[Any, ...]] | None = None  # while they are recorded
         self.refusal = ""  # why nothing can be allocated
         self._row: Any = row
-        self._lock = threading.RLock()  # a garbage collection may read the numbers within
-        # A weak reference calls back only while it lives itself.
+        self._lock = threading.RLock()  # reentrant: a garbage collection may read the numbers
+        # Keeps the weak references alive: a dead one never calls back.
         self._live: dict[int, Allocation | _Scratch] = {}
-        # Each allocation when it is made, and again when its owner dies: on any thread, at any
-        # moment. The callback is a C function, since Python would drop an interrupt that arrives in
-        # a Python callback.
+        # Each allocation is logged when it is made, and again when its owner dies, which may happen
+        # on any thread at any moment. The callback is a C function: Python would drop an interrupt
+        # that arrives in a Python callback.
         self._log: deque[Allocation | _Scratch] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may still be allocated before the log is counted
@@ -136,21 +136,21 @@ class MemoryAccount:
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
-        """Allocate until `owner` dies, or raise; `depth` frames are surely not the user's."""
-        # Every operator calls this, between kernels that fill the processor's caches. Its cost is
-        # the memory that it touches, so `_count` does everything else.
+        """Allocate `nbytes` until `owner` dies, or raise; the first `depth` frames are skipped."""
+        # Every operator calls this, between kernels that fill the processor's caches. The cost is
+        # the memory that it touches, so all other work is in `_count`.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)
         try:
             frame = _getframe(depth)
-        except ValueError:  # on a thread of C++
+        except ValueError:  # a C++ thread has no such frame
             made, at = None, 0
         else:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of[made.co_filename] != _USERS:
                 made, at = _outer_line(frame)
-        # From here until the block is logged, no call may let an interrupt in.
+        # Until the block is logged, no call may allow an interrupt.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata
@@ -163,7 +163,7 @@ class MemoryAccount:
             self.refresh()
 
     def _make_room(self, nbytes: int) -> None:
-        """Raise an error if there is no room for so many bytes."""
+        """Raise an error if `nbytes` do not fit."""
         if self.refusal:
             raise RuntimeError(self.refusal)
         with self._lock:
@@ -172,12 +172,12 @@ class MemoryAccount:
             if allocator.reserved.current + allocator.needs(nbytes) > self.limit:
                 allocator.empty_cache()
                 self.retries += 1
-        # A GPU also raises if its free pieces are too small; this does not: see docs/limits.md.
+        # Unlike a GPU, this does not raise if memory is too fragmented: see docs/limits.md.
         if allocator.bytes.current + in_blocks(nbytes) > self.limit:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
     def pass_through(self, sizes: list[int]) -> None:
-        """Allocate all of these bytes at once, and free them."""
+        """Allocate blocks of these sizes at the same time, and free them."""
         if sizes:
             for nbytes in sizes:
                 self._room -= max(nbytes, _LEAST)
@@ -188,7 +188,7 @@ class MemoryAccount:
             self._log.extend(taken + taken)
 
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
-        """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""
+        """Raise ``torch.OutOfMemoryError`` if a tensor of this size and dtype would not fit."""
         count = prod(size)
         if count <= SMALL or self.refusal:
             return
@@ -199,7 +199,7 @@ class MemoryAccount:
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record_events(self, most: int | None) -> None:
-        """Record the last `most` events, after those that are recorded; None stops it."""
+        """Record events from now on, and keep the last `most`; None stops the recording."""
         with self._counted():
             for block in self._owned():
                 block.find_address()
@@ -207,14 +207,14 @@ class MemoryAccount:
             self._room = -1
 
     def _record(self, action: str, block: Allocation) -> None:
-        """Record an event as plain data: every operator does so."""
+        """Record an event as plain data, which is fast enough for every operator."""
         if self.events is not None:
             line = (block.made, block.at) if action == "alloc" else (None, 0)
             where = block.address, block.requested
             self.events.append((action, *where, time_ns(), block.metadata, line))
 
     def blocks_now(self) -> list[Allocation]:
-        """Return every live allocation, by address."""
+        """Return every live allocation, sorted by address."""
         with self._lock:
             self._count()
             live = self._owned()
@@ -224,26 +224,26 @@ class MemoryAccount:
         return [block for block in self._live.values() if isinstance(block, Allocation)]
 
     def refresh(self) -> None:
-        """Count what was allocated and freed until now, and publish it."""
+        """Count the logged allocations and frees, and publish the numbers."""
         with self._counted():
             pass
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Hold the lock within the context, with everything counted; publish at its end."""
+        """Take the lock and count the log; publish the numbers when the context ends."""
         with self._lock:
             self._count()
             yield
             self._row[published.RESERVED] = self.given().current
 
     def _count(self) -> None:
-        """Count what was allocated and freed since the last time, in the order of both."""
+        """Count the logged allocations and frees in their order, and empty the log."""
         log, live, allocator = self._log, self._live, self.allocator
         while log:
             block = log[0]
             key = id(block)
-            if key in live:  # it is logged for the second time: freed
-                # No call comes between `give` and the deletion, so no interrupt can.
+            if key in live:  # logged a second time: freed
+                # There is no call between `give` and the deletion, so no interrupt can arrive.
                 allocator.give(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
@@ -258,7 +258,7 @@ class MemoryAccount:
         self._room = -1 if counts_each else min(left, _UNCOUNTED)
 
     def empty_cache(self) -> None:
-        """Give the reserved memory that is not allocated back to the "driver"."""
+        """Return reserved memory that is not allocated to the "driver"."""
         with self._counted():
             self.allocator.empty_cache()
 
@@ -274,28 +274,28 @@ class MemoryAccount:
             self.ooms = self.retries = 0
 
     def refuse(self, why: str) -> None:
-        """Let nothing be allocated from now on; if `why` is empty, allow it again."""
+        """Refuse all allocations from now on, for the reason `why`; an empty `why` allows them."""
         self.refusal = why
         self._room = -1
 
     @property
     def room(self) -> int:
-        """Bytes that may be allocated beyond those that were counted last."""
+        """Bytes that could still be allocated when the log was last counted."""
         return self.limit - self.allocator.bytes.current
 
     @property
     def free(self) -> int:
-        """Bytes that the "driver" has left."""
+        """Free bytes of the "driver"."""
         self.refresh()
         return self.capacity - self.given().current
 
     def given(self) -> MemoryStat:
-        """Return the bytes reserved, at most `capacity`, which fragmentation can exceed."""
+        """Return the reserved bytes, capped at `capacity`: fragmentation can exceed it."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
     def worked(self, since: int) -> None:
-        """Note that an operator ran from `since` (``perf_counter_ns``) until now."""
+        """Add the time since `since` (``perf_counter_ns``) to the GPU's busy time."""
         now = perf_counter_ns()
         self._busy += now - since
         if now - self._window < published.WINDOW_NS:
@@ -309,12 +309,12 @@ class MemoryAccount:
                 self._busy, self._window = 0, now
 
     def unpublish(self) -> None:
-        """Go on counting, for this process alone, and with a lock that no other thread holds."""
+        """Stop publishing the counts; replace the lock, which a thread may hold at a fork."""
         self._row = [0] * published.COUNTERS
         self._lock = threading.RLock()
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
-        """Return the error of CUDA's allocator for `size` bytes; `host`: the host has no more."""
+        """Return the error of CUDA's allocator for `size` bytes; `host`: the host is full."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
         self.retries += 1
         self.ooms += 1
@@ -353,14 +353,14 @@ def _readable(nbytes: int) -> str:
 
 
 def host_has() -> int:
-    """Return the bytes that the host, or this container, has left."""
+    """Return the free bytes of the host, or of this container."""
     used, total = MemoryGroup().ram()
     available = psutil.virtual_memory().available
     return available if used is None or total is None else min(available, total - used)
 
 
 def refuse_as_cuda(error: RuntimeError, account: MemoryAccount) -> None:
-    """Raise ``torch.OutOfMemoryError`` where the host's allocator has just refused."""
+    """Raise ``torch.OutOfMemoryError`` if `error` is from the host's allocator."""
     __tracebackhide__ = True
     if found := _HOST_REFUSES.search(str(error)):
         raise account.out_of_memory(int(found[1]), host=True) from None

@@ -1,10 +1,10 @@
-"""Run attention, normalization and recurrent networks, which CUDA has fused kernels for.
+"""Run attention, normalization and recurrent networks, for which CUDA has fused kernels.
 
-Attention, normalization and cells are decomposed. LSTM, GRU and RNN run by the CPU's own fused
-operators, as cuDNN has one operator for all steps, whose gradient cannot be differentiated again.
-The tensors of a dry run, which have no data, get the results' shapes and take the same memory.
-Tensors of other classes or types, and those under vmap, take torch's decomposition into single
-operators, which is 3 to 10 times slower.
+Attention, normalization and cells are decomposed. LSTM, GRU and RNN run in the CPU's fused
+operators. This matches cuDNN, which has one operator for all steps and no second derivative. In a
+dry run, tensors have no data: results have the right shapes and take the same memory. Tensors of
+other classes or types, and tensors under vmap, use torch's decomposition into single operators,
+which is 3 to 10 times slower.
 """
 
 import weakref
@@ -32,7 +32,7 @@ _FLASH = 1  # at::sdp::SDPBackend::flash_attention
 
 
 def network_kernels() -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator; registered above autograd, and below it for inference mode."""
+    """Return kernels by operator, to register above autograd and, for inference mode, below."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{kind}.{variant}": recurrent(getattr(getattr(aten, kind), variant))
         for kind in _KEPT
@@ -65,7 +65,7 @@ def _attention(
     attn_mask = added(attn_mask, query.dtype)
     chosen = 0
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
-        # As the CPU's kernel chooses, which looks at no bytes: versions of torch differ in it.
+        # Ask the CPU's kernel, which reads no bytes: the choice depends on torch's version.
         given = (*inputs, attn_mask, dropout_p, is_causal)
         chosen = _choose(*given, scale=scale, enable_gqa=enable_gqa)
     options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
@@ -78,7 +78,7 @@ def _attention(
 
 
 def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask as a term added to the weights, as C++ does before it chooses an algorithm."""
+    """Convert a boolean mask to a term for adding, as C++ does before it chooses an algorithm."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
@@ -98,7 +98,7 @@ def _check(op: Any, *args: Any) -> None:
 
 
 def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
-    """Check a cell's devices as C++ does for a GPU: two products, then one fused operator."""
+    """Check a recurrent cell's devices as C++ does: two products, then one fused operator."""
     w_ih, w_hh, *biases = rest[-4:]
     if input.is_cuda:
         _check(aten.mm.default, input, w_ih)
@@ -122,13 +122,13 @@ def _gru_cell(
 
 _FUSED = {torch.float32, torch.float64}
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
-# Numbers kept for the backward pass, by step, row and hidden unit, as torch's own CUDA code keeps
-# them without cuDNN (ATen/native/cuda/RNN.cu): gates, cell and output; cuDNN does not say its own.
+# Numbers saved for the backward pass, per step, row and hidden unit: gates, cell and output. From
+# torch's CUDA code without cuDNN (ATen/native/cuda/RNN.cu), since cuDNN's are not documented.
 _KEPT = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def recurrent(op: Any) -> Callable[..., Any]:
-    """Return the kernel of an operator."""
+    """Return the kernel of an operator for LSTM, GRU or RNN."""
     names = [argument.name for argument in op._schema.arguments]
 
     def kernel(*args: Any) -> Any:
@@ -156,11 +156,11 @@ def _autocast(x: Any) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Run the CPU's operator on the same bytes; with `shapes_of`, make results of these shapes."""
+    """Run the CPU's operator on the same bytes; in a dry run, only make tensors of the shapes."""
 
     @staticmethod
     def forward(ctx: Any, op: Any, shapes_of: Any, structure: Any, *leaves: Any) -> Any:
-        """Return the results, on the GPU of the first tensor."""
+        """Return the results on the GPU of the first tensor."""
         learns, device = any(ctx.needs_input_grad), leaves[0].device
         low: list[Any] = [] if shapes_of else [_lowered(x) for x in leaves]
         if shapes_of:
@@ -170,10 +170,10 @@ class _Fused(torch.autograd.Function):
             with torch.set_grad_enabled(learns), cpu_draws_from(gpu.generator):
                 found = op(*tree_unflatten(low, structure))
         if learns:
-            # The memory that is kept for the backward pass.
+            # Memory saved for the backward pass.
             numbers = _KEPT[op._schema.name.partition("::")[2]] * found[0].numel()
             reserve = torch.empty(numbers, dtype=found[0].dtype, device=device)
-            # With the inputs, so that torch sees if one of them was changed in place since.
+            # Saving the inputs lets torch detect in-place changes to them.
             given = (x if isinstance(x, Tensor) else None for x in leaves)
             ctx.save_for_backward(reserve, *given)
             ctx.graph = {"low": low, "found": found} if low else {}
@@ -184,7 +184,7 @@ class _Fused(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of the inputs."""
-        reserve, *given = ctx.saved_tensors  # torch's own error in a second pass
+        reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed = ctx.needs_input_grad[3:]
         wanted = [x for x, need in zip(given, needed, strict=True) if need]
         made: list[Any] = [torch.empty_like(x) for x in wanted if not ctx.graph]
@@ -199,7 +199,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: Any) -> Any:
-    """Return tensors of the results' shapes."""
+    """Return empty tensors with the results' shapes."""
     x = next(iter(given.values()))
     hidden = [hx] if isinstance(hx, Tensor) else hx
     shape = (*x.shape[:-1], hidden[0].shape[-1] * (2 if bidirectional else 1))
@@ -217,5 +217,5 @@ def _lowered(x: Any) -> Any:
 
 
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Return the CPU's results on the GPU, each with own bytes: both biases get one gradient."""
+    """Copy the CPU's results to the GPU, each to new bytes: both biases share one gradient."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

@@ -1,4 +1,4 @@
-"""Run what the generic kernel cannot: making, copying, reading, resizing, pinning, collectives."""
+"""Kernels for operators that create, copy, read, resize or pin tensors, and for collectives."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -28,7 +28,7 @@ _convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
-# Products that CUDA has of no whole numbers, by what its kernel is called in the error.
+# Products that CUDA lacks for integers, by the kernel's name in CUDA's error.
 _FLOATS_ONLY = {
     "addmm_cuda": "mm addmm addmm_",
     "baddbmm_cuda": "bmm baddbmm baddbmm_",
@@ -38,7 +38,7 @@ _FLOATS_ONLY = {
 
 
 def overload(name: str, space: str = "aten") -> Any:
-    """The operator ``space::name``, with its overload after a dot."""
+    """Return the operator ``space::name``; the overload follows a dot in `name`."""
     packet, _, variant = name.partition(".")
     return getattr(getattr(getattr(torch.ops, space), packet), variant or "default")
 
@@ -61,7 +61,7 @@ def own_kernels() -> dict[str, Kernel]:
         ),
         "histc": _histc,
         "record_stream": lambda *args: None,
-        # The CPU's has no bytes behind it, so it cannot be flipped.
+        # The CPU's zero tensor has no bytes, so its device cannot be changed.
         "_efficientzerotensor": torch.zeros,
     }
     for variant in ("source_Storage_storage_offset", "source_Storage", "source_Tensor", ""):
@@ -79,7 +79,7 @@ def own_kernels() -> dict[str, Kernel]:
 
 
 def cpu_kernels() -> dict[str, Kernel]:
-    """Return kernels for the dispatch key CPU: pinning, and refusing a virtual GPU's generator."""
+    """Return kernels for the dispatch key CPU: they pin, or refuse a virtual GPU's generator."""
     named = (aten.randperm, aten.rand, aten.randn, aten.randint)
     ops = [*(packet.generator for packet in named), aten.randint.low_generator]
     return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
@@ -110,7 +110,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
-# As C++ does it: the value of a tensor on another device is read.
+# As in C++, a value on another device is read by the host.
 def _fill_(self: Tensor, value: Tensor) -> Tensor:
     read = self.device != value.device and not value.dim()
     return self.fill_(value.item()) if read else _fill_by_tensor(self, value)
@@ -140,13 +140,13 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
-    """Copy indices and a single value to the written tensor's device; check all others' devices."""
+    """Copy indices and a single value to `self`'s device; check the device of other values."""
     home = self.device
     if not fills(indices, values, *options):
         if values.dim() and values.device != home:
             first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
             raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
-        if not (self.is_cuda and values.device == HOST):  # which the operator sends
+        if not (self.is_cuda and values.device == HOST):  # the operator copies these itself
             values = values.to(home)
     brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_
@@ -155,7 +155,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
 
 
 def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
-    """Return an index on the device of the indexed tensor, a mask as its positions."""
+    """Copy an index to the indexed tensor's device; a copied mask becomes its positions."""
     if index is None or index.device in (home, HOST):
         return [index]
     if index.dtype in (torch.bool, torch.uint8):
@@ -164,7 +164,7 @@ def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
 
 
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-    """Check devices as C++ does if cuDNN computes; without cuDNN, C++ itself checks."""
+    """Check devices as C++ does with cuDNN. (For a CPU input, C++ itself checks.)"""
     others = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     if not input.is_cuda:
         return _convolve_mixed(input, weight, bias, *rest)
@@ -177,7 +177,7 @@ def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any)
 
 
 def _histc(self: Tensor, *options: Any) -> Any:
-    # Of integers: CUDA has a kernel for it, the CPU has not.
+    # CUDA has a kernel for integers, the CPU does not.
     numbers = self if self.is_floating_point() else self.double()
     return _count(numbers, *options).to(self.dtype)
 
@@ -192,7 +192,7 @@ def _floats_only(multiply: Kernel, said: str) -> Kernel:
     return kernel
 
 
-# Half in, float out: CUDA has kernels for it, the CPU has not.
+# CUDA has kernels with half input and float output, the CPU does not.
 def _softmax(softmax: Kernel) -> Kernel:
     return lambda x, dim, half_to_float: softmax(x.float() if half_to_float else x, dim, False)
 
@@ -213,7 +213,7 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
 
 _PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
 _ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
-"""A key that no device here has: it finds the kernels that serve every device."""
+"""A dispatch key that no device here uses: it selects the kernels that serve every device."""
 
 
 def _on_host(op: Any) -> Callable[..., Tensor]:
@@ -226,7 +226,7 @@ def _on_host(op: Any) -> Callable[..., Tensor]:
     return kernel
 
 
-# -- collectives, by the CPU's backend on the tensors' bytes without a copy
+# -- collectives: the CPU's backend works on the tensors' bytes without a copy
 def collective(operator: Any) -> Kernel:
     """Return the kernel of an operator of c10d."""
 
@@ -239,7 +239,7 @@ def collective(operator: Any) -> Kernel:
 
 
 class _Loan:
-    """Keep a collective's tensors with their CPU tensors; closures would be a reference cycle."""
+    """Map a collective's CPU tensors to the originals; closures would be a reference cycle."""
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}
@@ -257,7 +257,7 @@ class _Loan:
         return self._lent[id(x)][0] if id(x) in self._lent else x
 
 
-# C++ keeps of a work in Python no more than its own half alive.
+# Keeps works alive: C++ keeps only the C++ part of a Python work alive.
 _running: set[Any] = set()
 _Work: Any = getattr(torch.distributed, "Work", object)  # a build of torch may have none
 

@@ -1,9 +1,9 @@
 """Compute the temporary memory that CUDA's operators take: partial sums, sorted copies.
 
-A rule gets the card, the operator's arguments and its result, and returns the bytes that are
-allocated at the same moment and freed again. Facts are from torch's CUDA sources, for sums from
-ATen/native/cuda/Reduce.cuh (``setReduceConfig``): several thread blocks share a large output and
-meet in global memory. torch's real allocator is compared in ``tests/cuda``.
+A rule gets the card, the operator's arguments and its result. It returns the sizes of buffers that
+are allocated at the same time and freed again. The facts are from torch's CUDA sources. Sums are
+from ATen/native/cuda/Reduce.cuh (``setReduceConfig``): several thread blocks share a large output
+through global memory. ``tests/cuda`` compares with torch's real allocator.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +26,16 @@ IN_PARTS = frozenset(
         "_trilinear",
     ]
 )
-"""Composite operators whose parts hold memory: CUDA runs them one by one."""
+"""Composite operators whose inner operators allocate memory: CUDA runs these one by one."""
 
 
 def rule_of(name: str) -> Rule | None:
-    """Return the rule of an operator, by its name without overload; None if it takes nothing."""
+    """Return the rule of an operator, by name without overload; None without temporary memory."""
     return _RULES.get(name)
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes that a rule gives for a GPU; empty if it fails, which the doctor shows."""
+    """Return the sizes that a rule gives for a GPU; empty if the rule fails (see the doctor)."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  of ours: the user's operator has succeeded
@@ -46,14 +46,14 @@ def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any)
 # -- sums
 _THREADS, _WARP, _VECTOR = 512, 32, 4
 _FEW, _MANY = 16, 256
-"""Values for each thread, at least and at most: between them blocks are added or left out."""
+"""Least and most values per thread: the number of blocks is chosen to stay in this range."""
 _LEAST = 2**15
-"""Elements below which no sum needs more than one block for an output."""
+"""A sum of fewer elements needs only one block per output."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Sums are in at least single precision; other types take a copy."""
+    """Return the buffers of a sum: at least single precision; other types need a copy."""
     x, out = args[0], result.dtype
     halves = x.dtype in _HALVES and out in (x.dtype, torch.float32)
     copy = [] if x.dtype is out or halves else [x.numel() * out.itemsize]
@@ -66,7 +66,7 @@ def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the dims that the second argument names; empty if it names all."""
+    """Return the dims in the second argument; empty for all dims."""
     dims = args[1] if len(args) > 1 else None
     if dims is None or isinstance(dims, (bool, torch.dtype)):
         return ()
@@ -77,7 +77,7 @@ def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
 def _partial_sums(
     shape: Ints, strides: Ints, offset: int, dims: Ints, size: int, card: Any
 ) -> list[int]:
-    """Return the bytes of each buffer for partial sums of `size` bytes."""
+    """Return the bytes of each buffer for partial sums of `size` bytes each."""
     others = [dim for dim in range(len(shape)) if dim not in dims]
     of_output = {dim: prod(shape[d] for d in others if d > dim) for dim in others}
     reduced = _merged([(shape[dim], strides[dim]) for dim in dims])
@@ -93,7 +93,7 @@ def _of_merged(
         adjacent = len(reduced) == reduced[0][1] == 1 and inputs > 128
         width = inputs // _VECTOR if adjacent else inputs
         return _shared((width, outputs), inputs, outputs, size, card, across=1)
-    # Adjacent outputs that a thread computes: as many as the alignment allows.
+    # A thread computes as many adjacent outputs as the alignment allows.
     steps = (dim[1] for dim in reduced + kept[1:])
     vector = gcd(_VECTOR, offset, kept[0][0], *steps) if kept[0][1] == 1 else 1
     return _shared((outputs // vector, inputs), inputs, outputs, size, card, vector)
@@ -122,7 +122,7 @@ def _shared(
 
 
 def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the dims by stride (sizes first, then strides); contiguous ones are merged."""
+    """Return the dims (size, then strides) sorted by stride; contiguous dims are merged."""
     found: list[tuple[int, ...]] = []
     for size, *steps in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
         if found and [found[-1][0] * step for step in found[-1][1:]] == steps:
@@ -133,13 +133,13 @@ def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _power(n: int) -> int:
-    """Return the largest power of two that is not above `n`."""
+    """Return the largest power of two of at most `n`."""
     return 1 << max(n, 1).bit_length() - 1
 
 
 # -- sorts, and indexing
 _SORTED_IN_A_BLOCK = 4096
-"""Elements of a row that one block of threads sorts without more memory."""
+"""One block of threads sorts a row of at most this many elements without more memory."""
 
 
 def _aligned(nbytes: int) -> int:
@@ -147,7 +147,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _radix_sort(count: int, key: int, value: int, bits: int = 0) -> int:
-    """Return the bytes of cub's sort of keys and values, given their number and sizes."""
+    """Return the bytes that cub's sort takes, given the number and sizes of keys and values."""
     if count <= _SORTED_IN_A_BLOCK:
         return 1
     tile, passes = 384 * (12 if key == 8 else 14), -(-(bits or 8 * key) // 8)
@@ -171,7 +171,7 @@ def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the positions that each mask among the indices picks, 64 bits for each of its dims."""
+    """Return the bytes of each mask's positions among the indices: 64 bits per dim of the mask."""
     x, dims, plain, masks = args[0], 0, [], []
     for index in args[1]:
         of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
@@ -198,7 +198,7 @@ def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the losses of all elements, and the partial sums of their mean."""
+    """Return the bytes of all elements' losses and of the partial sums of their mean."""
     x, target = args[0], args[1]
     if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
         return []

@@ -27,18 +27,18 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# Kernels of the last two move bytes between processes, or torch itself recreates them.
+# The last two are left alone: their kernels copy between processes, or torch recreates them.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # bytes, which no schema tells
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, against their schemas
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
 """Composite operators that share or copy bytes, read a number, or choose by the device."""
 
 kernels: dict[str, Kernel] = {}
-"""By name, those of aten at the key CUDA while virtual GPUs are on."""
+"""Kernels of aten at the dispatch key CUDA, by name, while virtual GPUs are on."""
 
 
 def register(stack: ExitStack) -> None:
-    """Register all kernels; closing `stack` puts back what was there."""
+    """Register all kernels; closing `stack` removes them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "overriding a previously registered kernel": on purpose
         aten = torch.library.Library("aten", "IMPL")
@@ -47,7 +47,7 @@ def register(stack: ExitStack) -> None:
         _register_dense(aten)
         for name, kernel in network_kernels().items():
             _put(aten, name, kernel, "AutogradCUDA")
-            _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
+            _put(aten, name, kernel, "CUDA")  # inference mode skips AutogradCUDA
         _register_parts(aten)
         _register_others(stack)
     # TorchScript's fuser would compile for a GPU, and ask its driver.
@@ -60,22 +60,22 @@ def register(stack: ExitStack) -> None:
 
 
 def _register_dense(aten: Any) -> None:
-    """Register at the dispatch key CUDA, and at CPU's for calls that C++ sends there for a GPU."""
+    """Register at the dispatch key CUDA, and at CPU for calls that C++ dispatches there."""
     kernels.update(own_kernels())
-    # What C++ makes of other operators may ask for the device within, and find CUDA's own stubs:
-    # it runs as a whole on the CPU.
+    # Composite operators may look at the device and call CUDA's own stubs. So each runs as a whole
+    # on the CPU.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
     composites = {n for n in named if not n.endswith("out")}
     whole = {name for name in composites if _is_whole(overload(name))}
-    # The second refuses lengths that are not the host's.
+    # `_pack_padded_sequence` refuses lengths that are not on the host.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
-    # On a CUDA build all of its own too: no real kernel must ever see these bytes.
+    # On a CUDA build, replace all real CUDA kernels too: none may ever access these bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
         if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
             runs = name in run_here or _can_run(f"aten::{name}")
-            runs &= "histogram" not in name  # which CUDA has not
+            runs &= "histogram" not in name  # CUDA has no such kernels
             kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
@@ -84,7 +84,7 @@ def _register_dense(aten: Any) -> None:
 
 
 def _register_parts(aten: Any) -> None:
-    """Register kernels for sparse and nested tensors, which have dispatch keys of their own."""
+    """Register kernels at the dispatch keys of sparse and nested tensors."""
     makers = flip.makers()
     for key, of_cpu in flip.KEYS.items():
         as_it_is = C.DispatchKeySet(getattr(C.DispatchKey, of_cpu))
@@ -101,9 +101,9 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Register collectives, and other libraries' operators (torchvision's …), also later ones."""
+    """Register collectives and libraries' operators (torchvision's …), now and when loaded."""
     known: set[str] = set()
-    libraries = stack.enter_context(ExitStack())  # open until off: `stack` itself is handed on
+    libraries = stack.enter_context(ExitStack())  # open until `stack` is closed
 
     def register_new() -> None:
         new = _all_names("CUDA") - known
@@ -136,7 +136,7 @@ def _register_others(stack: ExitStack) -> None:
 
 
 def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:
-    python = isinstance(kernel, FunctionType)  # neither the generic kernel nor one of C++
+    python = isinstance(kernel, FunctionType)  # not the generic kernel, not a C++ kernel
     owner.impl(name, unseen(kernel) if python else kernel, key, allow_override=True)
 
 
@@ -145,13 +145,13 @@ def _all_names(key: str) -> set[str]:
 
 
 def _names(key: str) -> set[str]:
-    """The operators of aten that have a kernel at `key`, without the prefix."""
+    """Return the operators of aten that have a kernel at `key`, without ``aten::``."""
     return {n.removeprefix("aten::") for n in _all_names(key) if n.startswith("aten::")}
 
 
 @functools.cache
 def _is_whole(op: Any) -> bool:
-    """Whether a composite operator returns the same on the CPU as on a GPU, except the device."""
+    """Whether a composite operator's results differ on the CPU and a GPU only in the device."""
     schema = op._schema
     if schema.name[6:] in _TAKEN_APART or _depends_on_device(op):
         return False
@@ -163,7 +163,7 @@ def _is_whole(op: Any) -> bool:
 
 
 def _depends_on_device(op: Any) -> bool:
-    """Whether an operator is about views or devices, or draws and is given no generator."""
+    """Whether an operator changes views or devices, or draws numbers without a generator."""
     kinds = {argument.name: str(argument.type) for argument in op._schema.arguments}
     moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
     draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
@@ -188,7 +188,7 @@ def _refusal(full: str) -> Kernel:
 
 
 def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]) -> None:
-    """Give torch these virtual GPUs until `stack` closes; `rows` get their counters."""
+    """Give torch these virtual GPUs until `stack` closes; write their counters to `rows`."""
     stack.callback(GPUS.clear)
     for each, row in zip(facts, rows, strict=True):
         number = uuid.UUID(each.uuid.removeprefix("GPU-"))
@@ -197,7 +197,7 @@ def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]
     cuda_api.install(stack)
     register(stack)
     torch.cuda.init()
-    # In a bad fork C++ would refuse, and there is nothing to leave in order.
+    # In a bad fork C++ would raise, and there is nothing to restore.
     stack.callback(lambda: in_bad_fork() or C._accelerator_setDeviceIndex(0))
 
 
@@ -209,13 +209,13 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Let virtual GPUs without tensors answer, in a fork, for real ones and their bytes in use."""
-    on = bool(GPUS)  # and they are to stand aside
+    """Replace real GPUs in a fork by virtual ones without tensors, but with the same bytes used."""
+    on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:
         facts: dict[str, Any] = {"uuid": uuid.uuid4()}
         for field in fields(Properties):
-            # A build may lack one; torch asks the driver for clocks at each reading.
+            # A build may lack a field; torch asks the driver for clocks at each reading.
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
         account = _add(Properties(**facts), [0] * COUNTERS)

@@ -1,10 +1,10 @@
-"""Hold the virtual GPUs of this process, and provide what ``torch.cuda`` reads of their memory.
+"""Define the virtual GPUs of this process, and the memory functions that ``torch.cuda`` calls.
 
-As on a GPU, events are recorded only after ``torch.cuda.memory._record_memory_history``; a stack is
-the one line of the user's code. A tensor's death is noticed later, so the code that freed it is not
-known. Snapshots have the layout of C++. The host's allocator puts each block of a virtual GPU
-anywhere, so each is a segment of its own, at the address that its storage has; the rest of the
-reserved memory is one more, and inactive.
+As on a GPU, events are recorded only after ``torch.cuda.memory._record_memory_history``. A stack is
+one line of the user's code. Frees are noticed later, so the code that freed a tensor is unknown.
+Snapshots have the layout of C++. The host's allocator puts a virtual GPU's blocks at arbitrary
+addresses, so each block is a segment, at the address of its storage. One more segment, inactive, is
+the rest of the reserved memory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gpumagic.virtual.memory_account import MemoryAccount
 
 C: Any = torch._C
 GPUS: list[VirtualGpu] = []
-"""In the order of their ordinals."""
+"""The virtual GPUs that are on, by ordinal."""
 
 
 @dataclass(frozen=True)
 class Properties:
-    """Limits of an H100 SXM, by the CUDA programming guide's tables: bytes, and kHz."""
+    """Limits of an H100 SXM from the CUDA programming guide's tables, in bytes and kHz."""
 
     name: str
     total_memory: int
@@ -61,7 +61,7 @@ class Properties:
 
 @dataclass
 class VirtualGpu:
-    """Hold one device: its account, its random generator, and its current stream."""
+    """One virtual GPU: its memory account, its random generator and its current stream."""
 
     index: int
     account: MemoryAccount
@@ -76,11 +76,11 @@ class VirtualGpu:
         self.code = 2 | self.index << 32  # DLDevice {kDLCUDA, index}, read as one int64
 
 
-_Device = torch.device  # itself, also while a placement replaces the name: it is asked often
+_Device = torch.device  # the original, even while a placement replaces the name
 
 
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
-    """The GPU of a device, of its number, or of None (the current one)."""
+    """Return the GPU of a device or its number; the current one if None."""
     if isinstance(device, str):
         device = torch.device(device)
     if isinstance(device, _Device):
@@ -93,7 +93,7 @@ def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
 
 
 def refresh() -> None:
-    """Count, and publish, what was allocated and freed until now."""
+    """Count the allocations and frees of all GPUs, and publish the numbers."""
     for gpu in GPUS:
         gpu.account.refresh()
 
@@ -105,7 +105,7 @@ _FORKED = (
 
 
 def in_bad_fork() -> bool:
-    """Whether this is the child of a fork, in which CUDA cannot be used either."""
+    """Whether this is the child of a fork, where CUDA could not be used."""
     return any(gpu.account.refusal == _FORKED for gpu in GPUS)
 
 
@@ -116,7 +116,7 @@ def keep_after_fork() -> None:
 
 
 def _leave_to_parent() -> None:
-    # The child of a fork has copies of these tensors; what it does with them is not its parent's.
+    # The child of a fork has copies of these tensors: their use is not counted in the parent.
     for gpu in GPUS:
         gpu.account.unpublish()
         gpu.account.refuse(_FORKED)
@@ -126,15 +126,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-# -- what torch.cuda.memory calls
+# -- functions that torch.cuda.memory calls
 _LARGE_SEGMENT = 2**20
 _NOWHERE = 2**12
-"""An address at which no memory lies."""
+"""An address that is never allocated."""
 _POOL = (0, 0)
 
 
 def memory_functions(stack: ExitStack) -> dict[str, Any]:
-    """Return the functions of ``torch._C`` by name; closing `stack` forgets what was set."""
+    """Return the functions of ``torch._C`` by name; closing `stack` resets their settings."""
     set_metadata = partial(setattr, memory_account, "metadata")
     stack.callback(set_metadata, "")
     stack.callback(memory_account.observers.clear)
@@ -218,14 +218,14 @@ def _record(
 
 @lru_cache(maxsize=4096)
 def _frames(code: CodeType | None, at: int) -> list[dict[str, Any]]:
-    """Return a line as torch gives it; empty if it is unknown."""
+    """Return a line as torch's list of frames; empty if the line is unknown."""
     if code is None:
         return []
     return [{"name": code.co_name, "filename": code.co_filename, "line": line_of(code, at)}]
 
 
 def _snapshot(*pool: Any) -> dict[str, Any]:
-    """Return what ``torch.cuda.memory._snapshot`` and ``memory_snapshot`` return."""
+    """Return the snapshot of ``torch.cuda.memory._snapshot`` and ``memory_snapshot``."""
     return {
         "segments": [segment for gpu in GPUS for segment in _segments(gpu)],
         "device_traces": [_trace(gpu) for gpu in GPUS],
