@@ -159,7 +159,7 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # The scope's own exit would raise if the cell has entered another scope without leaving.
+            # The scope's own exit would raise if the cell has entered a scope without leaving it.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:
