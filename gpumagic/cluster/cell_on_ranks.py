@@ -1,4 +1,4 @@
-"""Run a cell on ranks: send it with its variables, show its output, end it on an error or a hang."""
+"""Run a cell on ranks: send its code and variables, show output, end it on errors and hangs."""
 
 import ast
 import linecache
@@ -92,7 +92,7 @@ class CellOnRanks:
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 
     def deliver(self) -> None:
-        """Send each rank with work its missing variables. Raises `GpuError`, and a rank's `RanksError`."""
+        """Send missing variables to ranks with work. Raises `GpuError` or a rank's `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # of ranks that want the same
         if self._prints:
@@ -231,7 +231,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail if all ranks wait in different places; the error names each rank's position."""
+        """Fail if all ranks wait, but not in one place; the error names each position."""
         cell = self._order.cell
         waits = {rank.number: self._engines.pulse(rank, cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())

@@ -181,7 +181,7 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time twice a second; interrupt a cell that must end."""
+        """Report the cell's position and idle time twice a second; interrupt it if it must end."""
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)

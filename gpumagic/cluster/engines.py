@@ -31,7 +31,7 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
 _dist: Any = torch.distributed  # without the types that leave its stores out
-# Seconds between heartbeats: the controller registers an engine at its next one.
+# Milliseconds between heartbeats: the controller registers an engine at its next one.
 _BEAT_MS = 500
 _START_S = 120.0
 _LOOK_S = 0.02
@@ -128,7 +128,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines read the controller's address from a file, so they import torch meanwhile.
+            # Local engines read the address from a file, and meanwhile import torch.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",

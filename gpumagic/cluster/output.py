@@ -1,4 +1,4 @@
-"""Show output of ranks and threads, in whole lines with their labels, and report how the cell ran."""
+"""Show output of ranks and threads in whole, labelled lines, and report how their cell ran."""
 
 import sys
 import threading
@@ -156,7 +156,7 @@ class RanksTable(Shown):
 
 
 def text(record: RanksReport | RanksTable) -> str:
-    """Return the line `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
+    """A line: `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
     if isinstance(record, RanksTable):
         return "\n".join([record.title, *table.lines(_columns(record), "  ")])
     return "\n".join([" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)])

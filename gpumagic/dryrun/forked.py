@@ -173,7 +173,7 @@ _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # mask and co
 
 def let_backward_run() -> None:
     """Let backward passes run in the child, on its own thread."""
-    # Otherwise all threads of the engine would create torch's thread pool at once, and one would fail.
+    # Otherwise the engine's threads would all create torch's thread pool at once, and fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
     flag = refusal()

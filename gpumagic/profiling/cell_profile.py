@@ -1,4 +1,4 @@
-"""Hold the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
+"""Record the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from gpumagic.display.units import NOT_KNOWN, duration, tick
 from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
-"""A `DataLoader`, a copy, a wait of the host, the start of operators, the user's plain Python."""
+"""A `DataLoader`, a copy, a wait of the host, launches of operators, the user's plain Python."""
 
 
 class Operator(NamedTuple):
-    """Record the calls of one operator at one line; seconds are without those that it called."""
+    """Record one operator's calls at one line; seconds exclude operators that it calls."""
 
     name: str
     calls: int
@@ -27,7 +27,7 @@ class Operator(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """The longer one of its times."""
+        """The longer of its host time and device time."""
         return max(self.host, self.device or 0.0)
 
 
@@ -44,7 +44,7 @@ class ProfiledLine(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Name a cause of idle time, the line with most of it, and its seconds or how often it was."""
+    """Record a cause of idle time, the line with most of it, and its seconds or occurrences."""
 
     kind: Kind
     where: UserLine | None
@@ -90,14 +90,14 @@ _WORDS = {
 
 
 def text(profile: CellProfile) -> str:
-    """Return the sentence, and a row for each line with its dearest operators below."""
+    """Return the sentence, and a row for each line with its slowest operators below."""
     rows = table.lines(_columns(profile), margin="  ", fold=table.Fold(_LINES))
     notes = (f"  {note}" for note in _notes(profile))
     return "\n".join([*table.wrapped(_sentence(profile)), *rows, *notes])
 
 
 def html(profile: CellProfile) -> str:
-    """Return the same with the timeline; the operators are folded under their line."""
+    """Return the sentence, timeline and table; the operators are folded under their line."""
     rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
     notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
     head = f"<div>{coded(_sentence(profile))}</div>"
