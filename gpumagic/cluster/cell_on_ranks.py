@@ -81,11 +81,11 @@ class CellOnRanks:
         self.sent_bytes = 0
         self.kept: dict[str, None] = {}  # names that changed both here and in ranks
         # How it runs and ends.
-        self._running: dict[RankEngine, tuple[int, Any]] = {}  # its part, and the answer
+        self._running: dict[RankEngine, tuple[int, Any]] = {}  # the rank's part and pending reply
         self.outcomes: dict[int, Outcome] = {}  # by part
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
-        self.replaced: list[RankEngine] = []  # they did not end
+        self.replaced: list[RankEngine] = []  # ranks that did not end
         self._signaled: float | None = None
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
@@ -94,7 +94,7 @@ class CellOnRanks:
     def deliver(self) -> None:
         """Send missing variables to ranks with work. Raises `GpuError` or a rank's `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
-        groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # of ranks that want the same
+        groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._prints:
             found = self._engines.answers(busy, sending.wanted, self._prints)
             for rank, wants in zip(busy, found, strict=True):

@@ -43,7 +43,7 @@ from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
-_dist: Any = dist  # without the types that leave its stores out
+_dist: Any = dist  # Any, since torch's annotations lack its stores
 _PULSE_S = 0.5
 # A cell that still runs this many pulses after it should have ended waits in a collective.
 _FREE = 3
@@ -271,7 +271,7 @@ class Outcome:
     moved: int = 0
     peak: int | None = None
     collectives: int = -1
-    cut: bool = False  # it was freed from a collective, so the group is broken
+    cut: bool = False  # an interrupt ended a collective, so the group is broken
 
 
 def pull(names: list[str]) -> dict[str, bytes]:

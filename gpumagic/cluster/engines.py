@@ -30,7 +30,7 @@ from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
-_dist: Any = torch.distributed  # without the types that leave its stores out
+_dist: Any = torch.distributed  # Any, since torch's annotations lack its stores
 # Milliseconds between heartbeats: the controller registers an engine at its next one.
 _BEAT_MS = 500
 _START_S = 120.0
@@ -85,7 +85,7 @@ class Engines:
         self._cluster: Any = None
         self._store: Any = None
         self._launchers: dict[str, Any] = {}
-        self._made = contextlib.ExitStack()  # what must be ended
+        self._made = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
 
@@ -155,7 +155,7 @@ class Engines:
         options = {"engine_set_id": each.key, "environment": environment, **each.options}
         if self.plan.launcher == "slurm":
             options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
-        with deferred():  # a half-started one could not be ended
+        with deferred():  # a half-started cluster could not be ended
             _run(self._cluster.start_engines(len(each.ranks), **options))
             if self.plan.launcher == "local":
                 self._launchers[each.key] = self._cluster.engines[each.key].launchers["0"]

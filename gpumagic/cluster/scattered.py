@@ -249,7 +249,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
     try:
         if any(isinstance(part, Tensor) for part in parts):
             stacked = torch.stack([torch.as_tensor(part).detach().cpu() for part in parts])
-            if how == "mean":  # torch takes none of integers
+            if how == "mean":  # torch has no mean of integers
                 return stacked.sum(0) / len(parts)
             return getattr(stacked, {"min": "amin", "max": "amax"}.get(how, how))(0)
         if any(comes_from(type(part), "numpy.ndarray") for part in parts):

@@ -200,7 +200,7 @@ def install(
         (torch.utils, "swap_tensors", set_data),
         *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
-        (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
+        (os, "mkdir", left_out("making a folder")),  # a write to the folder ends the run
         (torch, "save", left_out("torch.save")),
         (torch, "compile", compiled),
         (torch.cuda, "synchronize", calls.wait),

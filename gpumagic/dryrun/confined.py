@@ -54,7 +54,7 @@ class Confinement:
         self.printed = io.StringIO()
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
-            with suppress(TypeError):  # a handler of logging may hold the notebook's own
+            with suppress(TypeError):  # a logging handler may refer to the notebook's stream
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ class Confinement:
         """Begin to refuse actions; return whether the kernel refuses them all to C++ code too."""
         sys.dont_write_bytecode = True
         bars: Any = sys.modules.get("tqdm.std")
-        if bars is not None:  # its bars start a thread
+        if bars is not None:  # its progress bars start a thread
             bars.tqdm.monitor_interval = 0
         setattr(threading.Thread, "start", refusing("starting a thread: a dry run does not"))  # noqa: B010
         setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010

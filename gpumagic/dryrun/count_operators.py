@@ -96,7 +96,7 @@ class Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # autograd asks for it more often than for anything else
+            return args[0].fake_device  # a fast path: autograd's most frequent call
         self.count += 1
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         with C.DisableTorchFunction():

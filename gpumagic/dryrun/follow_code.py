@@ -55,7 +55,7 @@ from gpumagic.usercode.variables import names_read, variables_read
 from gpumagic.virtual import switch
 from gpumagic.virtual.virtual_gpus import keep_after_fork
 
-_GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
+_GRACE_S = 5.0  # seconds beyond the limit in which the child may end with a result
 _following = False
 Note = Callable[[str], object]
 
@@ -71,7 +71,7 @@ class Subject:
     device: Device | None  # where new tensors are made
     move: bool  # whether the variables that the code reads are moved there
     limit: float  # seconds
-    cards: tuple[Card, ...] = ()  # that are not here; the first one stands as `device`
+    cards: tuple[Card, ...] = ()  # cards that are not here; `device` replaces the first
 
     @property
     def where(self) -> str:
@@ -148,7 +148,7 @@ class _Following:
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
-                subject.reads.clear()  # what the code lets go must be free
+                subject.reads.clear()  # memory that the code releases must be freed
                 variables = _Variables(subject.namespace)
                 self._start_clock()
                 named = go()
@@ -176,7 +176,7 @@ class _Following:
 
     def _bring(self, target: torch.device) -> None:
         subject, here = self._subject, dict[str, tuple[str, ...]]()
-        if subject.cards:  # nothing is on the card yet, whatever is on the GPUs here
+        if subject.cards:  # nothing is on the card yet, unlike the GPUs here
             every = [*subject.reads, *subject.namespace.items()]
             moves = move_all(every, torch.device("cpu"), subject.namespace, check_room=False)
             here = {moved.name: moved.sources for moved in moves.moved}
@@ -189,7 +189,7 @@ class _Following:
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
             self._held.reset_peak()
-        self._crossings.counts.clear()  # moves are reported by themselves
+        self._crossings.counts.clear()  # moves are reported separately
         enter(target, batches=subject.move, namespace=subject.namespace)
 
     # -- while it runs
@@ -206,7 +206,7 @@ class _Following:
             self.note("interrupted", innermost_of(error.__traceback__), ended=True)
         except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
             where = innermost_of(error.__traceback__)
-            if raised and raised[-1].where == where:  # of which C++ has made another error
+            if raised and raised[-1].where == where:  # C++ has converted `Stopped` to another error
                 self.note(raised[-1].reason, raised[-1].where, ended=True)
             elif is_refusal(error):
                 self.note(f"{faults.in_words(error)}: a dry run writes no file", where, ended=True)

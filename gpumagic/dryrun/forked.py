@@ -57,13 +57,13 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
         while not receiver.poll(min(limit, 1.0)):
             if time.monotonic() > end:
                 return None
-        with suppress(EOFError):  # it has ended without an answer
+        with suppress(EOFError):  # the child has ended without a result
             answer = receiver.recv()
     finally:
         receiver.close()
         if pid:
             with deferred():
-                os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
+                os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so the id is still its own
                 status = os.waitpid(pid, 0)[1]
     if answer is None:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
@@ -78,8 +78,8 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
 
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
-        os.setpgid(0, 0)  # a signal to its own group must not reach the parent
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
+        os.setpgid(0, 0)  # a signal to the child's group must not reach the parent
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         collects = gc.isenabled()
@@ -97,7 +97,7 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
             faults.keep("following the code of a dry run", error)
         sender.send((done, value, [(f.doing, _where(f)) for f in faults.all_kept()]))
     finally:
-        os._exit(0)  # nothing that the parent has registered for its own end may run here
+        os._exit(0)  # the parent's exit handlers must not run here
 
 
 def _where(fault: faults.Fault) -> str:
@@ -153,7 +153,7 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
     access = mmap.PROT_READ | mmap.PROT_WRITE
     try:
         file = os.open(path, os.O_RDONLY)
-    except OSError:  # it has no name, or has lost it
+    except OSError:  # the file has no name, or is deleted
         content = ctypes.string_at(start, size)
         remap(start, size, access, _PRIVATE_FIXED | mmap.MAP_ANONYMOUS, -1, 0)
         ctypes.memmove(start, content, size)

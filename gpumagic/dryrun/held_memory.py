@@ -76,7 +76,7 @@ class HeldMemory:
         A real run may write into `replaced`. `existing` memory is allocated already.
         """
         if tensor.layout is not torch.strided:
-            return  # a sparse one has no storage of its own
+            return  # a sparse tensor has no storage
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, int(storage.nbytes())
         if key in self._known:
@@ -151,7 +151,7 @@ class HeldMemory:
 class Before:
     """Record the state before the code, measured in the parent, which may use the devices."""
 
-    time: float  # seconds, by a clock that only grows
+    time: float  # seconds of a monotonic clock
     memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device
     virtual: bool
     real: list[tuple[Any, int]]  # properties and bytes allocated, where a driver is in use

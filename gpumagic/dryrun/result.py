@@ -24,7 +24,7 @@ class Assigned:
 
     name: str
     kind: str  # "float32[128, 10]" for a tensor, else in words: "Sequential, 4 parameters"
-    device: str = ""  # several are joined by a comma, and what is on none has none
+    device: str = ""  # several are joined by a comma; empty without tensors
     nbytes: int = 0  # of its tensors
     shape: tuple[int, ...] | None = None  # of a tensor, as is its dtype
     dtype: Any = None
@@ -38,9 +38,9 @@ class Peak:
     """
 
     device: str
-    peak: int  # the most at once, with what is there already: torch's max_memory_allocated
-    needed: int  # of these, what is not allocated yet, what `%%ongpu` brings included
-    free: int | None  # what there is for them now
+    peak: int  # the peak, with memory allocated before: torch's max_memory_allocated
+    needed: int  # of these, bytes not allocated yet, with those that `%%ongpu` moves there
+    free: int | None  # bytes free now
     at: UserLine | None  # the line of the peak
 
     @property
@@ -107,11 +107,11 @@ class Mismatch:
 class DryRun(Shown):
     """Record what a cell or a function would do; each attribute is described at its line."""
 
-    device: str  # where it would be placed, or the first card's name; empty: where it is
+    device: str  # where it would be placed, or the first card's name; empty if not placed
     # Variables that it assigns, and "return" for a function's result.
     assigned: tuple[Assigned, ...] = ()
     peak: dict[str, Peak] = field(default_factory=dict)  # by device; a card is "cuda:0"
-    moved: tuple[Moved, ...] = ()  # what `%%ongpu` would move there before the code
+    moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move there first
     # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
     # Everything unknown or skipped; the last entry may be where the dry run ended.
@@ -120,11 +120,11 @@ class DryRun(Shown):
     error: str | None = None  # another error at which it would fail
     error_at: UserLine | None = None
     printed: str = ""  # a "?" is a value that depends on data
-    operators: int = 0  # that were followed
+    operators: int = 0  # operators that were run
     backward: bool = False  # whether a backward pass ran
-    seconds: float = 0.0  # of the dry run, with the copy of the process and, once, an import
+    seconds: float = 0.0  # of the dry run, including the fork and, once, an import
     virtual: bool = False  # whether the device is a virtual GPU
-    cards: tuple[OnCard, ...] = ()  # that it was asked for, and are not here
+    cards: tuple[OnCard, ...] = ()  # requested cards that are not here
 
     @property
     def complete(self) -> bool:

@@ -54,8 +54,8 @@ class Search:
     stopped: str = ""  # why larger values are not known
     notes: dict[str, None] = field(default_factory=dict)
     _predicted: dict[float, int] = field(default_factory=dict)
-    _ended: dict[float, str] = field(default_factory=dict)  # why a dry run did not end well
-    _raises: set[float] = field(default_factory=set)  # of these, where the code itself fails
+    _ended: dict[float, str] = field(default_factory=dict)  # why a dry run ended early
+    _raises: set[float] = field(default_factory=set)  # values at which the code itself fails
     _measured: dict[float, float] = field(default_factory=dict)  # infinite if out of memory
     _error: Exception | None = None  # of the code, in a run
 

@@ -169,7 +169,7 @@ class _Moving:
         new = [array for array in arrays if id(array) not in self._copies]
         try:
             made = {id(array): (array, bring(array)) for array in new}
-        except Exception as error:  # noqa: BLE001  it is to stay, or the framework has no room
+        except Exception as error:  # noqa: BLE001  it cannot move, or the device is full
             self._left.append(Left(name, first_line(error)))
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}

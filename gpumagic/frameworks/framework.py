@@ -67,7 +67,7 @@ def device_of(value: Any) -> str | None:
     if hasattr(kind, "__dlpack_device__"):
         try:
             number, ordinal = map(int, value.__dlpack_device__())
-        except Exception:  # noqa: BLE001  a library's own: an array that was deleted or donated
+        except Exception:  # noqa: BLE001  the library's own, for a deleted or donated array
             return None
         name = _KINDS.get(number, f"DLPack's device type {number}")
         return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
@@ -90,7 +90,7 @@ def nbytes_of(value: Any) -> int:
 
 def place_of(value: Any) -> Place | None:
     """Return an array's memory, by a protocol; None if its device or size is unknown."""
-    device, address = device_of(value), id(value)  # if unknown, one that no other array has
+    device, address = device_of(value), id(value)  # if the address is unknown, a unique one
     if device is None or not (nbytes := nbytes_of(value)):
         return None
     if hasattr(type(value), "__cuda_array_interface__"):

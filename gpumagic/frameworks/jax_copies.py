@@ -86,7 +86,7 @@ def can_be_put(value: Any) -> bool:
 def _leaves(value: Any) -> list[Any]:
     try:
         return jax.tree.leaves(value)  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001  of a class of the user's
+    except Exception:  # noqa: BLE001  of a user's class
         return []
 
 

@@ -173,7 +173,7 @@ class Needed:
         self.torch = _is_imported("torch") or (
             ("torch" in named or not self.others) and find_spec("torch") is not None
         )
-        self.unusable = ""  # why torch is not placed along with others, though it is imported
+        self.unusable = ""  # why torch, although imported, is not placed
 
     @classmethod
     def by(cls, namespace: dict[str, Any], *codes: object) -> Needed:

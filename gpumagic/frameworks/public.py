@@ -68,7 +68,7 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
     """Return the frameworks that code with these names uses; GpuError if there is none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
-        needed.torch = False  # imported by something else: by virtual GPUs, for one
+        needed.torch = False  # imported by other code, such as virtual GPUs
     needed.others = needed.others or (() if needed.torch else tuple(imported()))
     needed.check(what)
     return needed

@@ -98,7 +98,7 @@ class TensorFlowCopies(CopyCounting):
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
         """Count this thread's copies and waits in `tally`, within the context."""
         with super().count(tally, strict), ExitStack() as stack:
-            if self._seen not in context.context().op_callbacks:  # they are the thread's
+            if self._seen not in context.context().op_callbacks:  # callbacks belong to the thread
                 op_callbacks.add_op_callback(self._seen)
                 stack.callback(op_callbacks.remove_op_callback, self._seen)
             yield

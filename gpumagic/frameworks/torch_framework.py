@@ -107,7 +107,7 @@ class Torch(Framework):
         return counting(tally, strict=strict, warn=warn)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
+        from gpumagic.mismatch.explainer import explain  # only needed after an error
 
         found = explain(error, namespace=namespace)
         if found is None or torch.cuda.device_count():

@@ -40,7 +40,7 @@ class ProfiledLine(NamedTuple):
     launches: int | None  # likewise
     copies: int
     waits: int
-    operators: tuple[Operator, ...]  # the dearest first
+    operators: tuple[Operator, ...]  # the slowest first
 
 
 class Cause(NamedTuple):
@@ -67,11 +67,11 @@ class CellProfile(Shown):
 
     device: str
     virtual: bool  # a virtual GPU has no time of its own
-    seconds: float  # until the device had finished, without what tracing of lines took
+    seconds: float  # until the device had finished, without the tracing of lines
     busy: float | None  # seconds with a kernel; None if the profiler does not see the device
-    lines: tuple[ProfiledLine, ...]  # the dearest first, with the sums of torch's own table
+    lines: tuple[ProfiledLine, ...]  # the slowest first, with the sums of torch's own table
     causes: tuple[Cause, ...]  # why the device was idle, or what the host did; the longest first
-    moments: tuple[Moment, ...]  # samples at even distances, for the timeline
+    moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
     added: float = 0.0  # seconds of the recording: measured for lines, 2 µs for each event
     saved: str = ""  # the file of the trace
 
@@ -79,7 +79,7 @@ class CellProfile(Shown):
 _LINES, _OPERATORS, _CODE = 12, 5, 50
 _LEAST = 0.1  # a cause with a smaller share of the time is not in the sentence
 _SAID = 2
-_FULL = 0.8  # a share: from it on the device itself is what takes the time
+_FULL = 0.8  # from this share on, the device is the bottleneck
 _WORDS = {
     "loader": "the loader {takes} {time} at {at}",
     "python": "Python {takes} {time}, most at {at}",

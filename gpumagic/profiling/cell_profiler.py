@@ -78,7 +78,7 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # it would wait once more, as if the user's code did
+            self._profile.use_device = None  # it would add a wait that looks like the user's
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 

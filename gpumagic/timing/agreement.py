@@ -141,7 +141,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
         return math.inf, "is infinite or NaN in other places"
     if exact:
         return apart or 1.0, f"differs by {apart or 1.0:.2g}"
-    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a number of Python
+    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a Python number
     rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"
 

@@ -146,7 +146,7 @@ def compare(
         notes=dict.fromkeys(d.note for target in wanted for d in target if d.note),
     )
     try:
-        contextvars.copy_context().run(comparing.run)  # its settings end with it
+        contextvars.copy_context().run(comparing.run)  # restores the code's settings
     finally:
         board.post(None)
     nothing = f"there is no GPU to compare with; {as_typed('%gpus --virtual 2')} makes two"

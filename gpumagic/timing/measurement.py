@@ -52,7 +52,7 @@ class Task:
     stopwatch: Stopwatch
     items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
     randomness: Randomness = field(default_factory=Randomness)  # as it was before
-    # Called with the result of each first run, before the timing.
+    # Receives the result of each first run, before the timing.
     agreeing: Agreeing = field(default_factory=Agreeing)
 
 
@@ -118,7 +118,7 @@ class Measuring:
             copy_seconds=sum(each.seconds for each in copies),
         )
         self.notes = tuple(note for each in copies for note in each.notes)
-        with deferred():  # so that its threads are ended
+        with deferred():  # else an interrupt could leave its threads running
             runner = Runner(trials, task.stopwatch)
             stack.callback(runner.close)
         peak = _peak_memory(self._target, task.needed)
