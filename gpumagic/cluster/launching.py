@@ -139,7 +139,7 @@ def _virtual(asked: str) -> int:
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
-    """Plan one engine on each host, or as many as its colon says, with a GPU each."""
+    """Plan one engine on each host, or the number after its colon, each with a GPU."""
     sets: list[EngineSet] = []
     names = []
     for part in hosts.split(","):

@@ -54,7 +54,7 @@ class HeldMemory:
         self._leaving: int | None = None  # the storage that the newest one may have replaced
 
     def age(self, tensor: Any) -> int:
-        """Return the ordinal of the tensor's storage, in order of creation."""
+        """Return the number of the tensor's storage, in order of creation; the last if unknown."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         return self.made if known is None else known.order
 

@@ -142,7 +142,7 @@ _FOLD = table.Fold(12)
 
 
 def text(run: DryRun) -> str:
-    """For terminals."""
+    """Return the text for terminals."""
     lines = [_head(run), *(f"  {words}" for words in (*_on_cards(run), *map(_memory, _peaks(run))))]
     for mismatch in run.mismatches:
         lines += [f"  would fail at {mismatch.where}", indent(str(mismatch), "    ")]
@@ -155,7 +155,7 @@ def text(run: DryRun) -> str:
 
 
 def html(run: DryRun) -> str:
-    """For notebooks."""
+    """Return the HTML for notebooks."""
     parts = [tag("div", _head(run), "gm-caption")]
     parts += [
         tag("div", words, "gm-dim" if n else "gm-this") for n, words in enumerate(_on_cards(run))

@@ -101,14 +101,14 @@ class Fit(Shown):
 
 
 def text(fit: Fit) -> str:
-    """For terminals."""
+    """Return the text for terminals."""
     answers = [_answer(fit, found) for found in fit.largest]
     lines = [*answers, "", *table.lines(_columns(fit), "  ")]
     return "\n".join([*lines, *(f"  {note}" for note in _notes(fit))])
 
 
 def html(fit: Fit) -> str:
-    """For notebooks."""
+    """Return the HTML for notebooks."""
     first, *rest = [_answer(fit, found) for found in fit.largest]
     bad = any(found.value is None for found in fit.largest)
     parts = [tag("div", first, f"gm-answer{' gm-bad' * bad}"), *(tag("div", each) for each in rest)]

@@ -132,7 +132,7 @@ class Search:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate a value's bytes from all results; infinite from a value on that did not fit."""
+        """Estimate a value's bytes from all results; infinite at or above one that did not fit."""
         if value in self._measured:
             return self._measured[value]
         if any(math.isinf(need) and value >= most for most, need in self._measured.items()):

@@ -4,9 +4,9 @@ TensorFlow silently copies an operand from another device, and keeps the copy wh
 lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
 "explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
 `tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
-that it has captured, if they are on another device. docs/frameworks.md says what is not seen.
+that it has captured, if they are on another device. docs/frameworks.md lists unseen copies.
 
-Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
+These private parts are patched and restored: callbacks of `op_callbacks`, `_numpy` of tensors,
 `convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
 """
 

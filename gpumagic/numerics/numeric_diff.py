@@ -303,13 +303,13 @@ def _names(operations: list[RecordedOperation]) -> str:
 
 # -- the view
 def text(diff: NumericDiff) -> str:
-    """For terminals."""
+    """Return the text for terminals."""
     first, *others = _lines(diff)
     return "\n".join([first, *(line for each in others for line in wrapped(each, "  "))])
 
 
 def html(diff: NumericDiff) -> str:
-    """For notebooks."""
+    """Return the HTML for notebooks."""
     first, *others = map(coded, _lines(diff))
     css = "gm-answer" if diff.agree else "gm-answer gm-bad"
     notes = "".join(f'<div class="gm-note">{line}</div>' for line in others)

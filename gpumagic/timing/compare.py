@@ -1,6 +1,6 @@
 """Time the same code on several devices, and at several values: `gpumagic.compare`.
 
-Guarantees: Ctrl-C keeps what is finished, and process-wide settings are restored. The last
+Guarantees: Ctrl-C keeps finished timings, and process-wide settings are restored. The last
 comparison stays available, and the monitor shows the progress.
 """
 

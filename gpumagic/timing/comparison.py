@@ -130,7 +130,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The value `at` which another device becomes the faster; both take `seconds` at it."""
+    """The value `at` which another device becomes faster; both take `seconds` there."""
 
     faster: str
     slower: str

@@ -65,7 +65,7 @@ def html(comparison: Comparison) -> str:
 
 
 def panel(comparison: Comparison) -> dict[str, Any]:
-    """For the monitor: the title, and a bar for each device; a sweep has none."""
+    """Return the monitor's panel: the title, and a bar for each device; no bars for a sweep."""
     timings = () if comparison.sweep else comparison.timings
     return {"title": comparison.title, "bars": bars([(t.where, t.median, "") for t in timings])}
 
@@ -154,7 +154,7 @@ def _spelled(value: object) -> str:
 
 
 def _at(values: Mapping[str, Any], before: str = " at ") -> str:
-    """``" at n = 256"``, or nothing without a sweep."""
+    """``" at n = 256"``; empty without a sweep."""
     return "".join(f"{before}{name} = {_spelled(value)}" for name, value in values.items())
 
 
