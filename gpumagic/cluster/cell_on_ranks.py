@@ -1,4 +1,4 @@
-"""Run a cell on ranks: send it and its variables, show its output, end it on an error or a hang."""
+"""Run a cell on ranks: send its code and variables, show output, end it on errors and hangs."""
 
 import ast
 import linecache
@@ -26,19 +26,19 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# A rank that has not ended this long after its interrupt is replaced.
+# Seconds after an interrupt until a rank that still runs is replaced.
 GRACE_S = 5.0
-# Ranks that wait for one another, idle, for this long are deadlocked.
+# Seconds of idle waiting for one another after which ranks count as deadlocked.
 HANGS_S = 5.0
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
-# Returned values above this many bytes are reported.
+# Bytes of returned values above which they are reported.
 _MUCH = 2**16
 _IMPATIENT = 3
 
 
 class RanksError(Exception):
-    """An error in a rank; shown as that rank's traceback, without frames of ours."""
+    """An error in a rank; shown as the rank's traceback, without gpumagic's frames."""
 
     def __init__(self, rank: int, error: ErrorInRank, ranks: int, notes: Sequence[str]) -> None:
         place = f", {error.place}" if error.place else ""
@@ -68,7 +68,7 @@ class CellOnRanks:
         self._queues = dict(zip(ranks, self.split.queues, strict=True))
         # What is sent.
         there = sending.file_in_rank(file)
-        # The text of the cells by file, to explain errors in ranks.
+        # Source text of the cells by file, to explain errors in ranks.
         self._sources = {there: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
@@ -81,20 +81,20 @@ class CellOnRanks:
         self.sent_bytes = 0
         self.kept: dict[str, None] = {}  # names that changed both here and in ranks
         # How it runs and ends.
-        self._running: dict[RankEngine, tuple[int, Any]] = {}  # its part, and the answer
+        self._running: dict[RankEngine, tuple[int, Any]] = {}  # the rank's part and pending reply
         self.outcomes: dict[int, Outcome] = {}  # by part
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
-        self.replaced: list[RankEngine] = []  # they did not end
+        self.replaced: list[RankEngine] = []  # ranks that did not end
         self._signaled: float | None = None
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 
     def deliver(self) -> None:
-        """Send ranks with work what they lack. Raises `GpuError`, and a rank's `RanksError`."""
+        """Send missing variables to ranks with work. Raises `GpuError` or a rank's `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
-        groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # of ranks that want the same
+        groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._prints:
             found = self._engines.answers(busy, sending.wanted, self._prints)
             for rank, wants in zip(busy, found, strict=True):
@@ -103,7 +103,7 @@ class CellOnRanks:
             self._send(ranks, wants)
 
     def _send(self, ranks: Sequence[RankEngine], wants: Wants) -> None:
-        """Send ranks that want the same what they lack."""
+        """Send missing variables to ranks that lack the same ones."""
         values = {n: value for n, value in self._values.items() if n in wants.names}
         prints = {name: self._prints[name] for name in (*values, *wants.kept)}
         if not prints:
@@ -120,7 +120,7 @@ class CellOnRanks:
                 raise RanksError(rank.number, ErrorInRank(why, "", "", why), 1, ())
 
     def run(self) -> None:
-        """Run it; always ends, since a rank that does not end is replaced."""
+        """Run the cell; always ends, since a rank that does not end is replaced."""
         began = time.monotonic()
         with noted(self._press, _IMPATIENT):
             for rank in self.ranks:
@@ -131,7 +131,7 @@ class CellOnRanks:
             self._replace_stuck()
 
     def times(self) -> Iterator[RankTime]:
-        """Return the time of each rank that ran something."""
+        """Return the time and peak of each rank that ran a part."""
         for rank in self.ranks:
             every = (each for each in self.outcomes.values() if each.rank == rank.number)
             if mine := [each for each in every if each.error is None]:
@@ -140,7 +140,7 @@ class CellOnRanks:
                 yield RankTime(f"rank {rank.number}", seconds, peak, len(mine), virtual)
 
     def transfers(self) -> Iterator[str]:
-        """Return the bytes moved in the ranks and returned from them, in words."""
+        """Describe the bytes moved in the ranks and returned from them."""
         done = self.outcomes.values()
         if moved := sum(each.moved for each in done):
             yield f"{size(moved)} moved to their GPUs"
@@ -158,7 +158,7 @@ class CellOnRanks:
         return apart or any(outcome.cut for outcome in outcomes)
 
     def _next(self, rank: RankEngine) -> None:
-        """Give a rank its next part, if there is one."""
+        """Give a rank its next part, if any is left."""
         queue = self._queues[rank]
         if queue and self._signaled is None:
             part = queue.popleft()
@@ -210,7 +210,7 @@ class CellOnRanks:
         del self._running[rank]
         self.outcomes[part] = outcome
         if outcome.error is not None:
-            # A rank that was interrupted because another failed has not failed itself.
+            # A rank that was interrupted because another rank failed has not failed.
             if self._signaled is None:
                 self.failed = rank.number, outcome.error
             self._signal()
@@ -231,7 +231,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail if all ranks wait, not in the same place; say where each rank waits."""
+        """Fail if all ranks wait, but not in one place; the error names each position."""
         cell = self._order.cell
         waits = {rank.number: self._engines.pulse(rank, cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
@@ -258,7 +258,7 @@ class CellOnRanks:
         self._line.update(" · ".join([duration(seconds), *parts]))
 
     def _replace_stuck(self) -> None:
-        """Replace ranks that do not end; the user decides about dead ones."""
+        """Replace ranks that do not end; the user decides about dead ranks."""
         try:
             if self.replaced:
                 self._engines.replace(self.replaced, self._line.update)

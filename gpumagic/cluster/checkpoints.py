@@ -32,7 +32,7 @@ _FAILURES = (Exception, CheckpointException)  # torch's derives from BaseExcepti
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint: its directory and its variables; or why there is none."""
+    """One checkpoint: its directory and variables; or the reason that there is none."""
 
     path: str
     variables: tuple[str, ...] = ()
@@ -62,14 +62,14 @@ def _each(directory: str) -> list[Path]:
 
 # -- the state of variables
 class State(NamedTuple):
-    """The state of a variable, as tensors and data by path; `put` changes the variable."""
+    """The state of a variable, as tensors and data by path; `put` loads a state into it."""
 
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return the state of a variable, with room for its saved entries."""
+    """Return the state of a variable, with placeholders for the checkpoint's entries."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _room(whole))
@@ -96,12 +96,12 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
 
 
 def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
-    """Return the state of a variable that a load assigns, instead of changing its object."""
+    """Return the state of a variable whose object a load replaces instead of changing it."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 
 def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
-    """Return its state by the number of the parameter: ``"0/exp_avg"``."""
+    """Return an optimizer's state by the number of the parameter: ``"0/exp_avg"``."""
     mine = [each for group in optimizer.param_groups for each in group["params"]]
     now, parameters = optimizer.state_dict(), dict(enumerate(mine))
     values = {f"{n}/{key}": v for n, held in now["state"].items() for key, v in held.items()}
@@ -122,7 +122,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _room(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor to load into, sharded as its parameter if their shapes match; 0 for data."""
+    """Return a tensor to load into, sharded like its parameter if the shapes match; 0 for data."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -141,7 +141,7 @@ def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch itself checks shapes, and entries that the checkpoint lacks.
+        # torch itself checks shapes, and that the checkpoint has every entry.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
     return found
@@ -174,7 +174,7 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
 
 
 def save(directory: str, names: list[str]) -> Checkpoint:
-    """Write a checkpoint, or say why not."""
+    """Write a checkpoint; return it, or the reason of the failure."""
     values: dict[str, Any] = {}
 
     def look() -> dict[str, Any]:
@@ -198,7 +198,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
 
 
 def restore(directory: str) -> Checkpoint:
-    """Read a whole checkpoint, then load it into the variables here; or say why not."""
+    """Read a whole checkpoint, then load it into this rank's variables; return as `save` does."""
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
 

@@ -1,8 +1,8 @@
-"""Join a rank to its process group, run cells in it for the notebook, and report their line.
+"""Join a rank to its process group, run the notebook's cells in it, and report their position.
 
-The notebook's process calls these functions by name. A collective waits in C++, where Python sees
-no interrupt: a thread, which also reports the position, aborts its connection, and all variables
-stay. The store names the cell that is to end, so a late interrupt ends no other.
+The notebook's process calls these functions by name. A collective waits in C++, where Python cannot
+be interrupted: the thread that reports the position aborts its connection, and all variables
+survive. The store names the cell that must end, so a late interrupt ends no other cell.
 """
 
 import ast
@@ -43,9 +43,9 @@ from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
-_dist: Any = dist  # without the types that leave its stores out
+_dist: Any = dist  # Any, since torch's annotations lack its stores
 _PULSE_S = 0.5
-# A cell that runs this many pulses after it was to end waits in a collective.
+# A cell that still runs this many pulses after it should have ended waits in a collective.
 _FREE = 3
 
 # Keys of the store.
@@ -94,7 +94,7 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # Keys and a connection of its own: one that waits for another rank answers nobody else.
+    # A separate connection, with its own keys: a waiting connection serves no other request.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
@@ -108,7 +108,7 @@ def _cut() -> bool:
         distributed_c10d._abort_process_group()
     for number in _connections:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            connection.getpeername()  # raises for a listening one, which gloo needs
+            connection.getpeername()  # raises for a listening socket, which gloo needs
             connection.shutdown(socket.SHUT_RDWR)
     return bool(_connections)
 
@@ -153,7 +153,7 @@ class ThisRank:
 
     @contextmanager
     def runs(self, cell: str, name: str) -> Iterator[None]:
-        """Within, report the cell's position, and let an interrupt end a collective."""
+        """Report the cell's position and let an interrupt end a collective, within the context."""
         handler = signal.signal(signal.SIGINT, self._interrupt)
         self.cut, self._running = False, cell
         try:
@@ -170,7 +170,7 @@ class ThisRank:
         """Call the notebook's store; end this engine if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the watch of this cluster may be on another machine
+        except RuntimeError:  # the process that ends the cluster may be on another machine
             launching.end(os.environ[launching.MARK])
             os._exit(1)
 
@@ -181,13 +181,13 @@ class ThisRank:
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time twice a second; interrupt one that is to end."""
+        """Report the cell's position and idle time twice a second; interrupt it if it must end."""
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
             cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
-            # Again and again, since it may come before the code.
+            # Repeatedly, since an interrupt may arrive before the code starts.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= _FREE and self._running == cell:
@@ -208,7 +208,7 @@ _this: ThisRank
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
-    """Become a rank, on a virtual GPU of `memory` if there is no real one; return its facts."""
+    """Become a rank, on a virtual GPU of `memory` without a real one; return as `about` does."""
     global _this
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
@@ -241,7 +241,7 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
     keep: tuple[str, ...]  # names whose values are returned
-    assigned: dict[str, Print]  # variables that the notebook has too
+    assigned: dict[str, Print]  # fingerprints of variables that the notebook has too
     label: str = ""  # before each line that the rank prints
     given: bytes = b""  # this rank's own variables
 
@@ -271,11 +271,11 @@ class Outcome:
     moved: int = 0
     peak: int | None = None
     collectives: int = -1
-    cut: bool = False  # it was freed from a collective, so the group is broken
+    cut: bool = False  # an interrupt ended a collective, so the group is broken
 
 
 def pull(names: list[str]) -> dict[str, bytes]:
-    """Return the values of names as bytes; missing names are left out."""
+    """Return the named values as bytes; missing names are omitted."""
     space = shell().user_ns
     return {name: sending.pack_any(_unwrapped(space[name])) for name in names if name in space}
 
@@ -290,7 +290,7 @@ def run(order: CellOrder) -> Outcome:
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell, order.label):
         parts = sending.unpack(order.given) or {}
-        # Afterwards a split name is all of its items again.
+        # Afterwards a split variable has all of its items again.
         split = parts.keys() & space.keys() - {*names_assigned(order.tree)}
         whole = {name: space[name] for name in split}
         space.update(parts)
@@ -318,7 +318,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         _this.in_code = True
         exec(body, space)
         value = None if last is None else eval(last, space)
-        # Figures of matplotlib are drawn at the end of a cell.
+        # matplotlib draws its figures at the end of a cell.
         shell().events.trigger("post_execute")
         _this.in_code = False
     except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt

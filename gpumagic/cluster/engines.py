@@ -1,7 +1,7 @@
 """Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. Each engine requests its number, which is that of its rank,
-counted on from start to start: an engine of an aborted start is no rank's.
+ipyparallel starts and connects them. Each engine requests a number: its rank plus an offset that
+grows with each start, so an engine of an aborted start belongs to no rank.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
-_dist: Any = torch.distributed  # without the types that leave its stores out
-# The controller registers an engine at its next heartbeat.
+_dist: Any = torch.distributed  # Any, since torch's annotations lack its stores
+# Milliseconds between heartbeats: the controller registers an engine at its next one.
 _BEAT_MS = 500
 _START_S = 120.0
 _LOOK_S = 0.02
 _ANSWER_S = 2.0
-# The cause of an end may arrive this many seconds later.
+# Seconds that the cause of an engine's end may arrive late.
 _CAUSE_S = 0.5
 _GONE = "an engine is gone; %gpucluster says which"
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of ipyparallel, whose own `_sync` methods leave a thread in a kernel."""
+    """Run a coroutine of ipyparallel, whose `_sync` methods would leave a thread in a kernel."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # also at the interpreter's end, when no thread can start
@@ -56,7 +56,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @dataclass(eq=False)
 class RankEngine:
-    """One engine, by its rank in the group."""
+    """One engine, with its rank in the group."""
 
     number: int
     engine_set: EngineSet
@@ -67,7 +67,7 @@ class RankEngine:
 
     @property
     def died(self) -> str:
-        """The message on a rank that has died."""
+        """Return the message about a dead rank."""
         again = f"type %gpucluster restart {self.number} for another in its place"
         return f"rank {self.number} has died: {self.lost}; {again}"
 
@@ -85,7 +85,7 @@ class Engines:
         self._cluster: Any = None
         self._store: Any = None
         self._launchers: dict[str, Any] = {}
-        self._made = contextlib.ExitStack()  # what must be ended
+        self._made = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
 
@@ -128,7 +128,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines read it from a file, and import torch while the controller starts.
+            # Local engines read the address from a file, and meanwhile import torch.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
@@ -155,7 +155,7 @@ class Engines:
         options = {"engine_set_id": each.key, "environment": environment, **each.options}
         if self.plan.launcher == "slurm":
             options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
-        with deferred():  # a half-started one could not be ended
+        with deferred():  # a half-started cluster could not be ended
             _run(self._cluster.start_engines(len(each.ranks), **options))
             if self.plan.launcher == "local":
                 self._launchers[each.key] = self._cluster.engines[each.key].launchers["0"]
@@ -173,7 +173,7 @@ class Engines:
             rank.about, rank.lost = about, ""
 
     def _at_start(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
-        """Return the answers of starting ranks; raise if one dies."""
+        """Return the starting ranks' replies; raise if a rank dies."""
         until = time.monotonic() + _START_S
         asked: dict[RankEngine, Any] = {}
         try:
@@ -206,14 +206,14 @@ class Engines:
 
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function in a rank; the answer comes later."""
+        """Call a function in a rank, asynchronously."""
         try:
             return self._client[rank.engine].apply_async(function, *args)
         except (IndexError, ipyparallel.error.NoEnginesRegistered):
             raise GpuError(_GONE) from None
 
     def answer(self, asked: Any, timeout_s: float | None = None) -> Any:
-        """Return a rank's answer; raise `GpuError` if it has died."""
+        """Return a rank's reply; raise `GpuError` if it has died."""
         try:
             return asked.get(timeout_s)
         except ipyparallel.error.RemoteError as error:
@@ -224,7 +224,7 @@ class Engines:
     def answers(
         self, ranks: Sequence[RankEngine], function: Callable[..., Any], *args: Any
     ) -> list[Any]:
-        """Call a function in ranks; raise `GpuError` if one has died."""
+        """Call a function in ranks; raise `GpuError` if a rank has died."""
         try:
             asked = [self.ask(rank, function, *args) for rank in ranks]
             return [self.answer(each) for each in asked]
@@ -235,7 +235,7 @@ class Engines:
             raise next(gone, error) from None
 
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """Return a row for each rank; also for one that has died."""
+        """Return a row for each rank, dead ranks included."""
         rows = []
         for rank in self.ranks:
             about, state = {**rank.about, "used": None}, "idle"
@@ -248,18 +248,18 @@ class Engines:
         return tuple(rows)
 
     def pulse(self, rank: RankEngine, cell: str) -> dict[str, Any]:
-        """Return a rank's last report on a cell; empty if there is none."""
+        """Return a rank's last report about a cell; empty if there is none."""
         key = PULSE.format(rank.number)
         found = json.loads(self._store.get(key)) if self._store.check([key]) else {}
         return found if found.get("cell") == cell else {}
 
     def interrupt(self, cell: str) -> None:
-        """Have the ranks interrupt a cell, and no other cell."""
+        """Make the ranks interrupt this cell, and no other cell."""
         self._store.set(ENDING.format(cell), "")
 
     # -- dying
     def check(self) -> None:
-        """Note which ranks have died, with the cause."""
+        """Record which ranks have died, with the cause."""
         for rank in self.ranks:
             connected = rank.engine in self._client.ids
             cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
@@ -315,10 +315,10 @@ class Engines:
                     _run(self._cluster.stop_engines(rank.engine_set.key))
 
     def stop(self) -> None:
-        """End everything; nothing is left."""
+        """End all processes of the cluster."""
         self.stopped = True
         with deferred():
             self._made.close()
-        # They hold open files, and reference cycles keep them until a collection.
+        # These objects have open files, and reference cycles keep them alive until a collection.
         self._store = self._client = self._cluster = None
         self._launchers.clear()

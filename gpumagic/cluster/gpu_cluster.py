@@ -1,4 +1,4 @@
-"""Start this notebook's cluster, run cells on its ranks, fetch their variables, end it."""
+"""Start this notebook's cluster, run cells on its ranks, fetch their variables, end the cluster."""
 
 import ast
 import atexit
@@ -27,7 +27,7 @@ _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard a
 class GpuCluster(AbstractContextManager["GpuCluster"]):
     """The ranks of a cluster; `gpumagic.cluster` starts one.
 
-    A context manager: its end stops everything.
+    As a context manager, it stops the cluster at the end.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         where : str
             ``"@all"``, ``"@1"``, ``"@0,2"``.
         file : str
-            Its name in tracebacks.
+            The code's file name in tracebacks.
         asked : Sharing, optional
             Variables to split between the ranks, and to gather or reduce.
         quiet : bool
@@ -84,7 +84,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         values : list or None
             The last expression's values by rank or part, tensors on the CPU; None if all are None.
         made : dict
-            Gathered and reduced variables, by name.
+            The gathered and reduced variables, by name.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def _finish(
         self, cell: CellOnRanks, sent_s: float, seconds: float
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the values, or raise the error, after writing the report."""
+        """Write the report; then return the values, or raise the error."""
         notes = self._notes(cell)
         done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
         made: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Keep the ranks' values of these variables until the notebook changes its own."""
+        """Keep the ranks' values of these variables until the notebook changes its values."""
         prints = sending.prints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", prints)
 
@@ -225,7 +225,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return RanksTable(repr(self), self._engines.rows())
 
     def restart(self, *numbers: int) -> None:
-        """Replace ranks by new engines; the others keep their variables.
+        """Replace ranks by new engines; all other ranks keep their variables.
 
         Afterwards all ranks are in a new process group. Raises `GpuError`.
         """
@@ -267,9 +267,9 @@ def cluster(
     mpi : int, optional
         The number of engines for `mpiexec` to start.
     ip : str, optional
-        The address at which the engines reach this machine; by default that of the default route.
+        This machine's address for the engines; by default that of the default route.
     python : str, optional
-        Python on the hosts of `ssh`; by default the path of this one.
+        Path of Python on the hosts of `ssh`; by default that of this process.
 
     Returns
     -------
@@ -279,7 +279,7 @@ def cluster(
     Raises
     ------
     GpuError
-        A cluster runs already, or it cannot be started.
+        A cluster runs already, or cannot be started.
     """
     global _current
     if is_running():

@@ -1,4 +1,4 @@
-"""Plan how ipyparallel's launchers start the engines, be one, and end them with the notebook.
+"""Plan how ipyparallel's launchers start engines; run as an engine; end engines with the notebook.
 
 An engine is ``python -m gpumagic.cluster.launching``, with ipyparallel's options of an engine. It
 sets its rank and its GPU before anything reads them.
@@ -6,7 +6,7 @@ sets its rank and its GPU before anything reads them.
 ``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` ends every process of a cluster
 when the process PID has ended, for any reason, and removes the directory. Every process of the
 cluster has its mark in the environment, which children inherit. An engine's mark begins with the
-cluster's.
+cluster's mark.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
-# By launcher, its variables for the rank and for the rank on a machine, by which an engine sees
-# one of its GPUs. The kernel's environment may have the others', as under torchrun.
+# By launcher: its variables for the rank and the local rank, which selects an engine's GPU. The
+# kernel's environment may have variables of other launchers, such as torchrun's.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
     "local": {"RANK": ""},
@@ -45,7 +45,7 @@ _RANKS = {
     "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
 FIRST = "GPUMAGIC_FIRST_ENGINE"
-"""ipyparallel's number of the engine of rank 0 of this start."""
+"""ipyparallel's number of this start's engine of rank 0."""
 MARK = "GPUMAGIC_CLUSTER"
 """The mark of a process of a cluster."""
 
@@ -60,7 +60,7 @@ class EngineSet:
 
     @property
     def key(self) -> str:
-        """Its name for ipyparallel."""
+        """The launcher's name in ipyparallel."""
         return f"ranks-{self.ranks[0]}"
 
 
@@ -97,7 +97,7 @@ class Plan:
 
     @property
     def virtual_memory(self) -> int:
-        """The bytes of an engine's virtual GPU: this process's, or its share."""
+        """The bytes of an engine's virtual GPU: as in this process, or an equal share of them."""
         here = (gpu.memory_total for gpu in device.here() if gpu.virtual)
         return next(here, None) or part_of_the_host(self.count)
 
@@ -139,7 +139,7 @@ def _virtual(asked: str) -> int:
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
-    """Plan an engine on each host, or the number after its colon, with a GPU each."""
+    """Plan one engine on each host, or the number after its colon, each with a GPU."""
     sets: list[EngineSet] = []
     names = []
     for part in hosts.split(","):
@@ -178,12 +178,12 @@ def mpi(number: str, ip: str | None) -> Plan:
 
 
 def _address(hosts: Sequence[str]) -> str:
-    """Return this machine's address for others; loopback if all ranks are here."""
+    """Return this machine's address for other machines; loopback if all ranks are here."""
     if all(host in ("localhost", _LOOPBACK, "::1") for host in hosts):
         return _LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Sends nothing: it only looks up the route.
+            # Sends nothing: connecting a UDP socket only looks up the route.
             probe.connect((hosts[0] or socket.getfqdn(), 9))
             return str(probe.getsockname()[0])
         except OSError as error:
@@ -191,7 +191,7 @@ def _address(hosts: Sequence[str]) -> str:
 
 
 async def stop_elsewhere(cluster: Any) -> None:
-    """End the launchers' engines, and remove our files on other machines."""
+    """End the launchers' engines, and remove gpumagic's files on other machines."""
     sets = cluster.engines.values()
     hosts = {each.location: each for one in sets for each in getattr(one, "launchers", {}).values()}
     await cluster.stop_cluster()
@@ -215,7 +215,7 @@ def take_place(environment: MutableMapping[str, str]) -> None:
 def main() -> None:
     """Run as an engine until the controller ends it."""
     take_place(os.environ)
-    # ipyparallel would use mpi4py, only for the rank, which is already known.
+    # ipyparallel would import mpi4py only for the rank, which is set already.
     sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
@@ -227,7 +227,7 @@ def main() -> None:
     from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
     import_module("gpumagic.cluster.engine")
-    # Only cells handle interrupts: none must cut off an order or an answer.
+    # Only cells handle interrupts: an interrupt must not cut off a message.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
 

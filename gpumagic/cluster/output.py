@@ -1,4 +1,4 @@
-"""Show what ranks and threads print, in whole lines with their label, and how their cell ran."""
+"""Show output of ranks and threads in whole, labelled lines, and report how their cell ran."""
 
 import sys
 import threading
@@ -14,14 +14,14 @@ from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, share, size, some
 
 MOST = 2**18
-"""Characters of each stream that a rank sends in a cell."""
+"""Most characters of each stream that a rank sends in a cell."""
 _BAR = 40  # characters of a progress bar
 
 
 class WholeLines:
-    """A stream that passes on whole lines, each after the label of who printed it.
+    """A stream that passes on whole lines, each prefixed with its writer's label.
 
-    Labels of None are for text as it is. After `most` characters, lines are counted.
+    Text with the label None passes unchanged. After `most` characters, lines are only counted.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WholeLines:
         return table.short("".join(self._begun.values()).strip(), _BAR)
 
     def end(self) -> None:
-        """Write unfinished lines, and how many were left out."""
+        """Write unfinished lines, and the number of lines left out."""
         for label in [label for label, rest in self._begun.items() if rest]:
             self._add(label, "\n")
         if self._dropped:
@@ -63,7 +63,7 @@ class WholeLines:
 
     def _add(self, label: str, text: str) -> None:
         every = (self._begun.get(label, "") + text).split("\n")
-        # Text that a carriage return replaces, as by a progress bar, is left out.
+        # Text that a carriage return replaces, as in a progress bar, is left out.
         *lines, rest = (line[line.rfind("\r", 0, -1) + 1 :] for line in every)
         self._begun[label] = rest[:MOST]
         mark = f"[{label}] " if label else ""
@@ -78,7 +78,7 @@ class WholeLines:
 def whole_lines(
     label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
 ) -> Iterator[WholeLines]:
-    """Within, stdout and stderr pass on whole lines; yields the stream with progress bars."""
+    """Make stdout and stderr pass on whole lines; yield the stream with progress bars."""
     mine: Any = [WholeLines(each, label, most, bars=bars) for each in (sys.stdout, sys.stderr)]
     with redirect_stdout(mine[0]), redirect_stderr(mine[1]):
         try:
@@ -89,7 +89,7 @@ def whole_lines(
 
 
 def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> None:
-    """Show a rank's new output, whose lines have labels; count in `shown` what was shown."""
+    """Show a rank's new, labelled output; update `shown`, the amount shown so far."""
     from IPython.display import display
 
     for name in ("stdout", "stderr", "outputs"):
@@ -123,15 +123,15 @@ class RanksReport(Shown):
     Attributes
     ----------
     ranks : tuple of RankTime
-        By rank, without the interrupted ones.
+        By rank, without interrupted ranks.
     seconds : float
-        From sending the orders to the last answer.
+        From sending the cell to the last reply.
     said : tuple of str
-        What was split, sent, moved, returned and gathered.
+        Descriptions of what was split, sent, moved, returned and gathered.
     notes : tuple of str
         A replaced rank, a recreated process group.
     wrong : tuple of str
-        Variables that could not be gathered, and why: they are lists of their parts.
+        Variables that could not be gathered and are lists of their parts, with the reason.
     """
 
     ranks: tuple[RankTime, ...]
@@ -142,7 +142,7 @@ class RanksReport(Shown):
 
 
 def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> str:
-    """Return what was sent, as a part of the report; empty if nothing was."""
+    """Describe, for the report, the variables sent; empty if none was sent."""
     sent = some(names) if nbytes else ""
     return f"sent {sent}: {size(nbytes)} in {duration(seconds)}" if sent else ""
 

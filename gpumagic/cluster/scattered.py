@@ -1,9 +1,9 @@
 """Split values into parts by their items, and join the results of the parts.
 
-Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` undoes it. A part has
-memory of its own, since a view would be sent with its whole storage. Gathered tensors are on the
-CPU, without their autograd graph, which is not sent. Results that do not fit together are given as
-a list of the parts, so no work is lost.
+Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` undoes it. A part is a
+copy, since a view would be sent with its whole storage. Gathered tensors are on the CPU, without
+their autograd graph, which is not sent. Results that cannot be joined are returned as a list of the
+parts, so no work is lost.
 """
 
 import ast
@@ -86,7 +86,7 @@ def _take_columns(value: Any, items: slice) -> Any:
     made = copy.copy(value)  # keeps the class without calling its constructor
     for name, column in value.items():
         made[name] = take(column, items.start, items.stop)
-    # Other results of HuggingFace's tokenizers, by text.
+    # Other results of HuggingFace's tokenizers, with an item for each text.
     if encodings := getattr(value, "_encodings", None):
         made._encodings = encodings[items]
     return made
@@ -185,18 +185,18 @@ def parts_in_words(name: str, bounds: list[Bounds]) -> str:
 
 
 class SplitValues:
-    """The variables of `--split`: a part for each rank, also without any; or parts of `--chunk`."""
+    """The variables of `--split`: a part for each rank, even without variables; or `--chunk`'s."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}
         count = length(self._values)
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
-        # Without items one part is run, so that the result has the right type.
+        # Without items, one empty part runs, so that the result has the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)
-        # The parts of each rank: its own, or a common queue.
+        # Each rank's queue of parts: its own, or one that all share.
         common = deque(filled)
         self.queues = [
             common if asked.chunk else deque([rank] if rank in filled else [])
@@ -215,7 +215,7 @@ class SplitValues:
 
 # -- joining
 def gather(parts: Sequence[Any]) -> Any:
-    """Return all items of the parts, in order, as a value of their kind."""
+    """Join the parts, in order, to one value of their kind."""
     kinds = {_kind_of(part): type(part).__name__ for part in parts}
     if len(kinds) > 1:
         names = " and ".join(kinds.values())
@@ -239,9 +239,9 @@ HOW = (*_NUMBERS, "last")
 
 
 def reduce(parts: Sequence[Any], how: str) -> Any:
-    """Reduce numbers, tensors or arrays of the parts to one: mean, sum, min or max.
+    """Reduce the parts' numbers, tensors or arrays to one: mean, sum, min or max.
 
-    Each part counts the same: a mean of means over 9 and 8 items is not the mean over 17.
+    Parts have equal weights: a mean of means over 9 and 8 items is not the mean over 17.
     ``"last"`` returns the last part, of any type.
     """
     if how == "last":
@@ -249,7 +249,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
     try:
         if any(isinstance(part, Tensor) for part in parts):
             stacked = torch.stack([torch.as_tensor(part).detach().cpu() for part in parts])
-            if how == "mean":  # torch takes none of integers
+            if how == "mean":  # torch has no mean of integers
                 return stacked.sum(0) / len(parts)
             return getattr(stacked, {"min": "amin", "max": "amax"}.get(how, how))(0)
         if any(comes_from(type(part), "numpy.ndarray") for part in parts):
@@ -265,7 +265,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
 def put_together(
     asked: Sharing, parts: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the variables to set in the notebook, and why some are lists of parts."""
+    """Return the variables to set in the notebook, and the reasons why some are lists of parts."""
     made: dict[str, Any] = {}
     wrong: list[str] = []
     hows = dict(asked.reduce)
@@ -285,7 +285,7 @@ def put_together(
 
 
 def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Iterator[str]:
-    """Yield what was gathered and reduced, in words."""
+    """Yield descriptions of the gathered and reduced variables."""
     if made and asked.gather:
         on_cpu = any(isinstance(made[name], Tensor) for name in asked.gather)
         yield f"gathered {some(asked.gather)}{' on the CPU' * on_cpu}"
@@ -295,7 +295,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 
 # -- checking
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for an `await`, an unknown reduction, or a name that is not the cell's."""
+    """Raise `GpuError` for an `await`, an unknown reduction, or a name unknown to the cell."""
     if line := awaits(tree):
         raise GpuError(f"line {line} awaits, and here is no loop; await it in a cell before")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []

@@ -1,9 +1,9 @@
 """Send the variables that a cell reads to the ranks, with the notebook's code.
 
-A variable is sent if the rank does not have it, or if the notebook has assigned or changed it
-since. A value that the rank changed stays as it is until then. If the rank has a tensor, only its
-number is sent, so an optimizer that is sent later finds its parameters. A function reads the
-variables of its rank. A rank remembers which values it has, so one that was replaced lacks all.
+A variable is sent if the rank does not have it, or if the notebook has since assigned or changed
+it. Until then a rank's own change stays. If the rank has a tensor, only its number is sent, so an
+optimizer that is sent later finds its parameters. Functions read the variables of their rank. Each
+rank records the values that it has, so a new engine lacks all of them.
 """
 
 import hashlib
@@ -42,20 +42,20 @@ _number_of: Any = WeakTensorKeyDictionary()
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """Return a number that is unique to a living tensor."""
+    """Return a number that is unique among living tensors."""
     if tensor not in _number_of:
         _number_of[tensor] = next(_numbers)
     return int(_number_of[tensor])
 
 
 def _state(tensor: torch.Tensor) -> State:
-    """Return the tensor's version, which each write changes; always new in inference mode."""
+    """Return the tensor's version, which each write changes; always new for inference tensors."""
     version = next(_numbers) if tensor.is_inference() else tensor._version
     return version, tensor.requires_grad
 
 
 def file_in_rank(file: str) -> str:
-    """Return the name of a cell in a rank, which has none of the notebook's files."""
+    """Return a cell's file name in a rank, which lacks the notebook's files."""
     number = re.search(r"\d+", label(file))
     return f"<ipython-input-{number[0] if number else 0}-rank>"
 
@@ -71,7 +71,7 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
 
 
 class _Variables:
-    """A placeholder for the notebook's variables, which becomes the rank's."""
+    """A placeholder for the notebook's variables; it is unpickled as the rank's variables."""
 
     def __reduce__(self) -> Any:
         return user_namespace, ()
@@ -98,7 +98,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Return how to pickle a tensor: here as its number and state, for a fingerprint."""
+        """Return a tensor's reduced form: for a fingerprint, its number and state."""
         return tuple, ((_number(tensor), _state(tensor)),)
 
 
@@ -132,7 +132,7 @@ def prints_of(
     queue = deque(variables)
     while queue:
         name, value = queue.popleft()
-        # IPython defines the hidden ones.
+        # IPython defines the hidden variables.
         if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
             continue
         values[name] = value
@@ -143,7 +143,7 @@ def prints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
-    """Return values as bytes; unchanged tensors in `known` are sent by number."""
+    """Pickle values; of unchanged tensors in `known`, only the number."""
     there = known or {}
 
     class Pickler(NotebookPickler):
@@ -165,7 +165,7 @@ def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = N
 
 
 def pack_any(value: Any) -> bytes:
-    """Return the bytes of a value, or of an `Unsent`."""
+    """Pickle a value; an `Unsent` in its place if it cannot be pickled."""
     try:
         return pack(value)
     except Exception as error:  # noqa: BLE001  the user's value has no pickle
@@ -181,11 +181,11 @@ def unpack(data: bytes) -> Any:
 
 # -- in a rank
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
-"""The tensors that were sent to it, by the numbers that the notebook gave them."""
+"""The tensors that this rank has received, by the notebook's numbers."""
 _states: dict[int, State] = {}
-"""Their states in the notebook when they were sent."""
+"""Those tensors' states in the notebook when they were sent."""
 _sent: dict[str, Print] = {}
-"""The notebook's variables that this rank has received, or replaced by its own."""
+"""Fingerprints of the notebook's variables that this rank has received or replaced."""
 _received: dict[str, bytes] = {}
 """Fingerprints of received variables, after their move for the first cell that reads them."""
 _unread: set[str] = set()
@@ -209,9 +209,9 @@ def _known_tensor(number: int, state: State) -> torch.Tensor:
 
 @dataclass
 class Wants:
-    """What a rank lacks of the variables that a cell reads."""
+    """The variables that a cell reads and a rank lacks."""
 
-    names: dict[str, bool]  # whether it has had another value from the notebook
+    names: dict[str, bool]  # whether the rank has had an earlier value from the notebook
     kept: list[str]  # the notebook and this rank have changed the same object
     tensors: dict[int, State]  # tensors that the rank has
 
@@ -233,7 +233,7 @@ def wanted(prints: dict[str, Print]) -> Wants:
 
 
 def receive(variables: bytes, prints: dict[str, Print]) -> str:
-    """Take variables, none if the rank has replaced them; return why not, or an empty string."""
+    """Set `variables` (empty if the rank has replaced them); return an error, or ""."""
     try:
         got = unpack(variables) or {}
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
@@ -245,7 +245,7 @@ def receive(variables: bytes, prints: dict[str, Print]) -> str:
 
 
 def note_received() -> None:
-    """Remember what was received as it is now: a move to this rank's GPU is no change."""
+    """Fingerprint received variables now: their move to this rank's GPU is no change."""
     _received.update(_prints_now(_unread))
     _unread.clear()
 

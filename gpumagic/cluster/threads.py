@@ -1,8 +1,8 @@
 """Run a cell on several devices of this process at once, one thread each.
 
-A thread has its own variables above the notebook's: copies on its device of the values that hold
-tensors, its parts of split variables, and what the cell assigns. Everything else is shared with the
-notebook, whose variables stay where they are. With `--chunk` a thread runs part after part. If one
+A thread's variables shadow the notebook's: values with tensors, copied to its device, its parts of
+split variables, and the variables that the cell assigns. Everything else is shared with the
+notebook, whose variables do not move. With `--chunk` a thread runs part after part. If a thread
 fails or the user interrupts, all end. Gathered variables are assigned at the end, all or none.
 """
 
@@ -37,7 +37,7 @@ from gpumagic.usercode.program import compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
-# One thread at a time: an object with a lock cannot be copied twice at once.
+# One thread copies at a time: an object with a lock cannot be copied twice at once.
 _copying = threading.Lock()
 _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
 """The device whose thread prints; None on other threads."""
@@ -46,7 +46,7 @@ _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
 def _shared(
     names: Iterable[str], namespace: Mapping[str, Any], own: Iterable[str]
 ) -> tuple[dict[int, Any], list[str]]:
-    """Return the values of a cell that threads share, by id, and the names that hold tensors."""
+    """Return the values that a cell's threads share, by id, and the names that hold tensors."""
     module, mine = namespace.get("__name__", "__main__"), dict.fromkeys(own)
     space = {**mine, **namespace}
     kept: dict[int, Any] = {}
@@ -59,7 +59,7 @@ def _shared(
         finder.variables(reached)
         if any(found.root == name for found in finder.tensors):
             with_tensors.append(name)
-        # A function is copied if it reaches a tensor, or a name of the thread's own.
+        # A function is copied if it refers to a tensor, or to a variable of the thread.
         if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
             kept[id(value)] = value
     return kept, with_tensors
@@ -86,7 +86,7 @@ class DeviceThread:
         self.sent: dict[str, None] = {}  # names of its parts
 
     def run(self, codes: Sequence[CodeType | None], part: dict[str, Any]) -> Any:
-        """On the thread: run the cell on a part; return its value and its variables."""
+        """Run the cell on a part, in the thread; return its value and its variables."""
         space = self.copies.globals
         space.update(self._brought(part))
         began, value = time.perf_counter(), None
@@ -98,7 +98,7 @@ class DeviceThread:
         return value, space
 
     def _brought(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a part on the device; a part without tensors itself."""
+        """Return a copy of a part on the device; the part itself if it has no tensors."""
         finder = TensorFinder(self._namespace.get("__name__", "__main__"))
         finder.variables(part.items())
         if not finder.tensors:
@@ -115,9 +115,9 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Gathered functions keep its variables."""
+        """End the thread; its variables stay for gathered functions."""
         self.worker.close()
-        # Frames of an error would keep the copies on every device.
+        # An error's frames would keep the copies on every device alive.
         self.copies.close(emptied=failed)
 
 
@@ -150,7 +150,7 @@ class CellOnDevices:
         self._failed = True  # until all have succeeded
 
     def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
-        """Run the cell; return its last expression by part, None if all are; set the variables."""
+        """Run the cell, set the variables; return the last expression by part, None if all are."""
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -179,7 +179,7 @@ class CellOnDevices:
         try:
             with deferred():  # an interrupt must reach all of them
                 for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                    # The notebook finds the printing cell by the context.
+                    # The notebook assigns printed text to a cell by the context.
                     job = partial(copy_context().run, work, thread, queue)
                     futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
@@ -200,7 +200,7 @@ class CellOnDevices:
         thread: DeviceThread,
         queue: "deque[int]",
     ) -> None:
-        """On a thread: run parts until none is left, with the caller's modes."""
+        """Run parts until none is left, in a thread, with the caller's modes."""
         _label.set(str(thread.device))
         where = some(str(device) for device in self._devices)
         codes = [None if code is None else own_code(code) for code in self._codes]
@@ -226,7 +226,7 @@ class CellOnDevices:
         wait_for_all(futures)
 
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
-        """Return an error's place: the device, the line, and the items of the part."""
+        """Describe an error's origin: the device, the line, and the part's items."""
         line = innermost_of(error.__traceback__)
         where = [f"on {thread.device}", line.place if line else ""]
         if self._asked.chunk:

@@ -1,8 +1,8 @@
 """Predict what a cell or a function would do, without computing or changing anything.
 
-The code is followed in a forked copy of the process, where every tensor is one without data
-(torch's fake tensors): shapes, dtypes, devices, copies, waits and memory are what they would be.
-What depends on data ends the dry run, with the result up to there.
+The code runs in a forked copy of the process, on torch's fake tensors, which have no data: shapes,
+dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data ends
+the dry run, with the result up to there.
 """
 
 import inspect
@@ -34,19 +34,19 @@ def dry_run(
 ) -> DryRun:
     """Predict what ``function(*args, **kwargs)`` would do, without computing or changing anything.
 
-    The call is followed in a forked copy of this process, in which every tensor is replaced by one
-    without data. Nothing is allocated on a GPU.
+    The call runs in a forked copy of this process, on fake tensors without data. Nothing is
+    allocated on a GPU.
 
     Parameters
     ----------
     function : callable
         A function, a method or a module; `args` and `kwargs` are those of the call.
     on : str, int, torch.device, Card or list, optional
-        Place it as ``%%ongpu`` does: ``1``, ``"cuda:1"``, ``"free"`` … By default it runs where it
-        is. Or a card that is not here, by its name or size: ``"H100 80GB"``, ``"24GiB"``, or
-        several of them.
+        A device to place the call on, as with ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … Or one
+        or several cards that this machine lacks, by name or size: ``"H100 80GB"``, ``"24GiB"``. By
+        default nothing is placed or moved.
     move : bool
-        With `on`: whether its arguments, and the variables that it reads, are moved there first.
+        With `on`: whether the arguments, and variables that the call reads, are moved there first.
     limit : float
         Seconds after which it stops, with the result up to there.
 
@@ -59,8 +59,8 @@ def dry_run(
     Raises
     ------
     GpuError
-        `function` is not callable or of JAX, there is no such device or card, or this system has
-        no fork.
+        `function` is not callable or uses JAX, there is no such device or card, or this system
+        has no fork.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def _refuse_jax(function: Any, given: object) -> None:
 
 
 def _names(function: Any, args: tuple[Any, ...]) -> list[str]:
-    """The names of the parameters, for the report; a number where they have none."""
+    """Return the names of the arguments for the report; a number for an argument without a name."""
     called = function.forward if is_module(function) else function
     try:
         found = list(inspect.signature(called).bind_partial(*args).arguments)

@@ -1,7 +1,7 @@
-"""Answer what is called on tensors without data: a dry run's outer mode.
+"""Answer function calls on fake tensors: a dry run's outer mode.
 
-Real tensors that are reached some other way become fakes, and what only data could tell is said
-not to be known. What of torch fakes cannot go through is replaced, and not put back.
+Real tensors that the code reaches later become fakes, and results that depend on data are unknown.
+Functions of torch that fail on fakes are replaced and never restored.
 """
 
 import math
@@ -54,7 +54,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # As a file of safetensors is read: a real tensor of the mapped memory first.
+        # A safetensors file is read this way: first as a real tensor of the mapped memory.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -63,7 +63,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, func: Any, given: Any) -> Any:
-        """Return the arguments as fakes, and unknown numbers as ones that only scale."""
+        """Return the arguments as fakes; replace unknown numbers, which may only scale."""
         leaves = tree_leaves(given)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and is_real(leaf):
@@ -85,7 +85,7 @@ class Calls(TorchFunctionMode):
         one = name != "item" or tensor.numel() == 1
         value = host_value(frame)
         if tensor.constant is not None or not one:
-            with torch._C.DisableTorchFunction():  # the known value, or torch's own error
+            with torch._C.DisableTorchFunction():  # the value, or torch's own error
                 return func(tensor if tensor.constant is None else tensor.constant, *args[1:])
         if value is not None:
             return _KINDS[name](value) if name in _KINDS else value
@@ -96,18 +96,18 @@ class Calls(TorchFunctionMode):
         raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
 
     def list_of(self, tensor: Any, frame: Any) -> Any:
-        """The nested list of a tensor's elements."""
+        """Return the nested list of a tensor's elements."""
         self._crossings.note(True, "copy_", str(tensor.device), "cpu", tensor.nbytes)
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
-        if host_value(frame) is not None:  # a sampler's order: any is as good
+        if host_value(frame) is not None:  # a sampler's order: any will do
             return list(range(tensor.numel()))
         return _nested(tensor.shape)
 
     def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
         tensor = args[0]
-        # torch writes all elements, or those at the edges.
+        # torch prints all elements, or those at the edges.
         edges = None if tensor.numel() <= PRINT_OPTS.threshold else 2 * PRINT_OPTS.edgeitems
         read = math.prod(min(n, edges or n) for n in tensor.shape) * tensor.element_size()
         self._crossings.note(False, "item", str(tensor.device), "cpu", read, how=PRINT)
@@ -137,7 +137,7 @@ class Calls(TorchFunctionMode):
 
 
 _KINDS = {"int": int, "index": int, "bool": bool, "float": float}
-# Functions for which a number only scales or fills; for others it may be a size or an index.
+# Functions that use a number only to scale or fill, not as a size or an index.
 _SCALES = frozenset(
     (
         *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
@@ -177,7 +177,7 @@ def install(
     held: HeldMemory,
     virtual: bool,
 ) -> None:
-    """Replace what of torch fakes cannot go through, for as long as this process lives."""
+    """Replace functions that fail on fakes, for the rest of this process."""
 
     def left_out(name: str) -> Callable[..., object]:
         return lambda *args, **kwargs: note(f"{name} was left out")
@@ -196,30 +196,30 @@ def install(
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", _nothing),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
-        # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.
+        # `Module.to` and similar methods use this; torch's own fails for fake parameters.
         (torch.utils, "swap_tensors", set_data),
         *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
-        (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
+        (os, "mkdir", left_out("making a folder")),  # a write to the folder ends the run
         (torch, "save", left_out("torch.save")),
         (torch, "compile", compiled),
         (torch.cuda, "synchronize", calls.wait),
         (torch.cuda, "memory_allocated", allocated),
         (torch.cuda, "memory_reserved", allocated),
-        # A peak can be set back.
+        # The code may have reset the peak.
         *((torch.cuda, f"max_memory_{kind}", not_known) for kind in ("allocated", "reserved")),
-        # A function mode is on: by that alone torch would leave its fused layers out.
+        # Without this, torch would skip its fused layers, since a function mode is active.
         (torch.overrides, "has_torch_function", _nothing),
     ]
     if virtual:
-        # Virtual GPUs run the CPU's kernels, which make other temporary tensors than CUDA's.
+        # Virtual GPUs run the CPU's kernels, whose temporary tensors differ from CUDA's.
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)
-    # Functions compiled earlier: dynamo compiles nothing here, which fullgraph=True makes an error.
+    # For functions compiled earlier: dynamo compiles nothing here, and fullgraph=True would raise.
     torch.compiler.set_stance("force_eager")
     for module in (optimizers, _foreach_utils):
-        # By their types torch decides whether an optimizer works on all tensors at once.
+        # torch decides by the tensors' types whether an optimizer updates all tensors at once.
         module._foreach_supported_types.append(FakeTensor)
 
 
@@ -231,7 +231,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-# Of a batch; the others are taken to be like these.
+# Samples that are read of each batch; the rest are assumed to be like these.
 _SAMPLES = 64
 
 
@@ -244,7 +244,7 @@ def _in_this_process(loader: Any) -> Any:
 
     def fetch_some(indices: Any) -> Any:
         def fill(samples: list[Any]) -> Any:
-            # A function that collates may take its samples apart.
+            # A collate function may modify its samples, so repeated ones are copies.
             again = (samples[n % _SAMPLES] for n in range(_SAMPLES, len(indices)))
             return collate([*samples, *(s if isinstance(s, Tensor) else copy(s) for s in again)])
 

@@ -1,9 +1,9 @@
 """Confine the code that a forked child follows: no file written, no program run, nothing sent.
 
 Guarantees: an action outside the child ends the dry run at the user's line, with a reason; the
-kernel refuses the same to code that Python does not see; what the code prints or shows is caught.
-Only for a child that will end by itself: nothing here can be undone. Python's audit hook alone is
-not enough: Landlock stops torch's PyTorchFileWriter, `os.mkfifo`, shared memory and C's own writes;
+kernel refuses the same actions to C and C++ code; all printed and displayed output is captured.
+Only for a child that will exit: nothing here can be undone. Python's audit hook alone is not
+enough: Landlock stops torch's PyTorchFileWriter, `os.mkfifo`, shared memory and C's own writes;
 seccomp stops chmod and connections from C, and signals, priorities and limits for other processes.
 """
 
@@ -48,13 +48,13 @@ _REFUSED = {
 
 
 class Confinement:
-    """Confine the child's code from `begin` on; printed text is caught from the creation on."""
+    """Confine the child's code from `begin` on; capture printed text from the constructor on."""
 
     def __init__(self) -> None:
         self.printed = io.StringIO()
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
-            with suppress(TypeError):  # a handler of logging may hold the notebook's own
+            with suppress(TypeError):  # a logging handler may refer to the notebook's stream
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
@@ -64,10 +64,10 @@ class Confinement:
             ipython.display_pub = CapturingDisplayPublisher()
 
     def begin(self) -> bool:
-        """Refuse from now on; return whether the kernel refuses everything to C++ code too."""
+        """Begin to refuse actions; return whether the kernel refuses them all to C++ code too."""
         sys.dont_write_bytecode = True
         bars: Any = sys.modules.get("tqdm.std")
-        if bars is not None:  # its bars start a thread
+        if bars is not None:  # its progress bars start a thread
             bars.tqdm.monitor_interval = 0
         setattr(threading.Thread, "start", refusing("starting a thread: a dry run does not"))  # noqa: B010
         setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010
@@ -95,7 +95,7 @@ class Confinement:
             raise stopped
 
     def _import_without_fakes(self) -> None:
-        """Libraries may compute with tensors of their own when they are imported."""
+        """Import libraries without fakes, since an import may compute with real tensors."""
         run = SourceFileLoader.exec_module
 
         def execute(loader: SourceFileLoader, module: Any) -> None:
@@ -113,17 +113,17 @@ class Confinement:
 
 
 def _at_once(pool: Any, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
-    """Run a job for a pool of threads at once, before the code continues."""
+    """Run a thread pool's job immediately, before the code continues."""
     future = Future[Any]()
     try:
         future.set_result(function(*args, **options))
-    except Exception as error:  # noqa: BLE001  it is raised where the result is asked for
+    except Exception as error:  # noqa: BLE001  `Future.result` raises it
         future.set_exception(error)
     return future
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:
-    """Whether the code that called Python's own library is the user's."""
+    """Whether the user's code called Python's standard library."""
     own = os.path.dirname(os.__file__)
     while frame is not None and os.path.dirname(frame.f_code.co_filename) == own:
         frame = frame.f_back
@@ -131,7 +131,7 @@ def _asked_by_user(frame: FrameType | None) -> bool:
 
 
 def held_by_the_kernel() -> bool:
-    """Let Linux refuse the same to C++ code; False where it does not refuse all of it."""
+    """Make Linux refuse the same actions to C++ code; False if it cannot refuse all of them."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -143,16 +143,16 @@ def held_by_the_kernel() -> bool:
     return _no_file_written(libc) and refused == 0 and machine in _CALLS
 
 
-# Landlock protects files, on Linux 5.13 and newer; its calls have these numbers on any machine.
+# Landlock protects files, on Linux 5.13 and newer; its system calls have these numbers everywhere.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-# Write, remove a folder or a file, make any kind of them.
+# Rights to write, and to remove or create any kind of file or folder.
 _WRITING = sum(1 << bit for bit in (1, *range(4, 13)))
 
 
 def _no_file_written(libc: Any) -> bool:
-    """Refuse every write to a file but to the null device."""
+    """Refuse every write to a file, except to the null device."""
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 1:
         return False
@@ -170,9 +170,9 @@ def _no_file_written(libc: Any) -> bool:
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# For each machine: its number; calls that change a file's length, mode, owner, times or attributes,
-# connect, send, start a program or reach into another process; calls that signal or change the
-# process that their first argument names; those whose second argument names it.
+# By architecture: its number; calls that change a file's length, mode, owner, times or attributes,
+# connect, send, start a program or access another process; calls that signal or change the process
+# in their first argument; and those that do so with their second argument.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
@@ -196,7 +196,7 @@ _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 
 def _filter(machine: str) -> bytes:
-    """The program that the kernel runs before each system call, in its own code."""
+    """Return the BPF program that the kernel runs before each system call."""
 
     def step(does: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
         return struct.pack("=HBBI", does, then, otherwise, value)  # the steps to skip, by result

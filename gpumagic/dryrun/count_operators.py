@@ -1,10 +1,9 @@
 """Count what operators allocate and copy: a dry run's inner mode.
 
-Copies between devices are recorded as the ledger records them, so the table and the advice are
-those of a real run, without times. A composite operator is split into the operators that CUDA runs.
-If torch's fake result has another size in memory than the real one (a reduced loss, a sum in
-place), the real size is used. Guarantees: an operator whose result depends on data ends the dry
-run.
+Copies between devices are recorded as the ledger records them, so the table and the advice equal
+those of a real run, without times. Composite operators are decomposed as on CUDA. If a fake result
+has a different size in memory than the real result (a reduced loss, a sum in place), the real size
+is used. Guarantees: an operator whose result depends on data ends the dry run.
 """
 
 import re
@@ -54,7 +53,7 @@ _READABLE = {
 
 
 class Crossings:
-    """Count copies and waits as a watch does, from what the fakes' operators would do."""
+    """Count copies and waits, as a watch does, that operators on fakes would make."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[Any, ...], Count] = {}
@@ -62,7 +61,7 @@ class Crossings:
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
-        """Count a copy or wait that the running line would make; `how`: through whose code."""
+        """Count a copy or wait that the running line would make; `how` is `Entry.via`."""
         nothing = source == destination or "meta" in (source, destination)
         if nothing or (copy and not nbytes):
             return
@@ -77,13 +76,13 @@ class Crossings:
         self.counts[key].add(nbytes, None)
 
     def ledger(self, virtual: bool) -> Ledger:
-        """What was counted."""
+        """Return the counted copies and waits."""
         entries = merged(count.entry() for count in self.counts.values())
         return Ledger(entries, virtual, predicted=True)
 
 
 class Operators(TorchDispatchMode):
-    """Count operators, and what they allocate and copy."""
+    """Count operators, and the memory that they allocate and copy."""
 
     def __init__(self, held: HeldMemory, crossings: Crossings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,13 +90,13 @@ class Operators(TorchDispatchMode):
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
         self._at_node: tuple[str, int] | None = None
-        self._began = 0  # storages that had been made when the node began
+        self._began = 0  # storages created before the node began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # autograd asks for it more often than for anything else
+            return args[0].fake_device  # a fast path: autograd's most frequent call
         self.count += 1
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         with C.DisableTorchFunction():
@@ -108,7 +107,7 @@ class Operators(TorchDispatchMode):
             return self._one(func, name, args, kwargs or {})
 
     def _one(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that is no composite, and count it."""
+        """Run and count an operator that is not composite."""
         self._before(func, name, args)
         replaced = self._replaced(func, name, args)
         out = self._run(func, name, args, kwargs)
@@ -148,25 +147,25 @@ class Operators(TorchDispatchMode):
                     self._crossings.note(True, name, "cpu", str(args[0].device), index.nbytes)
 
     def _note(self, source: Any, target: Tensor) -> None:
-        # torch.func has numbers copied, too.
+        # torch.func also copies numbers.
         if isinstance(source, Tensor) and source.device != target.device:
             nbytes = source.nbytes
             self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
 
     def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
         """Return a function that runs a composite operator's parts; None for other operators."""
-        if name in IN_PARTS:  # to call a kernel that is not there would end the process
+        if name in IN_PARTS:  # calling a missing kernel would end the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
         return _of_composite(func, name, args) if _is_composite(func) else None
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
-        """Return the tensor that a run with data would write into, and whether that is certain."""
+        """Return the tensor that a real run would write into, and whether that is certain."""
         number = _node()
         if number != self._at_node:
             self._at_node, self._began = number, self._held.made
             self.backward |= number is not None
-        # Under any mode torch's C++ copies into a new tensor where it otherwise writes in place.
+        # Under a mode, torch's C++ allocates a new tensor where it would otherwise write in place.
         first: Any = next(iter(args), None)
         # A sparse tensor has no storage.
         if number is None or not isinstance(first, Tensor) or first.layout is not torch.strided:
@@ -175,8 +174,8 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine adds up the gradients of one tensor in the first, which another node made. It
-        # writes into no view or expanded tensor.
+        # The engine sums the gradients of a tensor in the first gradient, which another node made,
+        # unless it is a view or expanded.
         sums = overload == "add.Tensor" and not (of_node or torch.is_grad_enabled())
         return (first, False) if sums and _is_whole(first) else None
 
@@ -191,8 +190,8 @@ def _is_whole(tensor: Any) -> bool:
     return not tensor._is_view() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
-# In these nodes of the graph torch writes into a tensor that the node has just made: zeros, a mask,
-# a sum. If certain, the node keeps that tensor until its end.
+# In these nodes of the graph torch writes into a tensor that the node has just created: zeros, a
+# mask, a sum. If certain, the node keeps that tensor alive until its end.
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
@@ -203,12 +202,12 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# For `IN_PARTS` torch knows the shapes of the results, not the memory needed in between.
+# For `IN_PARTS` torch's fakes have the shapes of the results, but not the temporary memory.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
-# Virtual GPUs have kernels of their own for them.
+# Virtual GPUs have their own kernels for these.
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
@@ -237,7 +236,7 @@ def _no_stand_in(name: str, given: Any, error: Exception) -> str:
 
 
 def _mismatch(text: str) -> str:
-    # torch before 2.13 words it for its own developers.
+    # Before 2.13, torch's message is written for its developers.
     one, other = text.rsplit("devices ", 1)[1].split(", ")[:2]
     return (
         "Expected all tensors to be on the same device, but found at least two devices, "
@@ -246,18 +245,18 @@ def _mismatch(text: str) -> str:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that would call the operator in a real run, without the modes' own."""
+    """Return the frame that would call the operator in a real run: skip the modes' frames."""
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
         frame = frame.f_back
     return frame
 
 
-# -- results of another size
+# -- results of a different size
 def _own(func: Any, name: str, args: Any) -> _Function | None:
-    """Return what runs in place of `func`; None if torch's own fake is right."""
+    """Return the replacement of `func`; None if torch's fake is right."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
-    # Fused optimizers write into what they are given and return nothing.
+    # Fused optimizers write into their arguments and return nothing.
     fused = name.startswith("_fused_") and not func._schema.returns
     return (lambda *args, **kwargs: None) if fused else None
 
@@ -283,7 +282,7 @@ def _layer(
 
 
 def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
-    """Count a reduced loss with the memory of all the losses, which it keeps."""
+    """Return a loss whose storage, as in torch, has room for all unreduced losses."""
     losses = torch.empty(
         torch.broadcast_shapes(self.shape, target.shape),
         dtype=torch.result_type(self, target),
@@ -293,7 +292,7 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
 
 
 def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    """Return the result, and the buffer of the CPU's kernel, which virtual GPUs run."""
+    """Return the result, and the buffer that the CPU's kernel needs, also on virtual GPUs."""
     on_host = torch._meta_registrations.device_hint(self) == "cpu"
     return torch.empty_like(self), torch.empty_like(self) if on_host else self.new_empty(0)
 
@@ -311,10 +310,10 @@ _RESULTS: dict[str, _Function] = {
 
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
-    """Have attention hold what it would on CUDA, for as long as the result lives."""
-    # torch's C++ would ask the driver, which a forked child must not do, or take the CPU's way.
+    """Make attention allocate what it would on CUDA, as long as the result lives."""
+    # torch's C++ would query the driver, which a forked child must not do, or run as on the CPU.
     library = torch.library.Library("aten", "IMPL")
-    for key in ("AutogradCUDA", "CUDA"):  # inference mode goes past the first
+    for key in ("AutogradCUDA", "CUDA"):  # inference mode skips the first
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)
     return library
 
@@ -330,7 +329,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Hold no matrix of weights where sdp_utils.cpp finds a kernel that makes none."""
+    """Compute without a weight matrix where sdp_utils.cpp would choose such a kernel."""
     given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
     groups = enable_gqa and query.shape[-3] != key.shape[-3]
@@ -341,7 +340,7 @@ def _attention(
         )[0]
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    # The kernels for half precision hold as much as this one.
+    # The kernels for half precision allocate as much as this one.
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return aten._scaled_dot_product_efficient_attention(
         *given, mask, learns, dropout_p, is_causal, scale=scale

@@ -2,8 +2,8 @@
 
 Guarantees: a tensor stays the object that it is, so every name, container, view, module and
 optimizer that holds it now holds the fake; views of one memory are fakes of one memory; a fake has
-its shape, dtype, device, gradient and hooks, and none of its data. An unknown value never becomes
-a number by itself: it can be stored, shown and computed with. Where one would decide, the dry run
+its shape, dtype, device, gradient and hooks, and none of its data. An unknown value can be stored,
+shown and computed with, but never becomes a number. If the code's path depends on one, the dry run
 ends.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# `suspended` needs it, also within the import that would load it.
+# Imported early: `suspended` needs this module, also during the import that would load it.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -32,11 +32,11 @@ from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.files import UserLine, innermost
 
 raised: list["Stopped"] = []
-"""Of the dry run that is under way: a bare `except:` must not hide them."""
+"""Raised in the current dry run; recorded, since a bare `except:` may swallow them."""
 
 
 class Stopped(BaseException):
-    """End a dry run; no `except Exception` of the user's may take it for an error."""
+    """End a dry run. Not an `Exception`, so that the user's code does not handle it as an error."""
 
     def __init__(self, reason: str, where: UserLine | None = None) -> None:
         super().__init__(reason)
@@ -54,12 +54,12 @@ def refusing(reason: str) -> Callable[..., Any]:
     return refuse
 
 
-# Of the kernel's answers, as libraries in C put them: C's own, and SQLite's.
+# Messages of C libraries for a write that the kernel refused: libc's and SQLite's.
 _REFUSED = (os.strerror(errno.EACCES), "disk I/O error")
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error is the kernel's answer to a writer that Python does not see."""
+    """Whether the kernel caused an error by refusing a write of C or C++ code."""
     number = error.errno if isinstance(error, OSError) else None
     told = any(words in str(error) for words in _REFUSED)
     if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not told:
@@ -67,24 +67,24 @@ def is_refusal(error: BaseException) -> bool:
     path = getattr(error, "filename", None)
     if not isinstance(path, (str, bytes)):
         return True
-    # Not where it may not be written anyway: that is the user's own error.
+    # If the path is not writable anyway, it is the user's own error.
     return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
 _HOSTS: tuple[tuple[str, float | None], ...] = (
-    ("torch.optim.lbfgs", None),  # how often it goes on, the data decide
-    ("torch.optim", 2.0),  # steps: 1 less something, such as NAdam's products, may divide
+    ("torch.optim.lbfgs", None),  # the data decide how often it iterates
+    ("torch.optim", 2.0),  # steps: 1 minus something, such as NAdam's products, may be a divisor
     ("torch.nn.modules.transformer", 1.0),  # whether a mask is the causal one
     ("torch.amp", 0.0),
     ("torch.cuda.amp", 0.0),
     ("torch.utils.data", 0),
     ("transformers.trainer", 0.0),  # whether a loss is not finite
-    ("torch.distributions", 1.0),  # that arguments are what they must be
+    ("torch.distributions", 1.0),  # validation of arguments
 )
 
 
 def host_value(frame: FrameType | None) -> float | None:
-    """Return a number that library code on the host only counts or scales with; None for others."""
+    """Return a number for library code that only counts or scales with it; None for other code."""
     name = str(frame.f_globals.get("__name__")) if frame is not None else ""
     return next((value for start, value in _HOSTS if name.startswith(start)), None)
 
@@ -92,15 +92,15 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``.
 
-    Arithmetic with it gives another; `torch` takes it wherever a number only scales values. A
-    comparison, a conversion or a use as a size ends the dry run.
+    Arithmetic with it returns another unknown number. `torch` accepts it wherever a number only
+    scales values. A comparison, a conversion or a use as a size ends the dry run.
     """
 
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool = False) -> None:
         self.what = what
-        self.whole = whole  # an integer: torch's type promotion asks
+        self.whole = whole  # an integer, for torch's type promotion
 
     def __repr__(self) -> str:
         return "?"
@@ -109,7 +109,7 @@ class NotKnown:
         return "?"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols that ask first: numpy, copy, pickle
+        if name.startswith("__"):  # optional protocols: numpy, copy, pickle
             raise AttributeError(name)
         raise Stopped(f".{name} of {self.what} depends on data")
 
@@ -150,7 +150,7 @@ for _name, _does in {
 
 
 def describe(name: str, value: Any) -> Assigned:
-    """A variable's kind, device and bytes."""
+    """Return a variable's kind, device and bytes."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         shape = tuple(int(n) for n in value.shape)
@@ -177,13 +177,13 @@ _functorch: Any = torch._C._functorch
 
 
 class Fakes(FakeTensorMode):
-    """torch's mode, on the CPU alone: no byte and no context on the device that a fake names."""
+    """torch's fake mode, without any memory or context on the device of a fake."""
 
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        # Called with each new fake, and when a backward pass goes on into an earlier cell.
+        # Called with each new fake, and when a backward pass reaches an earlier cell's graph.
         self._count, self._tracked = count, tracked
-        # The real ones: to free what lies on a GPU would be a call to its driver.
+        # The real tensors: freeing a GPU's memory would call its driver.
         self._kept: list[Tensor] = []
         self._without: dict[int, str] = {}
 
@@ -212,7 +212,7 @@ class Fakes(FakeTensorMode):
             module.setattr(name, tensor)  # C++ still holds the real one
 
     def fake(self, tensor: Tensor) -> None:
-        """Make a fake of a tensor that the code uses; `Stopped` where torch has none for it."""
+        """Make a fake of a tensor that the code uses; raise `Stopped` if torch cannot."""
         if id(tensor) not in self._without:
             self._convert(tensor)
         if id(tensor) in self._without:
@@ -223,7 +223,7 @@ class Fakes(FakeTensorMode):
         hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
         try:
             fake = self._fake_of(tensor)
-        except Exception as error:  # noqa: BLE001  the answer, where the code uses the tensor
+        except Exception as error:  # noqa: BLE001  reported if the code uses the tensor
             why = "it is nested" if tensor.is_nested else first_line(error)
             kind = f"{type(tensor).__name__} ({tensor.layout})"
             self._without[id(tensor)] = f"a {kind} has no dry run: {why}"
@@ -263,13 +263,13 @@ class Fakes(FakeTensorMode):
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Allow real tensors within, for objects of the process rather than the run."""
+    """Allow real tensors within, for objects that belong to the process, not to the dry run."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 def set_data(tensor: Any, new: Any) -> None:
-    """`tensor.data = new` of fakes, which torch leaves on the old device."""
+    """Run `tensor.data = new` for fakes, whose device torch would not change."""
     with torch._C.DisableTorchFunction():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.fake_device = new.fake_device
@@ -277,13 +277,13 @@ def set_data(tensor: Any, new: Any) -> None:
 
 
 def is_real(tensor: Tensor) -> bool:
-    """Whether a tensor has data; what `vmap` and `grad` wrap is a fake already."""
+    """Whether a tensor has data; tensors wrapped by `vmap` or `grad` are fakes already."""
     wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
     return not (wrapped or isinstance(tensor, FakeTensor))
 
 
 def _is_a_number(tensor: Tensor) -> bool:
-    """Whether a tensor is one number on the host, whose value is known: a step count, a flag."""
+    """Whether a tensor is one number on the host, and keeps its value: a step count, a flag."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == "cpu"
@@ -294,7 +294,7 @@ def _is_a_number(tensor: Tensor) -> bool:
 
 
 class _Cut(torch.autograd.Function):
-    """Mark where the graph of an earlier cell would begin."""
+    """Mark the border to an earlier cell's graph."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, tracked: Callable[[], None]) -> Any:

@@ -1,8 +1,8 @@
 """Follow code or a cell in a forked copy of this process, on tensors without data.
 
-Guarantees: one answer, plain data, with what is known up to where the code ended, failed, came to
-what only data can tell or had to be killed; nothing of this process is changed. IPython's magics
-and commands are left out and named; a cell that awaits gets its own event loop.
+Guarantees: the result is plain data, up to the line where the code ended, failed, depended on data
+or had to be killed; nothing in this process is changed. IPython's magics and commands are skipped
+and reported; a cell that awaits gets its own event loop.
 """
 
 import ast
@@ -55,7 +55,7 @@ from gpumagic.usercode.variables import names_read, variables_read
 from gpumagic.virtual import switch
 from gpumagic.virtual.virtual_gpus import keep_after_fork
 
-_GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
+_GRACE_S = 5.0  # seconds beyond the limit in which the child may end with a result
 _following = False
 Note = Callable[[str], object]
 
@@ -66,21 +66,21 @@ class Subject:
 
     namespace: dict[str, Any]
     reads: list[tuple[str, Any]]  # by name; a name that is not in the namespace is an argument
-    # Given what notes a phrase for what was left out: runs the code, for values to describe.
+    # Takes a function to report skipped code; returns one that runs the code and returns values.
     prepare: Callable[[Note], Callable[[], dict[str, Any]]]
     device: Device | None  # where new tensors are made
-    move: bool  # whether what the code reads is brought there
+    move: bool  # whether the variables that the code reads are moved there
     limit: float  # seconds
-    cards: tuple[Card, ...] = ()  # that are not here; the first one stands as `device`
+    cards: tuple[Card, ...] = ()  # cards that are not here; `device` replaces the first
 
     @property
     def where(self) -> str:
-        """The name of the place."""
+        """The name of the device or card; empty if nothing is placed."""
         return self.cards[0].name if self.cards else str(self.device or "")
 
     @property
     def virtual(self) -> bool:
-        """Whether it would be placed on a virtual GPU."""
+        """Whether the code would be placed on a virtual GPU."""
         return self.device is not None and self.device.virtual
 
 
@@ -91,7 +91,7 @@ def dry(subject: Subject) -> DryRun:
     device = subject.device
     target = None if device is None else as_torch(device)
     before = measure(target, next(iter(subject.cards), None))
-    with deferred():  # what is loaded in part stays so
+    with deferred():  # a partial import stays partial
         importlib.import_module("torch._dynamo")  # else each copy would load it itself
     outer = placement()
 
@@ -102,7 +102,7 @@ def dry(subject: Subject) -> DryRun:
             switch.stand_in(before.real)
         let_backward_run()
         if outer is not None:
-            put_in_force(outer)  # a fork leaves it
+            put_in_force(outer)  # a fork resets it
         return _Following(subject).run(before)
 
     result: DryRun | None = run_forked(work, subject.limit + _GRACE_S)
@@ -127,7 +127,7 @@ class _Following:
         self._timed = False
 
     def note(self, reason: str, where: UserLine | None = None, *, ended: bool = False) -> None:
-        """Something that is not known or was left out, at the user's line."""
+        """Record something unknown or skipped, at the user's line."""
         where = where or innermost()
         self._unknown.setdefault((where, reason), Unknown(where, reason, ended))
 
@@ -148,7 +148,7 @@ class _Following:
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
-                subject.reads.clear()  # what the code lets go must be free
+                subject.reads.clear()  # memory that the code releases must be freed
                 variables = _Variables(subject.namespace)
                 self._start_clock()
                 named = go()
@@ -176,7 +176,7 @@ class _Following:
 
     def _bring(self, target: torch.device) -> None:
         subject, here = self._subject, dict[str, tuple[str, ...]]()
-        if subject.cards:  # nothing is on the card yet, whatever is on the GPUs here
+        if subject.cards:  # nothing is on the card yet, unlike the GPUs here
             every = [*subject.reads, *subject.namespace.items()]
             moves = move_all(every, torch.device("cpu"), subject.namespace, check_room=False)
             here = {moved.name: moved.sources for moved in moves.moved}
@@ -189,7 +189,7 @@ class _Following:
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
             self._held.reset_peak()
-        self._crossings.counts.clear()  # moves are reported by themselves
+        self._crossings.counts.clear()  # moves are reported separately
         enter(target, batches=subject.move, namespace=subject.namespace)
 
     # -- while it runs
@@ -206,7 +206,7 @@ class _Following:
             self.note("interrupted", innermost_of(error.__traceback__), ended=True)
         except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
             where = innermost_of(error.__traceback__)
-            if raised and raised[-1].where == where:  # of which C++ has made another error
+            if raised and raised[-1].where == where:  # C++ has converted `Stopped` to another error
                 self.note(raised[-1].reason, raised[-1].where, ended=True)
             elif is_refusal(error):
                 self.note(f"{faults.in_words(error)}: a dry run writes no file", where, ended=True)
@@ -218,7 +218,7 @@ class _Following:
     def _start_clock(self) -> None:
         self._timed = True
         signal.signal(signal.SIGALRM, self._time_is_up)
-        # Again and again: where Python cannot raise, in a finalizer, it is lost.
+        # Repeatedly, since an exception is lost where Python cannot raise, as in a finalizer.
         signal.setitimer(signal.ITIMER_REAL, self._subject.limit, 0.2)
 
     def _time_is_up(self, number: int, frame: FrameType | None) -> None:
@@ -244,14 +244,14 @@ class _Following:
 
 
 class _Variables:
-    """Note what each name refers to, without holding it: a released object must be freed."""
+    """Record each name's object by a weak reference, so that it can be freed."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
         self._before = {name: (id(v), _reference(v)) for name, v in namespace.items()}
 
     def assigned(self) -> Iterator[tuple[str, Any]]:
-        """Return the names that were rebound since, with their new values."""
+        """Yield the names that were rebound since, with their new values."""
         for name, value in self._namespace.items():
             number, reference = self._before.get(name, (None, None))
             same = number == id(value) and (reference is None or reference() is value)
@@ -265,13 +265,13 @@ def _reference(value: Any) -> Any:
     return None
 
 
-# Magics whose text runs here too, once; the others are left out.
+# Magics whose code is run once in a dry run; all others are skipped.
 _PYTHON = {"time", "timeit", "capture", "prun"}
 _ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed"
 
 
 def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
-    """Predict what the rest of a running cell would do, on a device or where it is."""
+    """Predict what the rest of a running cell would do; `on` is a device or None."""
     from IPython.core.compilerop import PyCF_MASK  # IPython takes long to import
 
     line, namespace, flags = ProgressLine(shell), shell.user_ns, shell.compile.flags & PyCF_MASK
@@ -286,7 +286,7 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         line.update("dry run; Ctrl-C ends it")
         return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
     except KeyboardInterrupt as error:
-        # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.
+        # A traceback would have only gpumagic's frames: the cell's are in the ended child.
         show_as(error, lambda: [_ENDED])
         raise
     finally:
@@ -300,7 +300,7 @@ def leave_out_magics(
     transform: Callable[[str], str],
     flags: int = 0,
 ) -> Callable[[ast.Module], Any]:
-    """Make `get_ipython()` only name magics, in a forked child; return a runner of statements."""
+    """Make `get_ipython()` skip magics, in a forked child; return a function that runs code."""
 
     def execute(part: ast.Module) -> Any:
         value = None
@@ -317,7 +317,7 @@ def leave_out_magics(
 
 @dataclass(frozen=True)
 class _DryShell:
-    """Replace `get_ipython()` in a dry run: magics and commands are named and left out."""
+    """Replace `get_ipython()` in a dry run: magics and commands are skipped and reported."""
 
     _note: Note
     _file: str
@@ -329,7 +329,7 @@ class _DryShell:
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         number = sys._getframe(1).f_lineno
-        # On the line of our own magic, it was a line below.
+        # gpumagic's own magic line was removed above it.
         below = "%%ongpu" in linecache.getline(self._file, number)
         return self._magic(name, "%%", cell, number + below)
 
@@ -346,7 +346,7 @@ class _DryShell:
         if name not in _PYTHON or not text.strip():
             return self._left_out(f"{mark}{name}")
         try:
-            # Blank lines above it, so that its lines have the cell's numbers.
+            # Prepend blank lines, so that line numbers are the cell's.
             tree = ast.parse("\n" * max(above, 0) + self._transform(text))
         except SyntaxError:  # options of the magic
             return self._left_out(f"{mark}{name} {text.strip()}")

@@ -1,10 +1,10 @@
 """Run a function in a forked copy of this process, and bring back what it returns.
 
-Guarantees: whatever the function does, this process, its files and its terminal are as before; the
-copy has ended when the call returns, also after Ctrl-C or when it takes too long. On Linux the copy
-can read open files, not write them, and does not move the parent's position in them; every other
-descriptor (terminal, pipe, socket, GPU) is the null device, and shared memory is a private copy.
-Nothing else is prevented here: see `confined`.
+Guarantees: whatever the function does, this process, its files and its terminal do not change; the
+child has ended when the call returns, also after Ctrl-C or a timeout. On Linux the child can read
+open files, not write them, and does not move the parent's position in them; every other descriptor
+(terminal, pipe, socket, GPU) is the null device, and shared memory is a private copy. Nothing else
+is prevented here: see `confined`.
 """
 
 import ctypes
@@ -44,26 +44,26 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     receiver, sender = Pipe(duplex=False)
     answer, pid, status, end = None, 0, 0, time.monotonic() + limit
     try:
-        # An interrupt here would leave a copy that nobody ends, or be raised in the copy.
+        # An interrupt here would leave a child that nobody ends, or be raised in the child.
         with deferred(), warnings.catch_warnings():
-            # The warned deadlock does no harm: a copy that waits too long is killed.
+            # Python warns of a deadlock, which does no harm: a child that waits too long is killed.
             warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
             pid = os.fork()
             if pid == 0:
                 _work_in_child(work, sender)
         sender.close()
-        # A second at a time: a signal that another thread gets is handled only after a wait.
+        # Wait a second at a time: a signal to another thread is handled only between waits.
         while not receiver.poll(min(limit, 1.0)):
             if time.monotonic() > end:
                 return None
-        with suppress(EOFError):  # it has ended without an answer
+        with suppress(EOFError):  # the child has ended without a result
             answer = receiver.recv()
     finally:
         receiver.close()
         if pid:
             with deferred():
-                os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
+                os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so the id is still its own
                 status = os.waitpid(pid, 0)[1]
     if answer is None:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
@@ -78,14 +78,14 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
 
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
-        os.setpgid(0, 0)  # a signal to its own group must not reach the parent
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
+        os.setpgid(0, 0)  # a signal to the child's group must not reach the parent
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         collects = gc.isenabled()
         gc.disable()  # a collection could unmap memory that is about to be replaced
         _detach(keep=sender.fileno())
-        # Inherited objects stay: a process group's end would wait for threads that are not here.
+        # Keep inherited objects: destroying a process group would wait for threads that are gone.
         gc.freeze()
         if collects:
             gc.enable()
@@ -97,17 +97,17 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
             faults.keep("following the code of a dry run", error)
         sender.send((done, value, [(f.doing, _where(f)) for f in faults.all_kept()]))
     finally:
-        os._exit(0)  # nothing that the parent has registered for its own end may run here
+        os._exit(0)  # the parent's exit handlers must not run here
 
 
 def _where(fault: faults.Fault) -> str:
-    """The error and the line of ours that it came from."""
+    """Return the error and the line of gpumagic that raised it."""
     lines = [line.strip() for line in fault.traceback.splitlines()]
     return " ".join([fault.error, *[line for line in lines if line.startswith("File ")][-1:]])
 
 
 def _detach(keep: int) -> None:
-    """Share nothing with the parent from now on but the descriptor `keep`."""
+    """Stop sharing anything with the parent, except the descriptor `keep`."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
         descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
@@ -123,7 +123,7 @@ def _detach_descriptor(descriptor: int, nowhere: int) -> None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.dup2(nowhere, descriptor, inheritable=False)
             return
-        # A file that is opened again has a position of its own.
+        # A reopened file has its own position.
         own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
         os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
         os.dup2(own, descriptor, inheritable=False)
@@ -133,7 +133,7 @@ def _detach_descriptor(descriptor: int, nowhere: int) -> None:
 
 
 def _unshare_memory() -> None:
-    """Make memory that is shared with other processes a private copy."""
+    """Replace memory that is shared with other processes by private copies."""
     try:
         with open("/proc/self/maps") as file:
             shared = [found for line in file if (found := _SHARED.match(line))]
@@ -153,7 +153,7 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
     access = mmap.PROT_READ | mmap.PROT_WRITE
     try:
         file = os.open(path, os.O_RDONLY)
-    except OSError:  # it has no name, or has lost it
+    except OSError:  # the file has no name, or is deleted
         content = ctypes.string_at(start, size)
         remap(start, size, access, _PRIVATE_FIXED | mmap.MAP_ANONYMOUS, -1, 0)
         ctypes.memmove(start, content, size)
@@ -163,9 +163,9 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
 
 
 # Once a backward pass has run with a GPU, torch's engine refuses every backward pass in a forked
-# child, because the engine's threads are gone. A dry run needs none of them: it runs all of it on
-# its own thread. The refusal is a variable of libtorch_cpu that fork sets, and torch has no way to
-# reset it. Its address is in the instructions of a function that begins by reading it.
+# child, because the engine's threads are gone. A dry run needs none of them: it runs all backward
+# passes on its own thread. The refusal is a variable of libtorch_cpu that fork sets, and torch has
+# no way to reset it. Its address is in the instructions of a function that begins by reading it.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
 _COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # cmpb $0, at a distance
 _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # mask and code
@@ -173,7 +173,7 @@ _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # mask and co
 
 def let_backward_run() -> None:
     """Let backward passes run in the child, on its own thread."""
-    # Else the engine's threads would all make torch's pool of threads at once, and one would fail.
+    # Otherwise the engine's threads would all create torch's thread pool at once, and fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
     flag = refusal()
@@ -182,7 +182,7 @@ def let_backward_run() -> None:
 
 
 def refusal() -> ctypes.c_ubyte | None:
-    """Return the variable by which torch's engine refuses backward passes; None if unknown."""
+    """Return the variable that makes torch's engine refuse backward passes; None if unknown."""
     try:
         reader = getattr(ctypes.CDLL(torch._C.__file__), _READER)
     except (AttributeError, OSError):

@@ -1,8 +1,8 @@
-"""Count the memory that a dry run would hold on each device, and compare it with the card's.
+"""Count the memory that a dry run would allocate on each device; compare it with a card's.
 
 Each storage counts once while anything refers to it, with the block size and the temporary memory
 that CUDA would take. Libraries' workspaces are not counted: a peak is "at least". A card that is
-not in this machine is taken as empty.
+not in this machine is assumed to be empty.
 """
 
 import sys
@@ -39,32 +39,32 @@ class _Storage:
 
 
 class HeldMemory:
-    """Bytes now and at most on each device, by the device's name, and the line of the most."""
+    """Present and peak bytes by the device's name, and the line of each peak."""
 
     def __init__(self) -> None:
         self.now: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.start: dict[str, int] = {}
-        # Each time there was more than ever: how much by which line, in their order.
+        # Each new peak in order: its bytes and its line.
         self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}
         self._known: dict[int, _Storage] = {}
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
         self.made = 0  # storages so far
-        self._leaving: int | None = None  # the storage that the last one may have replaced
+        self._leaving: int | None = None  # the storage that the newest one may have replaced
 
     def age(self, tensor: Any) -> int:
-        """Return how many storages had been made before this one."""
+        """Return the number of the tensor's storage, in order of creation; the last if unknown."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         return self.made if known is None else known.order
 
     def begin(self) -> None:
-        """Begin to count: present memory is the start, and the peak counts from here."""
+        """Begin to count: record the present memory as the start, and reset the peak."""
         self.start, self._begun = dict(self.now), True
         self.reset_peak()
 
     def reset_peak(self) -> None:
-        """Count the peak from here, as the report of a real cell does."""
+        """Reset the peak to the present memory, as the report of a real cell does."""
         self.most = dict(self.now)
         self.rises = {device: [(nbytes, None)] for device, nbytes in self.now.items()}
 
@@ -73,10 +73,10 @@ class HeldMemory:
     ) -> None:
         """Count the storage of a fake, once, for as long as it lives.
 
-        A run with data may write into `replaced`. `existing` memory is allocated already.
+        A real run may write into `replaced`. `existing` memory is allocated already.
         """
         if tensor.layout is not torch.strided:
-            return  # a sparse one has no storage of its own
+            return  # a sparse tensor has no storage
         storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, int(storage.nbytes())
         if key in self._known:
@@ -101,7 +101,7 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].take(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # On the host it may be a new one all the same.
+        # On the host an `existing` tensor may be newly allocated all the same.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
@@ -112,11 +112,11 @@ class HeldMemory:
             self._raise(device)
 
     def pass_through(self, device: str, sizes: list[int]) -> None:
-        """Count an operator's temporary memory, which it frees again."""
+        """Count an operator's temporary memory, and free it."""
         allocator = self._allocators[device]
         taken = [(*allocator.take(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
-            # What a result replaces is the result meanwhile.
+            # A storage that may be reused for the result counts only once.
             old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)
@@ -151,14 +151,14 @@ class HeldMemory:
 class Before:
     """Record the state before the code, measured in the parent, which may use the devices."""
 
-    time: float  # seconds, by a clock that only grows
+    time: float  # seconds of a monotonic clock
     memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device
     virtual: bool
     real: list[tuple[Any, int]]  # properties and bytes allocated, where a driver is in use
 
 
 def measure(target: torch.device | None, card: Card | None = None) -> Before:
-    """Measure each device that this process uses, or will use for `target`; or an empty card."""
+    """Measure each device that this process uses, or will use for `target`; or describe `card`."""
     real: list[tuple[Any, int]] = []
     memory: dict[str, tuple[int, int | None]] = {"cpu": (0, host_has())}
     if card is not None:
@@ -181,7 +181,7 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
 
 
 def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
-    """The peak of every device on which the code had tensors."""
+    """Return the peak of each device on which the code had tensors."""
     found = {}
     for device in sorted(held.most):
         start = held.start.get(device, 0)
@@ -195,7 +195,7 @@ def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
 
 
 def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
-    """Return the device that `on` names, without cards; or all cards, with the first's stand-in."""
+    """Return the device that `on` names; or the cards, and a stand-in device for the first."""
     if on is None:
         return None, ()
     chosen: tuple[Card, ...] = ()
@@ -215,7 +215,7 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 
 
 def on_card(held: HeldMemory, card: Card) -> OnCard:
-    """Whether what was counted on the fullest GPU fits on a card, and from which line on not."""
+    """Return whether the fullest GPU's peak fits on a card, and the first line that exceeds it."""
     device = max(held.most.keys() - {"cpu"}, key=held.most.__getitem__, default="")
     rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)

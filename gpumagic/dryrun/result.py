@@ -15,7 +15,7 @@ from gpumagic.moving.moved import Moved
 from gpumagic.usercode.files import UserLine
 
 LIMIT_S = 60.0
-"""After so long a dry run stops, with the result up to there."""
+"""Seconds after which a dry run stops, with the result up to there."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Assigned:
 
     name: str
     kind: str  # "float32[128, 10]" for a tensor, else in words: "Sequential, 4 parameters"
-    device: str = ""  # several are joined by a comma, and what is on none has none
+    device: str = ""  # several are joined by a comma; empty without tensors
     nbytes: int = 0  # of its tensors
     shape: tuple[int, ...] | None = None  # of a tensor, as is its dtype
     dtype: Any = None
@@ -34,23 +34,23 @@ class Assigned:
 class Peak:
     """Record the least memory needed on one device, in bytes.
 
-    Workspaces of cuBLAS and cuDNN, and the allocator's fragmentation, are not in it.
+    Without workspaces of cuBLAS and cuDNN, and without the allocator's fragmentation.
     """
 
     device: str
-    peak: int  # the most at once, with what is there already: torch's max_memory_allocated
-    needed: int  # of these, what is not allocated yet, what `%%ongpu` brings included
-    free: int | None  # what there is for them now
+    peak: int  # the peak, with memory allocated before: torch's max_memory_allocated
+    needed: int  # of these, bytes not allocated yet, with those that `%%ongpu` moves there
+    free: int | None  # bytes free now
     at: UserLine | None  # the line of the peak
 
     @property
     def fits(self) -> bool | None:
-        """Whether there is room for it now; None where that is not known."""
+        """Whether the free memory suffices now; None if unknown."""
         return None if self.free is None else self.needed <= self.free
 
 
 CARD_STANDS_AS = "cuda:0"
-"""What a card that is not here is called where its code runs dry."""
+"""Name of the device that replaces an absent card in its dry run."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class OnCard:
 
     card: Card
     needed: int  # bytes, at least
-    at: UserLine | None  # the first line that needs more than there is; None before the first one
+    at: UserLine | None  # the first line that needs more than there is; None before the first line
 
     @property
     def left(self) -> int:
-        """Bytes that it leaves; below zero where it does not fit."""
+        """Bytes left on the card; negative if the code does not fit."""
         return self.card.usable - self.needed
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for it."""
+        """Whether the code fits on the card."""
         return self.left >= 0
 
 
@@ -84,7 +84,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # A magic's line is not what the user typed, and its reason names it.
+        # A magic's line is not the text that the user typed, and the reason names the magic.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"
@@ -107,28 +107,28 @@ class Mismatch:
 class DryRun(Shown):
     """Record what a cell or a function would do; each attribute is described at its line."""
 
-    device: str  # where it would be placed, or the first card's name; empty: where it is
-    # Variables that it assigns, and "return" for what a function returns.
+    device: str  # where it would be placed, or the first card's name; empty if not placed
+    # Variables that it assigns, and "return" for a function's result.
     assigned: tuple[Assigned, ...] = ()
     peak: dict[str, Peak] = field(default_factory=dict)  # by device; a card is "cuda:0"
-    moved: tuple[Moved, ...] = ()  # what `%%ongpu` would move there before the code
+    moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move there first
     # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
-    # Everything unknown or left out; the last one may be where the dry run ended.
+    # Everything unknown or skipped; the last entry may be where the dry run ended.
     unknown: tuple[Unknown, ...] = ()
     mismatches: tuple[Mismatch, ...] = ()  # the operation between devices at which it would fail
     error: str | None = None  # another error at which it would fail
     error_at: UserLine | None = None
     printed: str = ""  # a "?" is a value that depends on data
-    operators: int = 0  # that were followed
+    operators: int = 0  # operators that were run
     backward: bool = False  # whether a backward pass ran
-    seconds: float = 0.0  # of the dry run, with the copy of the process and, once, an import
+    seconds: float = 0.0  # of the dry run, including the fork and, once, an import
     virtual: bool = False  # whether the device is a virtual GPU
-    cards: tuple[OnCard, ...] = ()  # that it was asked for, and are not here
+    cards: tuple[OnCard, ...] = ()  # requested cards that are not here
 
     @property
     def complete(self) -> bool:
-        """Whether it followed the code to its end."""
+        """Whether the dry run reached the end of the code."""
         ended = any(unknown.ended for unknown in self.unknown)
         return not (ended or self.mismatches or self.error)
 
@@ -142,7 +142,7 @@ _FOLD = table.Fold(12)
 
 
 def text(run: DryRun) -> str:
-    """For terminals."""
+    """Return the text for terminals."""
     lines = [_head(run), *(f"  {words}" for words in (*_on_cards(run), *map(_memory, _peaks(run))))]
     for mismatch in run.mismatches:
         lines += [f"  would fail at {mismatch.where}", indent(str(mismatch), "    ")]
@@ -155,7 +155,7 @@ def text(run: DryRun) -> str:
 
 
 def html(run: DryRun) -> str:
-    """For notebooks."""
+    """Return the HTML for notebooks."""
     parts = [tag("div", _head(run), "gm-caption")]
     parts += [
         tag("div", words, "gm-dim" if n else "gm-this") for n, words in enumerate(_on_cards(run))
@@ -190,7 +190,7 @@ def _head(run: DryRun) -> str:
 
 
 def _on_cards(run: DryRun) -> Iterator[str]:
-    """``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, and what was taken off each card."""
+    """``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, and the reserve on each card."""
     if not run.cards:
         return
     at_least = "" if run.complete else "at least "
@@ -229,7 +229,7 @@ def _memory(peak: Peak) -> str:
 
 
 def _ends(run: DryRun) -> Iterator[str]:
-    """Yield the error, and what is unknown; what ended the dry run is last."""
+    """Yield the error and the unknown values; the cause of the dry run's end is last."""
     if run.error:
         yield f"would fail at {run.error_at}: {run.error}"
     for unknown in sorted(run.unknown, key=lambda u: u.ended):

@@ -1,4 +1,4 @@
-"""Find the largest value with which code fits into a GPU's memory, here or on another card."""
+"""Find the largest value for which code fits into a GPU's memory, here or on another card."""
 
 from gpumagic.display import table
 

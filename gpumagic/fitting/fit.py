@@ -1,7 +1,7 @@
-"""Find the largest value with which code fits into a GPU's memory: `gpumagic.fit`.
+"""Find the largest value for which code fits into a GPU's memory: `gpumagic.fit`.
 
-Guarantees: the user's variables, random state and settings are afterwards as they were, and so is
-the memory; Ctrl-C or an error keeps the results so far. Files that the code writes are written.
+Guarantees: the user's variables, random state, settings and memory are restored; Ctrl-C or an error
+keeps the results so far. Files that the code writes are not undone.
 """
 
 import inspect
@@ -38,18 +38,18 @@ def fit(
     text: str | None = None,
     **value: Sequence[float],
 ) -> Fit:
-    """Find the largest value of a variable with which `code` fits into a GPU's memory.
+    """Find the largest value of a variable for which `code` fits into a GPU's memory.
 
     Parameters
     ----------
     code : str or callable
         The code to fit. A function is called with the variable if it has a parameter of that name.
     on : object, optional
-        The GPU, by any of its names; the current one if None. Or cards that are not here, as of
-        `dry_run`: ``"H100 80GB"``, ``["RTX 4090", "24GiB"]``; then nothing is run.
+        The GPU, by any of its names; the current GPU if None. Or cards that are not here, as in
+        `dry_run`: ``"H100 80GB"``, ``["RTX 4090", "24GiB"]``; then the code is not run.
     margin : float
-        The part of the free memory that is left free. If six dry runs do not find the largest
-        value, the result is less than the part `margin` / 2 below it, and says so.
+        The fraction of the free memory that is left free. If six dry runs do not find the largest
+        value, the result is at most the fraction `margin` / 2 below it, and says so.
     dry : bool
         Only predict, and run nothing.
     namespace : dict, optional
@@ -64,15 +64,15 @@ def fit(
     Returns
     -------
     Fit
-        After Ctrl-C with what is known, and ``interrupted``.
+        After Ctrl-C it has the results so far, and ``interrupted`` is True.
 
     Raises
     ------
     GpuError
-        No such GPU or card, no variable or several, values that are no numbers, code that reads no
-        such variable; without a run, code that a dry run cannot follow.
+        No such GPU or card, no variable or several, values that are not numbers, or code that does
+        not read the variable; without a run, also code that a dry run cannot follow.
     Exception
-        What the code raises, but for being out of memory.
+        Any error of the code, except for running out of memory.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def fit(
         seconds=time.monotonic() - began,
         time=time.time(),
     )
-    # What took minutes is not lost because a view of it fails.
+    # An error in the view must not lose a result that took minutes.
     with faults.kept("drawing a fit for the monitor"):
         board.keep(repr(result), result.time, **view(result).panel(result))
     return result

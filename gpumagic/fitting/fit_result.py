@@ -12,7 +12,7 @@ from gpumagic.display.units import duration, many, size
 
 @dataclass(frozen=True)
 class Tried:
-    """Record one tried value; the bytes come on top of the memory allocated before."""
+    """Record one tried value; its bytes do not include the memory allocated before."""
 
     value: float
     predicted: int | None = None  # by a dry run
@@ -21,7 +21,7 @@ class Tried:
 
     @property
     def needed(self) -> int | None:
-        """Return the bytes it needs: measured, else predicted; None if unknown."""
+        """Return the bytes that the value needs: measured, else predicted; None if unknown."""
         return self.predicted if self.measured is None else self.measured
 
 
@@ -39,7 +39,7 @@ class Largest:
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
-    """Record the largest value of a variable with which code fits into memory.
+    """Record the largest value of a variable for which code fits into memory.
 
     Attributes
     ----------
@@ -53,15 +53,15 @@ class Fit(Shown):
     trains : bool or None
         Whether a backward pass ran; None if no dry run could tell.
     margin : float
-        The part of the free memory that is left free.
+        The fraction of the free memory that is left free.
     notes : tuple of str
-        What the user should know of how it was found, a line each.
+        Remarks on how the value was found, a line each.
     interrupted : bool
-        Whether Ctrl-C ended it: the results so far are here.
+        Whether Ctrl-C ended the search; the results up to then are recorded.
     stopped : str
         Why larger values may fit too: the value at which it stopped, and the reason.
     values : sequence of numbers
-        The values that were named, in ascending order.
+        The given values, in ascending order.
     seconds : float
     time : float
         Unix time of the end.
@@ -87,7 +87,7 @@ class Fit(Shown):
 
     @property
     def confirmed(self) -> bool:
-        """Whether a run with that value went to its end."""
+        """Whether a run with the largest value completed."""
         return self.largest[0].confirmed
 
     @property
@@ -101,14 +101,14 @@ class Fit(Shown):
 
 
 def text(fit: Fit) -> str:
-    """For terminals."""
+    """Return the text for terminals."""
     answers = [_answer(fit, found) for found in fit.largest]
     lines = [*answers, "", *table.lines(_columns(fit), "  ")]
     return "\n".join([*lines, *(f"  {note}" for note in _notes(fit))])
 
 
 def html(fit: Fit) -> str:
-    """For notebooks."""
+    """Return the HTML for notebooks."""
     first, *rest = [_answer(fit, found) for found in fit.largest]
     bad = any(found.value is None for found in fit.largest)
     parts = [tag("div", first, f"gm-answer{' gm-bad' * bad}"), *(tag("div", each) for each in rest)]
@@ -119,7 +119,7 @@ def html(fit: Fit) -> str:
 
 
 def panel(fit: Fit) -> dict[str, object]:
-    """For the monitor; the text has the numbers."""
+    """Return the monitor's panel; its text has the numbers."""
     return {"title": fit.title, "bars": []}
 
 
@@ -147,7 +147,7 @@ def _answer(fit: Fit, found: Largest) -> str:
 
 
 def _how_sure(fit: Fit, found: Largest, value: float) -> str:
-    """Return what is known of larger values, of which the next one is known not to fit if sure."""
+    """Describe how certain the value is: surely the largest if the next one does not fit."""
     above = next((tried.value for tried in fit.tried if tried.value > value), None)
     if fit.stopped or above is None:
         return "is the largest known to fit"
@@ -158,7 +158,7 @@ def _how_sure(fit: Fit, found: Largest, value: float) -> str:
 
 
 def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:
-    """A predicted value to three digits, where that is a value that was asked for."""
+    """Round a predicted value to three digits, if the result is one of the given values."""
     unit = 1 if found.confirmed else 10 ** max(len(f"{int(value)}") - 3, 0)
     near = to(value / unit) * unit
     return f"{near:_}" if unit > 1 and near in fit.values else f"{value}"

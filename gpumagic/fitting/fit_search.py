@@ -32,7 +32,7 @@ from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
 _MOST_RUNS = 8  # since measurements may send the search up and down again
-# After `_FEW` questions the answer may be within `near` of the largest value; after `_MANY` the
+# After `_FEW` calls the answer may be within `near` of the largest value; after `_MANY` calls the
 # bracket is halved.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
@@ -40,7 +40,7 @@ Need = Callable[[float], float]
 
 @dataclass
 class Search:
-    """Search for the largest value; whatever ends it, the results so far are here."""
+    """Search for the largest value; the results so far survive any error or interrupt."""
 
     program: Program
     space: dict[str, Any]
@@ -54,8 +54,8 @@ class Search:
     stopped: str = ""  # why larger values are not known
     notes: dict[str, None] = field(default_factory=dict)
     _predicted: dict[float, int] = field(default_factory=dict)
-    _ended: dict[float, str] = field(default_factory=dict)  # why a dry run did not end well
-    _raises: set[float] = field(default_factory=set)  # of these, where the code itself fails
+    _ended: dict[float, str] = field(default_factory=dict)  # why a dry run ended early
+    _raises: set[float] = field(default_factory=set)  # values at which the code itself fails
     _measured: dict[float, float] = field(default_factory=dict)  # infinite if out of memory
     _error: Exception | None = None  # of the code, in a run
 
@@ -64,7 +64,7 @@ class Search:
         here = [] if self.cards else [(str(self.device), cuda_state.room(self._target))]
         where = [*here, *((card.name, card.usable) for card in self.cards)]
         self._rooms = {name: (free, int(free * (1 - self.margin))) for name, free in where}
-        # Nobody would notice a closer answer, which would cost more dry runs.
+        # A closer answer would cost more dry runs for an unnoticeable gain.
         self._near = self.margin / 2
         self._last = self.values[0]
         self._reads = self._read()
@@ -72,7 +72,7 @@ class Search:
         self._copied = nbytes_held(self._reads, str(self._target))
 
     def _read(self) -> list[tuple[str, Any]]:
-        """Return the variables that the code reads, also by functions, without the sought one."""
+        """Return the variables that the code and its functions read, without the fitted one."""
         space, names = self.space, [*self.program.reads]
         module = str(space.get("__name__") or "__main__")
         if (function := self.program.function) is not None:
@@ -87,7 +87,7 @@ class Search:
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
-            # The code may fail at the first value alone, as BatchNorm does at 1.
+            # The code may fail only at the first value, as BatchNorm does at 1.
             self.notes[f"{self.name} = {first} raises {self._ended[first]}"] = None
             self.values, unknown = self.values[1:], False
         if unknown:
@@ -111,7 +111,7 @@ class Search:
         largest(self.values, self._run, room, near=self._near, from_below=True)
 
     def _confirm(self) -> None:
-        """Run the predicted value, and go up or down by the measured bytes."""
+        """Run the predicted value, then adjust the value by the measured bytes."""
         ((free, room),) = self._rooms.values()
         rest = min(room, free - self._copied)  # less the copies' memory
         for _ in range(_MOST_RUNS):
@@ -132,7 +132,7 @@ class Search:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate a value's need from all results; infinite at and above one that did not fit."""
+        """Estimate a value's bytes from all results; infinite at or above one that did not fit."""
         if value in self._measured:
             return self._measured[value]
         if any(math.isinf(need) and value >= most for most, need in self._measured.items()):
@@ -142,7 +142,7 @@ class Search:
         return self._predict(value) + max(more, default=0.0)
 
     def stop(self, error: Exception) -> bool:
-        """Let an error end the search; False if the code raised it, or if nothing was tried yet."""
+        """End the search by an error; False if the code raised it, or if no value was tried yet."""
         if error is self._error or not self.tried():
             return False
         ours = "" if isinstance(error, GpuError) else "a fault of gpumagic: "
@@ -153,7 +153,7 @@ class Search:
         return True
 
     def _say_what_is_open(self, best: float | None) -> None:
-        """Note a value whose need is unknown, if all smaller ones fit."""
+        """Report the next value tried above `best`, if its need is unknown."""
         known = {tried.value for tried in self.tried()}
         above = (each for each in known | self._ended.keys() if best and each > best)
         if (value := min(above, default=math.inf)) in self._ended:
@@ -162,7 +162,7 @@ class Search:
 
     # -- dry runs
     def _predict(self, value: float) -> float:
-        """Return the bytes needed on top of allocated ones; infinite if the dry run ended early."""
+        """Return the bytes needed beyond allocated ones; infinite if the dry run ended early."""
         if value not in self._predicted and value not in self._ended:
             self._told(value, "dry run")  # it may take long
             try:
@@ -186,14 +186,14 @@ class Search:
             ends = [str(each) for each in run.unknown if each.ended]
             self._ended[value] = [*raised, *ends][0]
             self._raises |= {value} if raised else set()
-        # A larger value may take three times as long, or 20 s; then it is given up.
+        # A larger value may take three times as long, or 20 s; then its dry run is stopped.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
         made, space = self.program, self.space
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
-            # In the forked copy alone.
+            # Runs only in the forked child.
             space.update({self.name: value, FUNCTION: made.function})
             if "get_ipython" in space:
                 transform = space["get_ipython"]().transform_cell
@@ -209,7 +209,7 @@ class Search:
 
     # -- runs on copies
     def _run(self, value: float) -> float:
-        """Return the bytes needed on top of allocated ones, without copies of variables there."""
+        """Return the bytes needed beyond allocated ones, without copies of variables on the GPU."""
         if value not in self._measured:
             self._told(value, "run")
             self._measured[value] = contextvars.copy_context().run(self._measure, value)
@@ -249,7 +249,7 @@ class Search:
 
     # -- what is known
     def _told(self, value: float, by: str) -> None:
-        """Say how far it is."""
+        """Report the progress."""
         self._last, tried = value, self._tried(value)
         (_, room), *_ = self._rooms.values()
         line = f"{by} of {self.name} = {value}"
@@ -293,10 +293,10 @@ def largest(
 ) -> float | None:
     """Return the largest of ascending `values`, all above 0, that needs at most `limit`, or None.
 
-    `need` must not fall as the value grows, and may return infinity. In the end it was called for
-    the answer and for the next value, which is over the limit. If six calls do not find these, the
-    value over the limit is larger than the answer by at most the part `near`. Four calls are enough
-    if the need is affine. `from_below` at most doubles a value that was within the limit.
+    `need` must not decrease as the value grows, and may return infinity. It is called for the
+    answer and for the next value, which is over the limit. If six calls do not find both, the
+    smallest value found over the limit exceeds the answer by at most the fraction `near`. For an
+    affine need, four calls suffice. `from_below` at most doubles a value that was within the limit.
     """
     if need(values[0]) > limit:
         return None
@@ -319,7 +319,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Return the last two of doubled values' places, until one is over the limit or the last."""
+    """Double values until one is over the limit or the last; return the last two indices."""
     low = high = 0
     while high < len(values) - 1 and need(values[high]) <= limit:
         low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
@@ -327,7 +327,7 @@ def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, in
 
 
 def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
-    """Interpolate the value that needs exactly the limit, if the need grows by a power law."""
+    """Interpolate the value that needs exactly the limit, assuming that need is a power law."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):

@@ -37,7 +37,7 @@ _origins: dict[tuple[str, str], Origin] = {}
 
 
 def forget_origins() -> None:
-    """Forget all origins: moved variables count as at home where they are."""
+    """Forget all origins: moved variables will not be moved back."""
     _origins.clear()
 
 
@@ -45,7 +45,7 @@ class ArrayFramework(Framework):
     """Move variables of a framework by replacing their arrays with copies."""
 
     copies: CopyCounting | None = None
-    """Counts the copies that the code does not name; None if the framework makes none."""
+    """Counter of copies and waits; None if the framework makes no implicit copies."""
     virtual = 0
     """The number of virtual GPUs."""
 
@@ -62,10 +62,10 @@ class ArrayFramework(Framework):
             self.patch(self._patches)
 
     def patch(self, stack: ExitStack) -> None:
-        """Have the framework's functions answer for virtual GPUs, until `stack` is closed."""
+        """Patch the framework's functions to support virtual GPUs, until `stack` is closed."""
 
     def missing(self, device: Device, cpus: int, build: str) -> GpuError:
-        """Return the error for a device that it lacks; it has so many devices of the CPU."""
+        """Return the error for a missing device; the framework has `cpus` devices of the CPU."""
         if device.kind != "cuda":
             return GpuError(f"{self.name} has no device {device}; type cpu, or a GPU's number")
         if self.virtual:
@@ -75,11 +75,11 @@ class ArrayFramework(Framework):
         )
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Count its copies between devices and its waits, within the context."""
+        """Count the framework's copies between devices and its waits, within the context."""
         return nullcontext() if self.copies is None else self.copies.count(tally, strict)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on another device, the array itself if it is there, or GpuError."""
+        """Return a copy on `device`, or the array if it is there already; GpuError on failure."""
         raise NotImplementedError
 
     def move(
@@ -102,16 +102,16 @@ class ArrayFramework(Framework):
         return moving.finish()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of its live arrays on a device; memory that they share counts once."""
+        """Return the bytes of live arrays on a device; shared memory counts once."""
         every = wholes(place for array in self.live() for place in self.places(array))
         return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def remember(self, origins: Origins, cell: str) -> None:
-        """Keep the origin of each variable from before the first cell that moved it."""
+        """Record where each variable was before the first cell that moved it."""
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move the moved variables' present values, and copies that others hold by now, back."""
+        """Move back the moved variables' present values, and copies that other variables hold."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -159,7 +159,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays that are not `there`; return them, or none if one stays."""
+        """Copy a variable's arrays unless on `there`; return the originals, empty if one fails."""
         arrays = arrays_in(value, self._framework, there)
         if not arrays:
             return ()
@@ -169,7 +169,7 @@ class _Moving:
         new = [array for array in arrays if id(array) not in self._copies]
         try:
             made = {id(array): (array, bring(array)) for array in new}
-        except Exception as error:  # noqa: BLE001  it is to stay, or the framework has no room
+        except Exception as error:  # noqa: BLE001  it cannot move, or the device is full
             self._left.append(Left(name, first_line(error)))
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
@@ -182,12 +182,12 @@ class _Moving:
         return arrays
 
     def originals(self, arrays: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
-        """Return each copy's original by the copy's id, with the copy, weakly."""
+        """Return a weak reference to each copy, and its original, by the copy's id."""
         pairs = [self._copies[id(array)] for array in arrays if id(array) in self._copies]
         return {id(copy): (weakref.ref(copy), array) for array, copy in pairs}
 
     def finish(self) -> Moves:
-        """Replace the arrays in the variables by their copies, and wait for these."""
+        """Replace the arrays in the variables by their copies, and wait for the copies."""
         if not self._copies:
             return Moves(left=tuple(self._left))
         seen: dict[int, Any] = {}
@@ -203,7 +203,7 @@ class _Moving:
 
 
 def arrays_in(value: Any, framework: Framework, there: str = "") -> list[Any]:
-    """Return the arrays that a value is or holds, unless they are on device `there`."""
+    """Return the arrays in a value, or the value itself, unless they are on device `there`."""
     found: list[Any] = []
 
     def look(array: Any) -> Any:
@@ -226,7 +226,7 @@ def _replaced(
     if framework.is_array(value):
         made = new(value)
     else:
-        seen[id(value)] = value, value  # what it holds may hold it
+        seen[id(value)] = value, value  # the value may contain itself
         if (split := _split(value) or framework.parts(value)) is not None:
             held, rebuild = split
             parts = [_replaced(part, framework, new, seen) for part in held]
@@ -237,12 +237,12 @@ def _replaced(
             for key, part in list(held.items() if isinstance(held, dict) else enumerate(held)):
                 if (put := _replaced(part, framework, new, seen)) is not part:
                     held[key] = put
-    seen[id(value)] = value, made  # the value too, so that its id stays its own
+    seen[id(value)] = value, made  # keeps `value` alive, so its id stays unique
     return made
 
 
 def _split(value: Any) -> Split | None:
-    """Split what is rebuilt, a tuple or a `functools.partial`, as `Framework.parts` does."""
+    """Split a tuple or a `functools.partial`, as `Framework.parts` does; None for others."""
     kind: Any = type(value)
     if issubclass(kind, tuple):
         return value, getattr(kind, "_make", kind)
@@ -253,7 +253,7 @@ def _split(value: Any) -> Split | None:
 
 
 def _changeable(value: Any) -> Any:
-    """Return the container whose items, or an own object's attributes, are replaced in place."""
+    """Return a container, or a user object's attributes, to change in place; else empty."""
     kind = type(value)
     if kind in _IN_PLACE:
         return value
@@ -266,7 +266,7 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield what `pattern` finds in an error's message, the user's frame, and what failed there."""
+    """Yield the match of `pattern` in an error's message, the user's frame, and the failed node."""
     for each in errors(error):
         said = pattern.search(str(each))
         frames = failed_frames(each.__traceback__) if said else []
@@ -278,7 +278,7 @@ def failures(
 def operands(
     node: ast.AST, frame: FailedFrame, held: Callable[[Any], Sequence[Any]]
 ) -> Iterator[tuple[ast.expr, Sequence[Any]]]:
-    """Yield the largest expressions in a node whose values are or hold arrays, with these."""
+    """Yield the largest expressions in a node whose values contain arrays, with their arrays."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _OWN_SCOPES):
             continue
@@ -289,7 +289,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # An item of an array has gone, and is where the array is.
+        # An item's value is freed by now; it was on the array's device.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -1,4 +1,4 @@
-"""Support CuPy: real GPUs, arrays and the memory pool; it makes no copies that code hides."""
+"""Support CuPy: real GPUs, arrays and the memory pool. CuPy makes no implicit copies."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ class CuPy(ArrayFramework):
 
     def __init__(self) -> None:
         super().__init__()
-        # To ask a GPU that nobody has used would make a context there, of some 500 MiB.
+        # Querying an unused GPU would create a context of about 500 MiB on it.
         self._used: set[int] = set()
 
     def started(self) -> bool:
@@ -71,12 +71,12 @@ class CuPy(ArrayFramework):
             return cupy.array(array)
 
     def wait(self, *devices: str) -> None:
-        """Wait until the GPUs that it was placed on have finished, and the current one."""
+        """Wait for the current GPU and for every GPU that code was placed on."""
         for ordinal in {*self._used, cupy.cuda.Device().id}:
             cupy.cuda.Device(ordinal).synchronize()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes that its memory pool has given out on a device; it keeps no peak."""
+        """Return the bytes allocated from CuPy's memory pool, which records no peak."""
         with self.own(device):
             return int(cupy.get_default_memory_pool().used_bytes()), None
 
@@ -85,7 +85,7 @@ class CuPy(ArrayFramework):
         return [place] if place is not None else []
 
     def pool(self, device: Device) -> Pool | None:
-        """Return the figures of its memory pool for a GPU that was used."""
+        """Return the figures of CuPy's memory pool for a GPU; None if the GPU is unused."""
         if device.ordinal not in self._used:
             return None
         with self.own(device):

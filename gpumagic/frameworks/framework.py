@@ -1,4 +1,4 @@
-"""Define what gpumagic asks of a framework, and ask any library's array where it is."""
+"""Define the contract of a framework, and find the device of any library's array."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpumagic.moving.moved import Moves, Origins
 if TYPE_CHECKING:
     from gpumagic.mismatch.explanation import Explanation
 
-# The numbers of DLPack's header, dlpack.h. Memory of the host that a GPU can read is the CPU's;
-# what torch calls "cuda" is called so: CUDA, its managed memory, ROCm.
+# Device types in DLPack's header, dlpack.h. Pinned memory of the host counts as the CPU's. As in
+# torch, "cuda" includes CUDA's managed memory and ROCm.
 _KINDS = {
     **dict.fromkeys((1, 3, 11), "cpu"),
     **dict.fromkeys((2, 10, 13), "cuda"),
     8: "mps",
     14: "xpu",
 }
-# Tables, of which not every column has a protocol.
+# Libraries of tables, whose columns do not all support a protocol.
 _TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
 _NAMES = {
     "cudf": "cuDF",
@@ -37,7 +37,7 @@ _NAMES = {
 }
 
 Split = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
-"""The parts of a container, and a function that rebuilds it from others."""
+"""The parts of a container, and a function that rebuilds it from new parts."""
 
 Counting = AbstractContextManager[object]
 
@@ -54,20 +54,20 @@ class Place(NamedTuple):
 class Pool:
     """Record the figures of a framework's allocator for one GPU, in bytes; None if unknown."""
 
-    framework: str  # as its people write it: "JAX"
-    used: int | None  # given out now: to arrays, and to what computes
+    framework: str  # as its authors write it: "JAX"
+    used: int | None  # allocated now, for arrays and temporary memory
     peak: int | None
-    taken: int | None  # from the driver, given out or not
-    limit: int | None  # it takes no more than so much
+    taken: int | None  # obtained from the driver, allocated or not
+    limit: int | None  # the most that it obtains from the driver
 
 
 def device_of(value: Any) -> str | None:
-    """Return ``"cuda:1"``, ``"cuda"`` (only the driver knows which), ``"cpu"``; or None."""
+    """Return ``"cuda:1"``, ``"cuda"`` (the library names no ordinal) or ``"cpu"``; else None."""
     kind = type(value)  # an object that answers every attribute is no array
     if hasattr(kind, "__dlpack_device__"):
         try:
             number, ordinal = map(int, value.__dlpack_device__())
-        except Exception:  # noqa: BLE001  a library's own: an array that was deleted or donated
+        except Exception:  # noqa: BLE001  the library's own, for a deleted or donated array
             return None
         name = _KINDS.get(number, f"DLPack's device type {number}")
         return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
@@ -90,17 +90,17 @@ def nbytes_of(value: Any) -> int:
 
 def place_of(value: Any) -> Place | None:
     """Return an array's memory, by a protocol; None if its device or size is unknown."""
-    device, address = device_of(value), id(value)  # if unknown, one that no other array has
+    device, address = device_of(value), id(value)  # if the address is unknown, a unique one
     if device is None or not (nbytes := nbytes_of(value)):
         return None
     if hasattr(type(value), "__cuda_array_interface__"):
         address = int(value.__cuda_array_interface__["data"][0])
-    # Where only the driver knows which GPU it is, it is most often the first one.
+    # Without an ordinal, the first GPU is the most likely one.
     return Place("cuda:0" if device == "cuda" else device, address, nbytes)
 
 
 def wholes(places: Iterable[Place]) -> dict[Place, Place]:
-    """Return the enclosing place of each place: a view has the place of its base."""
+    """Map each place to the largest one that encloses it: a view to its base."""
     found: dict[Place, Place] = {}
     whole: Place | None = None
     for place in sorted({*places}, key=lambda each: (each.device, each.address, -each.nbytes)):
@@ -112,7 +112,7 @@ def wholes(places: Iterable[Place]) -> dict[Place, Place]:
 
 
 def library_of(value: Any) -> str:
-    """Return the library of its class, as its authors write it: ``"CuPy"``."""
+    """Return the name of a value's library, as its authors write it: ``"CuPy"``."""
     root = _root(type(value))
     return _NAMES.get(root, root)
 
@@ -125,9 +125,9 @@ class Framework(Protocol):
     """Define the contract of an imported framework; method bodies here are the defaults."""
 
     name: str
-    """As its people write it: ``"JAX"``."""
+    """Its name, as its authors write it: ``"JAX"``."""
     counts_allocations: bool = False
-    """Whether `peak` sees all that code allocates, so that its variables need not be searched."""
+    """Whether `peak` includes all allocations, so that variables need not be searched."""
 
     def started(self) -> bool:
         """Whether it has found its devices; before that, other methods may start it."""
@@ -136,7 +136,7 @@ class Framework(Protocol):
         """Return the GPUs that it can use here, virtual ones too, by ordinal."""
 
     def own(self, device: Device) -> Any:
-        """Return its own object for a device, as its functions or `with` take it; or GpuError."""
+        """Return the framework's object for a device, for its functions or `with`; or GpuError."""
 
     def make_virtual(self, count: int) -> None:
         """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
@@ -146,8 +146,8 @@ class Framework(Protocol):
     ) -> AbstractContextManager[Any]:
         """Make new arrays on `device` unless the code names one, within the context.
 
-        Batches of loaders are brought there, and names in `namespace` are placed too. The context's
-        value may have the bytes `delivered` in batches, and whose first GPU was `taken` as this.
+        Batches of loaders are moved there, and names in `namespace` are placed too. The context's
+        value may have `delivered`, bytes of batches, and `taken`, libraries whose first GPU it was.
         """
 
     def is_array(self, value: object) -> bool:
@@ -161,7 +161,7 @@ class Framework(Protocol):
         """Return the device that an array is on, ``"cuda:1"``; several are joined by ``" + "``."""
 
     def nbytes(self, array: Any) -> int:
-        """Return the bytes of its data."""
+        """Return the bytes of an array's data."""
 
     def move(
         self,
@@ -171,30 +171,30 @@ class Framework(Protocol):
         origins: Origins,
         line: Any = None,
     ) -> Moves:
-        """Move the arrays of these variables, which may rebind names; GpuError without room."""
+        """Move the arrays of these variables; may rebind names. GpuError if memory is short."""
 
     def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origins of arrays that a cell has moved for good."""
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move what cells have moved, or only that of `origins`, back to where it was."""
+        """Move back everything that cells have moved, or only the arrays of `origins`."""
 
     def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
-        """Return the GPUs of each variable that is, or holds, arrays on one."""
+        """Return the GPUs of each variable that is or contains an array on a GPU."""
 
     def copy(self, array: Any, device: Device) -> Any:
-        """Return a new copy on a device, even if the array is there: donating it is harmless."""
+        """Return a new copy, even on the array's own device, so that donating it is harmless."""
 
     def parts(self, value: object) -> Split | None:
-        """Split its own container; None for all others: lists are walked without this method."""
+        """Split one of the framework's containers; None for all others, lists included."""
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether it knows a class by its identity, so that a copy of the class would not work."""
+        """Whether it registers this class by identity, so a copy of the class would not work."""
         return False
 
     def wait(self, *devices: str) -> None:
-        """Wait until these devices have finished what they were given; without any, all do."""
+        """Wait for the work of these devices, or of all devices if none is given."""
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """Return the bytes of its arrays on a device now, and their peak if known."""
@@ -205,7 +205,7 @@ class Framework(Protocol):
 
         def stop() -> list[Memory]:
             allocated, peak = self.allocated(device)
-            # The process's peak, if it is still an earlier cell's, says nothing.
+            # An unchanged peak is that of an earlier cell and is ignored.
             known = peak is not None and peak != peak_before
             return [Memory(str(device), peak or 0, allocated, before)] if known else []
 
@@ -224,12 +224,12 @@ class Framework(Protocol):
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Count its copies between devices and its waits by the user's line, within the context.
 
-        With `strict`, an implicit one raises `ImplicitCopyError` at its line. With `warn`, a line
-        that repeats them gives a `CrossDeviceWarning`, if the framework can tell in time.
+        With `strict`, an implicit copy or wait raises `ImplicitCopyError` at its line. With `warn`,
+        a line that repeats them gives a `CrossDeviceWarning`, if the framework supports it.
         """
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain its error between devices; None for any other, or if it is not certain."""
+        """Explain the framework's error between devices; None for other errors or if uncertain."""
         return None
 
 
@@ -241,7 +241,7 @@ class FrameworksOn:
     frameworks: tuple[Framework, ...] = ()
 
     def place(self, stack: ExitStack) -> None:
-        """Make this thread's new arrays on the device, until a stack is closed."""
+        """Make this thread's new arrays on the device, until `stack` is closed."""
         for framework in self.frameworks:
             stack.enter_context(framework.place(self.device))
 
@@ -251,16 +251,16 @@ class FrameworksOn:
             framework.wait()
 
     def know(self, kind: type) -> bool:
-        """Whether one of them knows a class by its identity."""
+        """Whether one of the frameworks registers a class by identity."""
         return any(framework.knows(kind) for framework in self.frameworks)
 
     def parts(self, value: object) -> Split | None:
-        """Split one of their own containers, as `Framework.parts` does; None for all others."""
+        """Split one of the frameworks' containers, as `Framework.parts` does; else None."""
         found = (framework.parts(value) for framework in self.frameworks)
         return next((split for split in found if split is not None), None)
 
     def of(self, value: object) -> Framework | None:
-        """Return the framework whose array a value is."""
+        """Return the framework that an array belongs to; None for any other value."""
         return next((each for each in self.frameworks if each.is_array(value)), None)
 
 
@@ -268,7 +268,7 @@ NO_OTHERS = FrameworksOn(CPU)
 
 
 def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
-    """Replace an attribute until `stack` is closed; what others put there meanwhile stays."""
+    """Replace an attribute until `stack` is closed, unless other code has replaced it since."""
     real = vars(owner)[name]
     setattr(owner, name, ours)
 

@@ -1,16 +1,16 @@
 """Count JAX's copies between devices and its waits, by the user's line, and advise on them.
 
-An operand on another device is copied silently: NumPy's always, JAX's unless it is committed to its
-device. Not counted: a single number as an operand, constants that a program closes over (they are
-compiled in), what a program over several devices exchanges while it runs, and calls of what was
-compiled ahead of time, after the first. On virtual GPUs an array counts as read once, as on a GPU.
+JAX silently copies operands from other devices: NumPy arrays always, its own arrays unless they are
+committed. Not counted: a single number as an operand, constants that a program closes over (they
+are compiled in), transfers between devices while a program runs, and repeated calls of programs
+compiled ahead of time. On virtual GPUs, as on real ones, only the first read of an array counts.
 
-A compiled program, and every function of `jax.numpy` is one, is called by C++ without Python. So
-while something counts, a call that moves something is not kept in C++'s tables, and passes through
-Python each time. Calls that move nothing go their usual way, and no program is compiled again.
+Compiled programs, including all functions of `jax.numpy`, are called from C++ without Python. So
+during counting, a call that moves data is not cached in C++ and passes through Python each time.
+Calls that move nothing are cached as usual, and no program is compiled again.
 
-`JaxCopies.patch` replaces private parts of JAX, as they are in 0.10; where one is missing, `count`
-raises `GpuError` and has patched nothing.
+`JaxCopies.patch` replaces private parts of JAX 0.10. If one is missing, `count` raises `GpuError`
+and patches nothing.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ from gpumagic.usercode.files import called, in_cell, name_in
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Advise on what only JAX does; None for any other entry."""
+    """Return advice that is specific to JAX; None for any other entry."""
     if entry.operator == "block_until_ready":
         text = "wait once, after the loop: jax.block_until_ready(results)"
         return all_but_one(entry, text) if entry.calls >= OFTEN else None
@@ -67,7 +67,7 @@ def as_code(device: str) -> str:
 
 
 def _is(array: Any, value: Any) -> bool:
-    """Whether a value is an array; NumPy's come here as other objects of their bytes."""
+    """Whether both are one array; a NumPy array may be wrapped in another object."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
         return value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
@@ -86,11 +86,11 @@ def can_be_put(value: Any) -> bool:
 def _leaves(value: Any) -> list[Any]:
     try:
         return jax.tree.leaves(value)  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001  of a class of the user's
+    except Exception:  # noqa: BLE001  of a user's class
         return []
 
 
-# Functions that are called to make an array of something else, or to read one.
+# Functions that convert other data to an array, and functions that read an array.
 _MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}
 _MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
 _COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # a program's constants
@@ -98,7 +98,7 @@ _PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-# From a type's beginning to its tp_as_buffer: the head of an object, its size, and 17 words.
+# Offset of tp_as_buffer in a type: the object's header, ob_size, and 17 words.
 _BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
 
 ADVISERS["JAX"] = advise
@@ -130,7 +130,7 @@ class JaxCopies(CopyCounting):
         self._read: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def patch(self, stack: ExitStack) -> None:
-        """Patch JAX until `stack` is closed; GpuError if it differs inside."""
+        """Patch JAX until `stack` is closed; GpuError if its private parts differ."""
         try:
             self._patch(stack)
         except (ImportError, AttributeError) as error:
@@ -146,14 +146,14 @@ class JaxCopies(CopyCounting):
 
         _leave_out(traceback_util.register_exclusion)
         for owner, name, ask in (
-            # All copies to devices go by the first two.
+            # The first two make all copies to devices.
             (xla_client, "batched_device_put", self._put),
             (xla_client, "batched_copy_array_to_devices_with_sharding", self._copied),
             (xla_client, "batched_block_until_ready", self._blocked),
             (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
         ):
             replace(stack, owner, name, self.door(getattr(owner, name), ask))
-        # All copies to the host go by this property, once NumPy cannot read the CPU's memory.
+        # This property makes all copies to the host if NumPy cannot read the memory directly.
         value = self.door(vars(ArrayImpl)["_value"].fget, self._value)
         replace(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
@@ -161,7 +161,7 @@ class JaxCopies(CopyCounting):
         real, refused = pjit._get_fastpath_data, []
 
         def keep(executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
-            """Keep a call in C++'s tables only if nothing moves in it."""
+            """Cache a call in C++ only if it moves nothing."""
             if executable is None or not _moves_any(executable, args):
                 return real(executable, out_tree, args, *rest)
             refused.append(True)
@@ -175,8 +175,8 @@ class JaxCopies(CopyCounting):
                 table.clear()
             _jax.PjitFunctionCache.clear_all()
 
-        clear()  # a call that is kept there from before would not come by
-        # What was not kept would come by Python for ever.
+        clear()  # calls cached before would bypass Python
+        # Calls that were not cached would pass through Python forever.
         stack.callback(lambda: clear() if refused else None)
         stack.callback(self._read.clear)
 
@@ -202,7 +202,7 @@ class JaxCopies(CopyCounting):
         call = self.called_from(frame, _COMPILING)
         if call is None:
             return None
-        # What a library makes an array of is an operand of the user's all the same.
+        # Data that a library converts to an array counts as an operand of the user's code.
         users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):
@@ -239,9 +239,9 @@ class JaxCopies(CopyCounting):
     def _counted(
         self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
     ) -> _After | None:
-        """Return a function to count copies once made; raise strict's error before."""
+        """Return a function to call after the copies; in strict mode, raise before them."""
         __tracebackhide__ = True
-        # An operand is elsewhere because of who gave it; what a library reads, it reads by itself.
+        # An operand on another device is the user's doing; a library's reads are the library's.
         asked = operator == "operand" or (explicit and kind == "copy")
         about = {"implicit": not explicit, "within": "" if asked else call.library}
         found: list[tuple[Count, _Copy]] = []
@@ -266,7 +266,7 @@ class JaxCopies(CopyCounting):
 
 
 def _reading(call: Call) -> tuple[str, bool]:
-    """Return the operator that reads an array, and whether the code asked for it."""
+    """Return the operator that reads an array, and whether the read is explicit."""
     if call.function in _PUTTING:
         return "device_get", True
     asked = call.user is not None and called(*in_cell(call.user)) in _READING
@@ -274,7 +274,7 @@ def _reading(call: Call) -> tuple[str, bool]:
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Note the variable in a user's line that is an array, or a pytree with it, at the first."""
+    """Record, once, the variable in the user's line that is or contains the array."""
     if array is None or user is None or count.calls:
         return
 
@@ -296,13 +296,13 @@ def _add(found: Sequence[tuple[Count, _Copy]], result: Any, seconds: float) -> N
 
 @cache
 def _leave_out(register: Callable[[str], None]) -> None:
-    """Have JAX leave frames of ours out of tracebacks, as it does its own; for good."""
+    """Make JAX omit gpumagic's frames from tracebacks, like its own; never undone."""
     for file in (__file__, watching.__file__):
         register(file)
 
 
 def _one(x: Any, device: Any) -> Iterator[_Copy]:
-    """Describe how a whole array, or a value that is none yet, gets to a device."""
+    """Yield the copy of an array, or of a value to convert, to a device; nothing if there."""
     source = None
     if isinstance(x, jax.Array):
         if device in x.sharding.device_set:
@@ -338,9 +338,9 @@ def _moves(arg: Any, sharding: Any) -> bool:
 
 
 def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
-    """Have NumPy ask an array for a copy, as it must ask a GPU's, until `stack` is closed."""
+    """Make NumPy request a copy of each array, as it does on GPUs, until `stack` is closed."""
     slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
-    # They lie within a class that was made at run time, as this one was; else it is another place.
+    # The slots lie within a class created at run time, such as this; else the offset is wrong.
     if not 0 < slots - id(array) < type(array).__basicsize__:
         return
     get = ctypes.c_void_p.from_address(slots)

@@ -1,7 +1,7 @@
 """Support JAX: its devices, arrays, pytrees and memory, and Flax NNX's objects.
 
-JAX returns before its devices are done. A device works in order, so a small computation is done
-once everything before it is; that is how waiting works here. Reading memory never starts JAX.
+JAX returns before its devices are done. To wait, a small computation is queued on each device and
+awaited, since a device works in order. Reading memory never starts JAX.
 
 Virtual GPU k is logical device k + 1 of the CPU, and `jax.devices("gpu")` returns it.
 """
@@ -32,9 +32,9 @@ from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import MISSING
 
 _GPU = ("gpu", "cuda", "rocm")
-# Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
+# Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# What is looked into without asking here, and what is no container.
+# Containers that are walked without `parts`, and types that are no containers.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
@@ -52,13 +52,13 @@ class Jax(ArrayFramework):
     def __init__(self) -> None:
         super().__init__()
         self._bump = jax.jit(lambda mark: mark + 1)
-        self._marks: dict[Any, Any] = {}  # what waiting computes with, by device
+        self._marks: dict[Any, Any] = {}  # inputs of the computations to wait for, by device
         self._failed = weakref.WeakValueDictionary[int, Any]()
         self.copies = JaxCopies(self)
 
     def started(self) -> bool:
-        """Whether its backends are there; this starts nothing."""
-        # A private function, without which it counts as started.
+        """Whether JAX's backends are initialized; this starts nothing."""
+        # A private function; if it is missing, JAX counts as started.
         return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
     def devices(self) -> list[Device]:
@@ -92,13 +92,13 @@ class Jax(ArrayFramework):
         return f"cuda:{own.id - 1}" if self.virtual and own.id else "cpu"
 
     def default(self) -> str:
-        """Return the device of new arrays for which none is named."""
+        """Return the default device of new arrays."""
         own = jax.config.jax_default_device or jax.devices()[0]
         return own if isinstance(own, str) else self.name_of(own)
 
     def make_virtual(self, count: int) -> None:
         try:
-            # This is an error where JAX has started, and starts nothing.
+            # Raises if JAX has started; starts nothing.
             jax.config.update("jax_num_cpu_devices", count + 1)
         except RuntimeError:
             if (there := len(jax.local_devices(backend="cpu"))) <= count:
@@ -122,14 +122,14 @@ class Jax(ArrayFramework):
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         own = self.own(device)
-        # Where that is so, JAX looks nothing up at each call.
+        # Without a default device, JAX's calls have less overhead.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
         held: AbstractContextManager[object] = jax.default_device(own)
         return held
 
     def is_array(self, value: object) -> bool:
-        """Whether it is an array, or keys of random numbers, that was not deleted or donated."""
+        """Whether it is an array, or an array of random keys, that was not deleted or donated."""
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return False
         return not value.is_deleted()
@@ -147,7 +147,7 @@ class Jax(ArrayFramework):
         return size
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on another device, committed or not; the array itself if it is there."""
+        """Return a copy on `device`, committed or not; the array itself if it is there already."""
         if array.sharding.num_devices > 1:
             raise GpuError(
                 f"it is sharded over {self.where(array)}, and stays so; "
@@ -179,23 +179,23 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is registered as a pytree; copies of Flax NNX's register themselves."""
+        """Whether a class is registered as a pytree; False for Flax NNX, whose copies register."""
         if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
             return False
         try:
             return not treedef_is_leaf(tree_structure(object.__new__(kind)))
         except TypeError:  # a class of C's
             return False
-        except Exception:  # noqa: BLE001  its own, which looks into an object that has nothing yet
+        except Exception:  # noqa: BLE001  of the class, whose flattening fails on an empty object
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait until every requested array is there, also unreferenced ones of this thread.
+        """Wait until all arrays are computed, also unreferenced ones of this thread.
 
         Raises a failed array's error once, although the array lives on.
         """
         given = []
-        # Kept short, because it is not part of the timed code: `jax.local_devices` takes 10 ×.
+        # Fast, because timings include it: `jax.local_devices` takes 10 × as long.
         clients = xla_bridge.backends().values()
         for device in chain.from_iterable(client.local_devices() for client in clients):
             if device not in self._marks:
@@ -222,7 +222,7 @@ class Jax(ArrayFramework):
         """Return the pieces of memory of an array, one for each of its shards in this process."""
         if array.is_deleted() or not _has_data(array):
             return []
-        # JAX makes an array of each shard, which the array then keeps, and lists it as a live one.
+        # Reading shards creates an array of each, which the array keeps and JAX lists as live.
         one = array.sharding.num_devices == 1
         pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
@@ -232,7 +232,7 @@ class Jax(ArrayFramework):
         ]
 
     def live(self) -> list[Any]:
-        """List all live arrays, also JAX's own, but none of gpumagic's."""
+        """List all live arrays, also JAX's internal ones, without gpumagic's."""
         if not self.started():
             return []
         ours = {id(mark) for mark in self._marks.values()}
@@ -250,7 +250,7 @@ class Jax(ArrayFramework):
         return Pool(self.name, *map(told.get, names)) if told else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error between devices; None for any other, or if the frames disagree."""
+        """Explain JAX's error between devices; None for others, or if the frames disagree."""
         for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
             said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))
@@ -264,7 +264,7 @@ class Jax(ArrayFramework):
         return None
 
     def _committed(self, value: Any) -> list[Any]:
-        """Return the committed arrays that a value is or holds, or that a tracer stands for."""
+        """Return the committed arrays in a value, or behind a tracer."""
         while isinstance(value, jax.core.Tracer):  # of `jax.grad`, `jax.vmap`; `jax.jit` has none
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]
@@ -276,7 +276,7 @@ class Jax(ArrayFramework):
 
 
 def _has_data(array: Any) -> bool:
-    """Whether an array has data: asked for a failed one's address, JAX ends the process."""
+    """Whether an array has data: JAX ends the process if asked for a failed array's address."""
     if next(iter(array.sharding.device_set)).platform == "cpu":
         try:
             array.block_until_ready()
@@ -291,10 +291,10 @@ def _set_variable(variable: Any, parts: Sequence[Any]) -> Any:
 
 
 def _set_attributes(thing: Any, held: Mapping[str, Any], parts: Sequence[Any]) -> Any:
-    """Change an object of Flax NNX in place, so that its sharers agree."""
+    """Change a Flax NNX object in place, so that all references see the change."""
     for (name, old), new in zip(held.items(), parts, strict=True):
         if new is not old:
-            vars(thing)[name] = new  # its own __setattr__ would ask what the value is
+            vars(thing)[name] = new  # its own __setattr__ would check the value
     return thing
 
 
@@ -305,7 +305,7 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; write the fix, if all can move to one."""
-    # What no copy can replace decides; then the device with most bytes.
+    # Operands that no copy can replace decide; without any, the device with most bytes.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole: Counter[str] = sum((where[part] for part in stays or parts), Counter())
     target = whole.most_common(1)[0][0]
@@ -329,7 +329,7 @@ def _fix(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether an operand is assigned to, is spread, or is no pytree of arrays."""
+    """Whether no copy can replace an operand: a target, a sharded array, or no pytree of arrays."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# By the module that people import: the class of its adapter; and packages that build on it.
+# By the framework's module: the adapter's class, and the packages that build on the framework.
 _CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}
 _PACKAGES = {
     "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
@@ -57,13 +57,13 @@ def counted_here() -> list[Framework]:
 
 
 def torch_itself() -> Framework:
-    """Return torch, importing it."""
+    """Return torch's adapter; imports torch."""
     return _made("torch")
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Return the frameworks that a cell imports by these names (imported now), or uses already."""
-    # Placing for one that a library has imported for itself would start it, and take its memory.
+    """Import the frameworks among these names; return them and those whose objects are in use."""
+    # Placing for a framework that only a library has imported would start it and take its memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
             with suppress(Exception):  # of the user's library, whose error the cell shows
@@ -73,7 +73,7 @@ def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
 
 
 def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
-    """Whether a name refers to an object of these packages, also in the user's modules."""
+    """Whether a variable, also of the user's modules, is an object of these packages."""
     for value in list(namespace.values()):
         if type(value) is not ModuleType:
             named = of_function(value, "__module__") or defined_in(type(value))
@@ -99,7 +99,7 @@ def imports_of(tree: ast.AST | None) -> set[str]:
 
 
 class _Finder:
-    """Find frameworks as Python would, and have them make virtual GPUs once they are imported."""
+    """Import hook: make a framework create virtual GPUs as soon as it is imported."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -114,7 +114,7 @@ class _Finder:
 
             def run_and_make(module: ModuleType) -> None:
                 run(module)
-                with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
+                with suppress(GpuError):  # reported by `%gpus`, and by a cell that is placed there
                     _made(name).make_virtual(self._count)
 
             spec.loader.exec_module = run_and_make  # type: ignore[method-assign]
@@ -122,7 +122,7 @@ class _Finder:
 
 
 def make_virtual(count: int) -> None:
-    """Have each framework make so many virtual GPUs, now or once it is imported; 0 removes them."""
+    """Make each framework create `count` virtual GPUs, now or on import; 0 removes them."""
     sys.meta_path[:] = [each for each in sys.meta_path if type(each) is not _Finder]
     if count:
         sys.meta_path.insert(0, _Finder(count))
@@ -148,7 +148,7 @@ def started() -> list[Framework]:
 
 
 def jax_here() -> Any:
-    """Return JAX, which this process has imported."""
+    """Return JAX's adapter; this process must have imported JAX."""
     return _made("jax")
 
 
@@ -159,7 +159,7 @@ def _made(module: str) -> Framework:
     return framework
 
 
-# The device of `cpu`, and of a WHERE with a number once CUDA has started: neither changes then.
+# Cached devices: of `cpu`, and of a WHERE with a number once CUDA has started; they never change.
 _found: dict[str, Device] = {}
 devices_changed.append(_found.clear)
 
@@ -173,11 +173,11 @@ class Needed:
         self.torch = _is_imported("torch") or (
             ("torch" in named or not self.others) and find_spec("torch") is not None
         )
-        self.unusable = ""  # why torch is not placed along with others, though it is imported
+        self.unusable = ""  # why torch, although imported, is not placed
 
     @classmethod
     def by(cls, namespace: dict[str, Any], *codes: object) -> Needed:
-        """Return the needs of these codes' texts; invalid Python is reported elsewhere."""
+        """Return what these code texts need; invalid Python is reported elsewhere."""
         with suppress(SyntaxError, ValueError):
             text = "\n".join(code for code in codes if isinstance(code, str))
             return cls(ast.parse(text), namespace)
@@ -213,7 +213,7 @@ class Needed:
         try:
             return find(where)
         except GpuError as error:
-            # torch is a CPU build, and another framework has the GPU: only that one is placed.
+            # torch is a CPU build, and another framework has the GPU: only the latter is placed.
             if not self.others or cuda_state.death():
                 raise
             device = resolve_one(where, self._of_others("free" in str(where)))
@@ -221,7 +221,7 @@ class Needed:
             return device
 
     def devices(self, memory: bool = False) -> list[Device]:
-        """Return the GPUs that they can use here, by ordinal."""
+        """Return the GPUs that these frameworks can use here, by ordinal."""
         if not self.torch:
             return self._of_others(memory)
         from gpumagic.placement import torch_devices
@@ -234,5 +234,5 @@ class Needed:
 
     def _of_others(self, memory: bool) -> list[Device]:
         found = here(memory=memory)
-        # NVML is silent (ROCm, Jetson): the framework is what will run the code.
+        # Without NVML (ROCm, Jetson), use the devices of the framework that will run the code.
         return found or next(filter(None, (other.devices() for other in self.others)), [])

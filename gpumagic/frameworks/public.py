@@ -37,9 +37,9 @@ def cpu() -> Any:
 
 
 def gpu(i: object = 0) -> Any:
-    """Return GPU `i`, in any spelling of one GPU.
+    """Return GPU `i`; `i` is any spelling of one GPU.
 
-    For a number it is ``device(type='cuda', index=i)``, which may not exist; JAX's must exist.
+    For a number, torch's ``device(type='cuda', index=i)`` need not exist; JAX's must exist.
     """
     framework = _framework("gpu")
     if isinstance(i, int):
@@ -53,7 +53,7 @@ def num_gpus() -> int:
 
 
 def try_gpu(i: object = 0) -> Any:
-    """Return GPU `i`, in any spelling of one GPU, if it exists, else the CPU."""
+    """Return GPU `i`, any spelling of one GPU, if it exists, else the CPU."""
     framework = _framework("try_gpu")
     return framework.own(resolve_one(f"{i}?", framework.devices()))
 
@@ -68,7 +68,7 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
     """Return the frameworks that code with these names uses; GpuError if there is none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
-        needed.torch = False  # imported by something else: by virtual GPUs, for one
+        needed.torch = False  # imported by other code, such as virtual GPUs
     needed.others = needed.others or (() if needed.torch else tuple(imported()))
     needed.check(what)
     return needed
@@ -82,8 +82,8 @@ def _framework(name: str) -> Framework:
 def where(value: object) -> str:
     """Return the device of an array, a module, or a container of them.
 
-    It knows torch's tensors, the arrays of JAX, TensorFlow and CuPy, and every other object with
-    DLPack's or CUDA's array interface: MLX, Numba, cuDF. Virtual GPUs work as real ones.
+    Supports torch's tensors, arrays of JAX, TensorFlow and CuPy, and every other object with
+    DLPack's or CUDA's array interface: MLX, Numba, cuDF. Virtual GPUs work like real ones.
 
     Parameters
     ----------
@@ -150,10 +150,10 @@ def _arrays(value: Any) -> list[str]:
 
 
 def move(value: object, where: object) -> Moves:
-    """Move `value` to a device in place: every object that can keeps its identity.
+    """Move `value` to a device, in place where possible.
 
-    An array of JAX, TensorFlow or CuPy cannot move: lists, dicts and objects then hold a copy. The
-    replacement of an array, a tuple or a pytree is ``.value``.
+    An array of JAX, TensorFlow or CuPy cannot move in place: a copy replaces it in lists, dicts and
+    objects. If `value` is an array, a tuple or a pytree, ``.value`` is its replacement.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def move(value: object, where: object) -> Moves:
     Returns
     -------
     Moves
-        The moved variables and bytes, the others with the reason, the seconds, and the value.
+        The moved variables and bytes, the variables that stay and why, the seconds, and the value.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def move(value: object, where: object) -> Moves:
 
 
 def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
-    """Move back everything that cells moved; return that, and the names of variables on a GPU."""
+    """Move back everything that cells moved; return the moves, and the variables still on GPUs."""
     cuda_state.check()
     frameworks = known.in_use()
     home = all_of([framework.home(namespace) for framework in frameworks])
@@ -210,15 +210,15 @@ def explain(
     Parameters
     ----------
     error : BaseException
-        As it was caught, from torch, JAX or TensorFlow: its traceback is read.
+        An error of torch, JAX or TensorFlow, as it was caught: its traceback is read.
     namespace : mapping, optional
         Names that the code could see, in addition to those of its frames.
 
     Returns
     -------
     Explanation or None
-        None for any other error, and wherever it is not certain. `str()` is text; IPython shows
-        HTML; `.fix` is code to paste. It holds no array and no frame.
+        None for any other error, and if the cause is uncertain. `str()` is text; IPython shows
+        HTML; `.fix` is code to paste. It refers to no array and no frame.
 
     Examples
     --------
@@ -227,7 +227,7 @@ def explain(
     ... except RuntimeError as error:  # JAX: ValueError
     ...     print(gpumagic.explain(error))
     """
-    # In an except block an error of ours would hide the user's own.
+    # In an except block an error of gpumagic would hide the user's error.
     with faults.kept("explaining an error"):
         made: Explanation | None = vars(error).get(_EXPLAINED)
         if made is not None:
@@ -243,7 +243,7 @@ _EXPLAINED = "_gpumagic_explanation"
 
 @contextmanager
 def explained_at_once() -> Iterator[None]:
-    """Explain an error within for `explain`, which may be called when its variables have gone."""
+    """Explain an error for a later `explain`, when its variables may be gone."""
     try:
         yield
     except Exception as error:
@@ -257,24 +257,24 @@ R = TypeVar("R")
 
 
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
-"""The objects that this thread or task has entered, and what ends each entry."""
+"""Contexts that this thread or task has entered, each with the function that ends it."""
 
 
 class on:
     """Make new tensors and modules on a device: ``with gpumagic.on(1):`` or ``@gpumagic.on(1)``.
 
     Factories (``torch.zeros``, ``torch.tensor`` …), ``torch.Tensor(...)``, ``torch.from_numpy``,
-    ``torch.load``, new modules, and the batches of a `DataLoader` land there; a bare ``"cuda"``
-    means that GPU. An explicit ``device=`` wins, and so does ``with torch.device(...)`` inside.
-    What exists is not moved: see `gpumagic.move`. Of JAX, TensorFlow and CuPy, where the caller's
-    names are theirs, new arrays land there. Other threads and tasks are not affected.
+    ``torch.load``, new modules, and the batches of a `DataLoader` go there; a bare ``"cuda"`` means
+    that GPU. An explicit ``device=`` wins, and so does ``with torch.device(...)`` inside. Existing
+    tensors are not moved: see `gpumagic.move`. If the caller's variables use JAX, TensorFlow or
+    CuPy, their new arrays go there too. Other threads and tasks are not affected.
 
     Parameters
     ----------
     where : str, int or torch.device
         Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"``, ``"1?"`` …
     batches : bool, default True
-        Whether batches of a `DataLoader` are brought there.
+        Whether batches of a `DataLoader` are moved there.
 
     Raises
     ------
@@ -315,7 +315,7 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        # One object may be entered again, by several threads and tasks: end this context's own.
+        # Several threads and tasks may have entered this object: end the current one's entry.
         mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
         stack = (mine or self._running)[-1]
         self._running.remove(stack)
@@ -323,7 +323,7 @@ class on:
         stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        # The body of such a function runs after the call, when nothing is placed any more.
+        # The body of such a function would run after the call, outside of the context.
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(

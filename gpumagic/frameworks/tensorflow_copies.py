@@ -4,9 +4,9 @@ TensorFlow silently copies an operand from another device, and keeps the copy wh
 lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
 "explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
 `tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
-that it has captured, if they are on another device. docs/frameworks.md says what is not seen.
+that it has captured, if they are on another device. docs/frameworks.md lists unseen copies.
 
-Private parts used, and put back: callbacks of `op_callbacks`, `_numpy` of tensors,
+These private parts are patched and restored: callbacks of `op_callbacks`, `_numpy` of tensors,
 `convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
 """
 
@@ -32,7 +32,7 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Advise on what only TensorFlow does; None for any other entry."""
+    """Return advice that is specific to TensorFlow; None for any other entry."""
     if entry.kind == "placement":
         where = "the CPU" if entry.destination == "cpu" else entry.destination
         return Advice(f"asked for {own(entry.source)[1:]}, is on {where}: {_SOFT}")
@@ -60,7 +60,7 @@ def size_of(tensor: Any) -> int | None:
     """Return the bytes of a tensor, or of the variable whose handle it is; None if unknown."""
     shape, dtype = tensor.shape, tensor.dtype
     if dtype == tf.resource:
-        # Of an iterator there is none.
+        # An iterator's handle has no data.
         held: Any = getattr(tensor._handle_data, "shape_and_type", ())
         if len(held) != 1:
             return None
@@ -69,10 +69,10 @@ def size_of(tensor: Any) -> int | None:
     return None if elements is None else int(elements * dtype.size)
 
 
-# Methods that read a single value, and all methods of tensors that read.
+# Methods that read a single value, and all methods of tensors that read data.
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
 _OWN = PRINTING | _READING | {"numpy", "__array__"}
-# Not counted, since the code asks for it: functions that make a tensor or variable of an array.
+# Functions that explicitly convert an array to a tensor or variable; not counted.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
 _VARIABLES = {"_init_from_args"}
 _NO_DATA = (tf.resource, tf.variant, tf.string)
@@ -81,7 +81,7 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count on the threads that began to count; `name` turns TensorFlow's names into gpumagic's."""
+    """Count copies on threads that began a count; `name` maps TensorFlow's device names."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -90,15 +90,15 @@ class TensorFlowCopies(CopyCounting):
     def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
         self._name = name
-        # By the tensor's id, as long as it lives; a copy that TensorFlow keeps by its device too.
+        # Live tensors by id; tensors with a copy that TensorFlow caches, also by the copy's device.
         self._batches = weakref.WeakValueDictionary[int, Any]()
         self._copied = weakref.WeakValueDictionary[tuple[int, str], Any]()
 
     @contextmanager
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
-        """Count in `tally` what this thread does, within the context."""
+        """Count this thread's copies and waits in `tally`, within the context."""
         with super().count(tally, strict), ExitStack() as stack:
-            if self._seen not in context.context().op_callbacks:  # they are the thread's
+            if self._seen not in context.context().op_callbacks:  # callbacks belong to the thread
                 op_callbacks.add_op_callback(self._seen)
                 stack.callback(op_callbacks.remove_op_callback, self._seen)
             yield
@@ -122,7 +122,7 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # Name the library, or the function of TensorFlow, that reads without being asked to.
+        # The library, or the function of TensorFlow, that reads implicitly.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -136,12 +136,12 @@ class TensorFlowCopies(CopyCounting):
         return after
 
     def _convert(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Count an array of NumPy's that becomes a tensor, unless the code asks for it."""
+        """Count a NumPy array that becomes a tensor, unless the conversion is explicit."""
         return self._given([value]) if isinstance(value, np.ndarray) else None
 
     def _execute(self, ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
         """Count the NumPy arrays among an operator's operands."""
-        # Integers are mostly shapes and indices, which stay with the host.
+        # Integers are mostly shapes and indices, which stay on the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
         return self._given(arrays)
 
@@ -198,7 +198,7 @@ class TensorFlowCopies(CopyCounting):
         self.refuse(counts)
 
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
-        """Count an operand if it was copied now, not kept from an earlier copy."""
+        """Count an operand if it was copied now, not cached from an earlier copy."""
         ends = self._name(_held_on(operand)), there
         if op_def_registry.get(operation) is None:  # a call of a tf.function
             if not (_is_variable(operand) or self._is_data(operand.dtype)):
@@ -229,12 +229,12 @@ class TensorFlowCopies(CopyCounting):
         return dtype not in (*_NO_DATA, tf.int32)
 
     def _asked(self, ran_on: str, operands: Sequence[Any]) -> str:
-        """Return the device that the code asked for, if results are not there; else empty."""
+        """Return the device that the code requested, if results are elsewhere; else empty."""
         asked = context.context().device_spec
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
-        # An operation on a variable, or on a pipeline, runs on its device.
+        # An operation on a variable or a pipeline runs on the latter's device.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
 
@@ -254,7 +254,7 @@ def _held_on(operand: Any) -> str:
 
 
 def _is_variable(operand: Any) -> bool:
-    """Whether it is a variable's handle, not one of an iterator or a table."""
+    """Whether it is the handle of a variable, not of an iterator or a table."""
     held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
     return held is not None and bool(held.shape_and_type)
 

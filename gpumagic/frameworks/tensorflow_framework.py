@@ -1,7 +1,7 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
-Virtual GPU k is logical device k + 1 of the CPU: `tf.device("/GPU:1")` and the lists of `tf.config`
-return these, and are put back when virtual GPUs go. A missing GPU's name is left to TensorFlow.
+Virtual GPU k is logical device k + 1 of the CPU: `tf.device("/GPU:1")` and lists of `tf.config` are
+patched to return it, as long as there are virtual GPUs. TensorFlow itself rejects a missing GPU.
 
 The private `context.context()` is used to set the device between two hooks, since a `with` cannot
 span them.
@@ -35,13 +35,13 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and reaches no variable elsewhere: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow tells no address: ids, shifted by so many bits, serve, so that none seem to overlap.
+# TensorFlow reveals no addresses. Shifted ids replace them: shifted so far that none overlap.
 _APART = 48
-# TensorFlow's own, before anything stands in front of it.
+# TensorFlow's original function, before it is patched.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Parts of Keras that, if GPUs are listed, choose cuDNN's kernels and layouts that only GPUs have.
+# Modules of Keras that choose cuDNN's kernels and GPU-only layouts if GPUs are listed.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
@@ -120,7 +120,7 @@ class TensorFlow(ArrayFramework):
 
         @functools.wraps(grow)
         def set_memory_growth(device: Any, enable: bool) -> Any:
-            # A virtual GPU takes what its tensors take.
+            # A virtual GPU's usage is the bytes of its tensors.
             return None if device.device_type == "GPU" else grow(device, enable)
 
         replace(stack, tf, "device", device)
@@ -159,11 +159,11 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # The scope's own exit would raise if the cell has entered another and not left it.
+            # The scope's own exit would raise if the cell has entered a scope without leaving it.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:
-        """Whether it is a tensor with data, a variable, or has variables, as a layer or a model."""
+        """Whether it is a tensor with data, a variable, or has variables, such as a layer."""
         if isinstance(value, self._tensor):
             return value.dtype not in (tf.resource, tf.variant)  # type: ignore[attr-defined]
         return isinstance(value, tf.Variable) or bool(_variables(value))
@@ -196,7 +196,7 @@ class TensorFlow(ArrayFramework):
             return _model_like(array)
 
     def parts(self, value: object) -> Split | None:
-        """Return the tensors that a ragged or sparse one consists of, and its builder."""
+        """Return the parts of a ragged or sparse tensor, and its builder."""
         if not isinstance(value, tf.__internal__.CompositeTensor) or self.is_array(value):
             return None
         made = tf.nest.flatten(value, expand_composites=True)
@@ -213,7 +213,7 @@ class TensorFlow(ArrayFramework):
         return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
-        """Return its pieces of memory; for a model, its variables'."""
+        """Return the pieces of memory of a tensor, or of a model's variables."""
         return [
             Place(self.name_of(memory or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
@@ -222,7 +222,7 @@ class TensorFlow(ArrayFramework):
         ]
 
     def live(self) -> list[Any]:
-        """List all tensors and variables that Python knows."""
+        """List all tensors and variables that Python's garbage collector tracks."""
         if not self.started():
             return []
         kinds = self._tensor, tf.Variable
@@ -236,7 +236,7 @@ class TensorFlow(ArrayFramework):
         return Pool(self.name, used, peak, None, None)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain that XLA reaches no variable on another device; None for any other error."""
+        """Explain XLA's error for a variable on another device; None for any other error."""
         for said, frame, node in failures(error, namespace, _SAID):
             there, ran = map(self.name_of, said.groups())
             why = _WHY.format(ran=ran, there=there)
@@ -245,7 +245,7 @@ class TensorFlow(ArrayFramework):
 
 
 def _logical_cpus() -> int:
-    """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
+    """The number of the CPU's logical devices, now or once TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
 
@@ -261,7 +261,7 @@ def _variables(value: object) -> list[tf.Variable]:
 
 
 def _way_to_copy(value: Any) -> str:
-    """Return how code copies a variable or a Keras model; empty for a module of the user's."""
+    """Return code to copy a variable or a Keras model; empty for a user's module."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(value, keras.Model):
         return _COPIED.format(_MODEL)

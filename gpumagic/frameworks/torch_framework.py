@@ -1,6 +1,6 @@
-"""Support torch, by the engines that place, move, count and explain.
+"""Support torch: adapt the modules that place, move, count and explain.
 
-The only file of this room that imports torch: it is imported once torch is in use.
+The only file of this package that imports torch, and itself imported once torch is in use.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,14 +56,14 @@ class Torch(Framework):
         return issubclass(type(value), Tensor)
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-        """Return the variables that are tensors of torch's own class; none of IPython's own."""
+        """Return the variables of class `torch.Tensor`, without IPython's own variables."""
         return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:
         return str(array.device)
 
     def nbytes(self, array: Tensor) -> int:
-        """Return the bytes of its data; 0 if it has no shape yet, or no strides."""
+        """Return the bytes of a tensor's data; 0 if it has no shape yet, or no strides."""
         return move.bytes_of(array)
 
     def move(
@@ -107,7 +107,7 @@ class Torch(Framework):
         return counting(tally, strict=strict, warn=warn)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        from gpumagic.mismatch.explainer import explain  # no cell needs it that has no error
+        from gpumagic.mismatch.explainer import explain  # only needed after an error
 
         found = explain(error, namespace=namespace)
         if found is None or torch.cuda.device_count():

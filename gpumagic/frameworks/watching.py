@@ -1,7 +1,7 @@
 """Watch a stretch of code with `gpumagic.watch()`; count the copies of an array framework.
 
-An array framework is patched while something counts. A patched function finds the user's line by
-the frames, and adds to the count of that line.
+An array framework is patched while a watch is active. A patched function finds the user's line on
+the stack, and adds to the count of that line.
 """
 
 import os
@@ -38,17 +38,17 @@ from gpumagic.usercode.files import in_cell, is_ours, module_of
 class watch:
     """Count every copy between devices and every wait for one: ``with gpumagic.watch() as w:``.
 
-    It counts the code within, also in threads that the code starts and in nested watches: of torch,
-    and of JAX and TensorFlow once they are imported; CuPy's are not counted. Nothing is counted
-    outside of a watch, and a watch counts only its own thread or task.
+    Counts copies and waits of torch, and of JAX and TensorFlow if imported; not CuPy's. A watch
+    counts its own thread or task, threads started by the code within, and nested watches. Nothing
+    is counted outside of a watch.
 
     Parameters
     ----------
     strict : bool
         Raise `ImplicitCopyError` at the first copy or wait that is implicit.
     warn : bool, default True
-        Give a `CrossDeviceWarning` once for each line where torch's tensors are copied or waited
-        for again and again.
+        Give a `CrossDeviceWarning` once for each line that repeatedly copies or waits for torch's
+        tensors.
     frameworks : sequence of Framework, optional
         Count these only.
 
@@ -102,7 +102,7 @@ class watch:
 
     @property
     def ledger(self) -> Ledger:
-        """What was counted, up to now if it still runs."""
+        """The counted copies and waits, up to now if the watch still runs."""
         tally = self._tally
         return tally.ledger() if tally.counts else Ledger(virtual=tally.virtual)
 
@@ -120,7 +120,7 @@ PRINTING = {"__repr__", "__str__", "__format__"}
 
 
 def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
-    """Return whether a file is a framework's, or one of ours in front of it, by its name."""
+    """Return a test whether a file belongs to a framework, or to gpumagic's patches of it."""
     its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
     starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
     return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
@@ -132,18 +132,18 @@ class Call(NamedTuple):
     user: FrameType | None
     inner: FrameType | None  # the first frame that is not the framework's
     via: str  # see `Entry.via`
-    function: str  # the framework's, that was called there
+    function: str  # the framework's function that was called
 
     @property
     def library(self) -> str:
-        """The module of a library that called by itself; empty if the user's code did."""
+        """The module of the calling library; empty if the user's code called."""
         file = "" if self.inner is None else self.inner.f_code.co_filename
         return module_of(file) if not self.via and kinds[file] != USER else ""
 
 
 @dataclass(eq=False)
 class Counter:
-    """Record one count in force, and the thread that began it."""
+    """Record one active count, and the thread that began it."""
 
     tally: Tally
     strict: bool
@@ -151,14 +151,14 @@ class Counter:
 
 
 class CopyCounting:
-    """Count an array framework's copies and waits by the user's line, for all counts in force."""
+    """Count an array framework's copies and waits by the user's line, for all active counts."""
 
     framework: str
     inside: Callable[[str], bool]
     around: Collection[str] = ()
-    """Functions that wrap the framework's others."""
+    """Functions that wrap the framework's other functions."""
     all_threads = False
-    """Whether a thread that began no count itself belongs to all of them."""
+    """Whether every active count includes threads that began no count."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -166,7 +166,7 @@ class CopyCounting:
         self._patches = ExitStack()
 
     def patch(self, stack: ExitStack) -> None:
-        """Patch the framework until `stack` is closed; GpuError if it cannot be counted."""
+        """Patch the framework until `stack` is closed; GpuError if its copies cannot be counted."""
         raise NotImplementedError
 
     def instead(self, count: Count) -> str:
@@ -192,7 +192,7 @@ class CopyCounting:
                     self._patches.close()
 
     def door(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
-        """Return a function that calls `ask`, `real`, and what `ask` returned with the result."""
+        """Wrap `real`: call `ask`, then `real`, then the function that `ask` returned, if any."""
 
         def door(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -212,11 +212,11 @@ class CopyCounting:
             return call(*args, **kwargs)
         except CrossDeviceWarning:  # strict's
             raise
-        except Exception as error:  # noqa: BLE001  kept: the copy is the user's
+        except Exception as error:  # noqa: BLE001  recorded: the user's copy goes on
             faults.keep(f"counting a copy of {self.framework}'s", error)
 
     def counters(self) -> Sequence[Counter]:
-        """Return the counts to which this thread belongs."""
+        """Return the active counts that include this thread."""
         me = threading.get_ident()
         mine = [one for one in self._running if one.thread == me]
         return mine or (self._running if self.all_threads else ())
@@ -236,14 +236,14 @@ class CopyCounting:
         if frame is not None and is_ours(frame.f_code.co_filename):
             return None
         user, via = locate(frame)
-        if user is None:  # then one of the counting threads led here
+        if user is None:  # then a counting thread's code has caused it
             user = next(filter(None, (of_thread(one.thread) for one in self._running)), None)
         return Call(user, frame, via or (PRINT if printing else ""), function)
 
     def counts(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], **about: Any
     ) -> list[Count]:
-        """Return the count of this call in each tally; `about` has more fields of a new one."""
+        """Return the count of this call in each tally; `about` has more fields for a new count."""
         frames = call.user, call.inner
         at = [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in frames]
         key = ((kind, operator, *ends), *at, call.via, threading.get_ident())
@@ -252,7 +252,7 @@ class CopyCounting:
             count = one.tally.counts.get(key)
             if count is None:
                 place = None if call.user is None else in_cell(call.user)
-                # Without the code of both frames its address may come to be another's.
+                # Keep the code of both frames alive, so that the ids in the key stay unique.
                 kept = [None if frame is None else frame.f_code for frame in frames]
                 about |= {"framework": self.framework, "via": call.via, "at": place, "kept": kept}
                 count = one.tally.add(key, Count(kind, operator, *ends, **about))
@@ -260,7 +260,7 @@ class CopyCounting:
         return found
 
     def refuse(self, counts: Iterable[Count]) -> None:
-        """Raise ImplicitCopyError for an implicit copy or wait, if a count in force is strict."""
+        """Raise ImplicitCopyError for an implicit copy or wait, if an active count is strict."""
         __tracebackhide__ = True
         if any(one.strict for one in self.counters()):
             for count in counts:

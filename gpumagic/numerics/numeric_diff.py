@@ -1,12 +1,12 @@
-"""Find the operation at which two devices, or two dtypes, part: `gpumagic.diff`.
+"""Find the operation at which two devices, or two dtypes, diverge: `gpumagic.diff`.
 
 Both runs are recorded, on copies, and aligned by operator and shapes. Results of different
-operations need not be the same: then only what the code assigns is compared.
+operations need not be equal: after them, only the variables that the code assigns are compared.
 
 Each side may differ by torch.testing's tolerance of one operation. The rounding errors of n
 operations grow as the square root of n (N. J. Higham and T. Mary, "A New Approach to Probabilistic
-Rounding Error Analysis", 2019), here to a decimal digit at most. That of a sum is proportional to
-its terms.
+Rounding Error Analysis", 2019); at most one decimal digit is allowed here. The error of a sum is
+proportional to its terms.
 """
 
 import contextvars
@@ -40,30 +40,30 @@ _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 # An operation of condition number 10 loses a digit (Higham, "Accuracy and Stability of Numerical
 # Algorithms", 1.6).
 _DIGIT = 10.0
-# Operators that add terms, which may cancel.
+# Operators that sum terms, which may cancel.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-# Operations that are aligned after the runs part: difflib takes quadratic time.
+# Most operations to align after the runs diverge: difflib takes quadratic time.
 _ALIGNED = 2_000
 _MOST_LINES = 4
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Record the largest difference between two results; of a divergence also where and why."""
+    """Record the largest difference between two results; for a divergence also where and why."""
 
-    rtol: float = 0.0  # torch.testing's, of the loosest dtype so far
-    depth: int = 0  # operations so far, one after the other
+    rtol: float = 0.0  # torch.testing's, for the least precise dtype so far
+    depth: int = 0  # operations so far, in sequence
     inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
     excess: float = 0.0  # the difference as a share of the allowed one
     largest: float = 0.0  # the difference; infinite if only one is a number
     scale: float = 0.0  # the largest finite magnitude
     at: tuple[int, ...] = ()
     values: tuple[object, ...] = ()  # there, on each side
-    noise: bool = False  # allowed only as a rounding error of terms that cancelled
-    choice: bool = False  # among numbers that are equal within the tolerance
+    noise: bool = False  # allowed only as the rounding error of cancelled terms
+    choice: bool = False  # between numbers that are equal within the tolerance
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
-    why: str = ""  # in words; empty if the operation itself makes the difference
+    why: str = ""  # the cause; empty if it is the operation itself
 
     @property
     def relative(self) -> float:
@@ -73,22 +73,22 @@ class Gap:
 
 @dataclass(frozen=True, repr=False)
 class NumericDiff(Shown):
-    """Record where two devices, or two dtypes, part."""
+    """Record where two devices, or two dtypes, diverge."""
 
     sides: tuple[str, ...]  # the devices or dtypes
-    found: tuple[Gap, ...]  # results that differ though their inputs agree, in their order
-    operations: int  # that were compared: others are of one side alone
-    largest: float  # relative difference of those that agree
+    found: tuple[Gap, ...]  # in order: results that differ although their inputs agree
+    operations: int  # compared ones; others ran on one side only
+    largest: float  # relative difference of the results that agree
     notes: tuple[str, ...]
 
     @property
     def first(self) -> Gap | None:
-        """The first divergence; a choice only if there is nothing else."""
+        """The first divergence that is not a choice among equal numbers; else the first choice."""
         return min(self.found, key=lambda each: each.choice, default=None)
 
     @property
     def agree(self) -> bool:
-        """Whether at most choices among equal numbers differ."""
+        """Whether all results agree, except for choices among equal numbers."""
         return all(each.choice for each in self.found)
 
 
@@ -104,20 +104,20 @@ def diff(
     Parameters
     ----------
     code : str or callable
-        It runs once on each side, on copies of the variables that it reads.
+        Code to run once on each side, on copies of the variables that it reads.
     *between : two objects
         Devices (``"cpu", 1``); or dtypes (``"float32", torch.bfloat16``), to which floating
         tensors are converted. By default the CPU and the current GPU.
     namespace, filename, text : optional
-        The variables of the code, by default those of the function or the caller; where `code` is
-        from; how it is shown.
+        The variables of the code, by default those of the function or the caller; the file that
+        `code` is from; the text to show for it.
 
     Raises
     ------
     GpuError
-        No such device or dtype, or code that cannot be run again.
+        There is no such device or dtype, or the code cannot run twice.
     Exception
-        The code's own error, with a note of the side.
+        The code's own error, with a note that names the side.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def diff(
             with kept(), Quiet() if runs else nullcontext():
                 runs.append(Recorder(len(runs)))
                 randomness.restore()
-                # The code's settings end with the context.
+                # Settings that the code changes are restored with the context.
                 said = contextvars.copy_context().run(_run, made, namespace, side, runs[-1])
                 notes |= dict.fromkeys(said)
         except Exception as error:
@@ -150,7 +150,7 @@ def diff(
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
-    """Return two devices or two dtypes, by name."""
+    """Resolve two devices or two dtypes; return them by name."""
     words = [_SHORT.sub("float", str(each).removeprefix("torch.")) for each in given]
     found: dict[str, Any] = {word: getattr(torch, word) for word in words if word in _DTYPES}
     found = found or {str(device): device for device in map(find, given)}
@@ -163,7 +163,7 @@ def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
 def _run(
     made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
 ) -> list[str]:
-    """Run the code once on copies; return notes for the user."""
+    """Run the code once on copies, recorded; return notes for the user."""
     device = as_torch(side) if isinstance(side, Device) else None
     trial = Trial(made, device, namespace, {})
     try:
@@ -193,7 +193,7 @@ def _run(
 def _compared(
     runs: Sequence[list[RecordedOperation]], sides: tuple[str, ...], base: float, notes: list[str]
 ) -> NumericDiff:
-    """Compare two runs; `base` is the relative tolerance of the dtypes that are the sides."""
+    """Compare two runs; `base` is the relative tolerance if the sides are dtypes."""
     found, count, largest = dict[str, Gap](), 0, Gap()
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
@@ -202,7 +202,7 @@ def _compared(
         gap = _gap(one, other, known)
         instead = next((each.instead for each in inputs if each.instead), None)
         if gap.excess > 1 and instead and one.at:
-            # Not a variable: those must be the same.
+            # An operation, not a variable: variables must always agree.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
@@ -218,7 +218,7 @@ def _compared(
 def _aligned(
     runs: Sequence[list[RecordedOperation]],
 ) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
-    """Yield the operations that both runs have; the others know what ran instead."""
+    """Yield pairs of operations that both runs have; set `instead` in all others."""
     keys = [[(each.name, each.shapes) for each in run] for run in runs]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
     yield from zip(*(run[:alike] for run in runs), strict=True)
@@ -233,7 +233,7 @@ def _aligned(
 
 
 def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> Gap:
-    """Return the worst gap of the results; `known` are those of the inputs."""
+    """Return the worst gap of the results; `known` are the inputs' gaps."""
     before = Gap(
         rtol=max(each.rtol for each in known),
         depth=1 + max(each.depth for each in known),
@@ -244,7 +244,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
     gaps = [_difference(*pair, before, terms) for pair in pairs]
     one.results, other.results = [], []
     worst = max(gaps, key=lambda each: each.excess, default=before)
-    # Of integers: places of numbers that are equal, or nearly.
+    # Integers that differ may be indices of numbers that are equal, or nearly equal.
     exact = all(isinstance(value, int) for value in worst.values)
     choice = exact and any(each.excess <= 1 for each in gaps)
     choice |= before.inputs > 0 and (exact or "threshold" in one.name)
@@ -253,7 +253,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
 
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
     """Return the largest difference; integers must be equal, and sums agree within their terms."""
-    # A dtype on one device alone excuses no difference.
+    # A lower precision on one side alone does not raise the tolerance.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))
     if one.shape != other.shape:
@@ -277,7 +277,7 @@ def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
 
 
 def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:
-    """Return the gap of an operation that parts the runs, with the reason and the line to blame."""
+    """Return the gap of a diverging operation, with the cause and the line that causes it."""
     blamed, why = other, ""
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
@@ -303,13 +303,13 @@ def _names(operations: list[RecordedOperation]) -> str:
 
 # -- the view
 def text(diff: NumericDiff) -> str:
-    """For terminals."""
+    """Return the text for terminals."""
     first, *others = _lines(diff)
     return "\n".join([first, *(line for each in others for line in wrapped(each, "  "))])
 
 
 def html(diff: NumericDiff) -> str:
-    """For notebooks."""
+    """Return the HTML for notebooks."""
     first, *others = map(coded, _lines(diff))
     css = "gm-answer" if diff.agree else "gm-answer gm-bad"
     notes = "".join(f'<div class="gm-note">{line}</div>' for line in others)

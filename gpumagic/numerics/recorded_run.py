@@ -1,8 +1,8 @@
 """Record a run of torch code: each operation, the user's line, and a copy of its results.
 
-A dispatch mode sees what autograd calls too. Random numbers are drawn by the CPU's generator in
-float32, so that all devices and dtypes get the same. Memory that the code does not write has other
-values in the second run, so that reading it shows.
+A dispatch mode also sees autograd's operations. Random numbers are drawn by the CPU's generator in
+float32, so that all devices and dtypes get the same numbers. Unwritten memory is filled with
+different values in each run, so that reading it makes the runs diverge.
 """
 
 import sys
@@ -22,9 +22,9 @@ from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.usercode.files import expression, line_at, user_frame
 
-# Bytes of host memory for the results of one run.
+# Most bytes of host memory for the results of one run.
 _MOST = 2**29
-# Fused kernels, which the CPU does not have.
+# Fused kernels, which the CPU lacks.
 _FUSED = ("attention", "rnn", "lstm", "gru")
 
 
@@ -33,17 +33,17 @@ class RecordedOperation:
     """One operation of a run, or a variable that the code has assigned."""
 
     name: str  # "aten.mm", or the variable's
-    inputs: list["RecordedOperation"]  # the writers of what it reads
+    inputs: list["RecordedOperation"]  # the operations that wrote its inputs
     shapes: tuple[torch.Size, ...] = ()  # of its inputs
-    at: tuple[CodeType, int] | None = None  # the user's instruction; for a backward, the forward's
+    at: tuple[CodeType, int] | None = None  # the user's instruction; in a backward, the forward's
     backward: bool = False
     results: list[Tensor] = field(default_factory=list)  # copies on the host
-    gap: Any = None  # to the same operation of the other run
-    instead: Any = None  # the different operations of both runs, if there is no same one
+    gap: Any = None  # the difference from the same operation of the other run
+    instead: Any = None  # the operations of both runs at a mismatch
 
     @property
     def empty(self) -> bool:
-        """Whether it allocates memory that it does not write."""
+        """Whether the operation allocates memory without writing it."""
         return self.name.startswith(("aten.empty", "aten.new_empty"))
 
     def place(self) -> tuple[str, int | None]:
@@ -57,14 +57,14 @@ class RecordedOperation:
 
 
 class Recorder(TorchDispatchMode):
-    """Record what runs within; memory that the code does not write is filled with `unwritten`."""
+    """Record the operations within; fill newly allocated, unwritten memory with `unwritten`."""
 
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[RecordedOperation] = []
-        self.room = _MOST  # bytes that are left; below 0, results are not kept any more
+        self.room = _MOST  # bytes left; below 0, results are no longer saved
         self._unwritten = unwritten
-        # The writers of each storage; the reference keeps its address from being used again.
+        # The operations that wrote each storage; the weak reference keeps the id unique.
         self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
         self._forward: dict[int, Any] = {}  # the user's instruction, by autograd's sequence number
 
@@ -86,14 +86,14 @@ class Recorder(TorchDispatchMode):
         return result
 
     def add_variables(self, variables: Mapping[str, Any]) -> None:
-        """Record what the code has assigned."""
+        """Record the variables that the code has assigned."""
         for name, value in variables.items():
             if tensors := _tensors(value):
                 self._keep(RecordedOperation(name, self._writers(tensors)), tensors)
 
     def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
         reads = _tensors(given)
-        # A view of an input has no numbers of its own.
+        # A view of an input is no new result.
         old = {_storage(each) for each in reads if name != "aten.lift_fresh"}
         makes = [each for each in _tensors(result) if _storage(each) not in old]
         at, backward = self._line()
@@ -122,10 +122,10 @@ class Recorder(TorchDispatchMode):
         at = None if frame is None else (frame.f_code, frame.f_lasti)
         node: Any = torch._C._current_autograd_node()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return at, False  # a backward of the user's own
+            return at, False  # a user-defined backward
         if node is not None:
             return self._forward.get(node._sequence_nr(), at), True
-        # Autograd has just numbered the node of this operation.
+        # Autograd has just numbered this operation's node.
         self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, at)
         return at, False
 
@@ -145,7 +145,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors with numbers in one storage."""
+    """Return the tensors whose numbers are in one storage."""
     found = (each for each in tree_leaves(value) if isinstance(each, Tensor))
     return [t for t in found if t.layout is torch.strided and not (t.is_meta or t.is_quantized)]
 
@@ -156,7 +156,7 @@ def _draw(func: Any, args: Any, kwargs: Any) -> Any:
     if generator.device.type != "cpu":
         return func(*args, **kwargs)
     state = generator.get_state()
-    # Before the operation writes to its arguments.
+    # Copy the arguments before the operation writes to them.
     host_args, host_kwargs = tree_map_only(Tensor, _on_host, (args, kwargs))
     result = func(*args, **kwargs)
     generator.set_state(state)

@@ -1,4 +1,4 @@
-"""Hold the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
+"""Record the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from gpumagic.display.units import NOT_KNOWN, duration, tick
 from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
-"""A `DataLoader`, a copy, a wait of the host, the start of operators, the user's plain Python."""
+"""A `DataLoader`, a copy, a wait of the host, launches of operators, the user's plain Python."""
 
 
 class Operator(NamedTuple):
-    """Record the calls of one operator at one line; seconds are without those that it called."""
+    """Record one operator's calls at one line; seconds exclude operators that it calls."""
 
     name: str
     calls: int
@@ -27,7 +27,7 @@ class Operator(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """The longer one of its times."""
+        """The longer of its host time and device time."""
         return max(self.host, self.device or 0.0)
 
 
@@ -40,11 +40,11 @@ class ProfiledLine(NamedTuple):
     launches: int | None  # likewise
     copies: int
     waits: int
-    operators: tuple[Operator, ...]  # the dearest first
+    operators: tuple[Operator, ...]  # the slowest first
 
 
 class Cause(NamedTuple):
-    """Name a cause of idle time, the line with most of it, and its seconds or how often it was."""
+    """Record a cause of idle time, the line with most of it, and its seconds or occurrences."""
 
     kind: Kind
     where: UserLine | None
@@ -67,11 +67,11 @@ class CellProfile(Shown):
 
     device: str
     virtual: bool  # a virtual GPU has no time of its own
-    seconds: float  # until the device had finished, without what tracing of lines took
+    seconds: float  # until the device had finished, without the tracing of lines
     busy: float | None  # seconds with a kernel; None if the profiler does not see the device
-    lines: tuple[ProfiledLine, ...]  # the dearest first, with the sums of torch's own table
+    lines: tuple[ProfiledLine, ...]  # the slowest first, with the sums of torch's own table
     causes: tuple[Cause, ...]  # why the device was idle, or what the host did; the longest first
-    moments: tuple[Moment, ...]  # samples at even distances, for the timeline
+    moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
     added: float = 0.0  # seconds of the recording: measured for lines, 2 µs for each event
     saved: str = ""  # the file of the trace
 
@@ -79,7 +79,7 @@ class CellProfile(Shown):
 _LINES, _OPERATORS, _CODE = 12, 5, 50
 _LEAST = 0.1  # a cause with a smaller share of the time is not in the sentence
 _SAID = 2
-_FULL = 0.8  # a share: from it on the device itself is what takes the time
+_FULL = 0.8  # from this share on, the device is the bottleneck
 _WORDS = {
     "loader": "the loader {takes} {time} at {at}",
     "python": "Python {takes} {time}, most at {at}",
@@ -90,14 +90,14 @@ _WORDS = {
 
 
 def text(profile: CellProfile) -> str:
-    """Return the sentence, and a row for each line with its dearest operators below."""
+    """Return the sentence, and a row for each line with its slowest operators below."""
     rows = table.lines(_columns(profile), margin="  ", fold=table.Fold(_LINES))
     notes = (f"  {note}" for note in _notes(profile))
     return "\n".join([*table.wrapped(_sentence(profile)), *rows, *notes])
 
 
 def html(profile: CellProfile) -> str:
-    """Return the same with the timeline; the operators are folded under their line."""
+    """Return the sentence, timeline and table; the operators are folded under their line."""
     rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
     notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
     head = f"<div>{coded(_sentence(profile))}</div>"

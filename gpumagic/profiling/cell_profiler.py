@@ -2,8 +2,8 @@
 
 A range of torch's profiler for each line would cost more memory than the operators: a loop in plain
 Python changes its line ten million times a second. So only lines that run longer than any operator
-are logged, with 32 bytes each. Shorter ones are sampled: the line that runs when they have added up
-to `SAMPLE` gets all of their time.
+are logged, with 32 bytes each. Shorter ones are sampled: when their times add up to `SAMPLE`, the
+running line gets all of that time.
 """
 
 import gzip
@@ -54,7 +54,7 @@ class CellProfiler:
         self._profile: Any = profiler.profile(use_kineto=True, use_device=kind)
         self._thread = self._began = 0
         self.stopping = 0.0
-        """Seconds that the profiler took to stop, which are none of the cell's."""
+        """Seconds that the profiler took to stop; not part of the cell's time."""
 
     def start(self) -> None:
         """Begin to record."""
@@ -69,7 +69,7 @@ class CellProfiler:
         self._lines.start()
 
     def stop(self) -> None:
-        """End the recording when the device has finished; does nothing if it did not begin."""
+        """Wait for the device, and end the recording; does nothing if it did not begin."""
         self._lines.stop()
         if not self._profile.entered:
             return
@@ -78,7 +78,7 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # it would wait once more, as if the user's code did
+            self._profile.use_device = None  # it would add a wait that looks like the user's
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
@@ -100,7 +100,7 @@ class CellProfiler:
             self._profile.kineto_results.save(str(path))
             del self._profile  # its events need memory
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        # torch's clock tells the time of day, and Python's the time since some start.
+        # torch's clock is the time of day, Python's clock begins at an arbitrary time.
         ahead = time_ns() - perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
         device = {"device": str(self._device), "virtual": self._device.virtual}
         whole = self._began, self._lines.ended - self._began
@@ -122,8 +122,8 @@ class LineClock:
     def __init__(self) -> None:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
-        self._log = array("q")  # four each: start, duration, code, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # as it runs, and as it was typed
+        self._log = array("q")  # four numbers for each line: start, duration, code, line
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # as it runs, and as typed
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
         """When the last statement of the cell ended; 0 while one runs."""
@@ -136,7 +136,7 @@ class LineClock:
         sys.settrace(self._called)
 
     def stop(self) -> None:
-        """Stop, unless the user's code has stopped it."""
+        """Stop tracing, unless the user's code has stopped it."""
         if sys.gettrace() == self._called:
             sys.settrace(None)
         if not self.ended:
@@ -168,7 +168,7 @@ class LineClock:
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno
-        self._began = perf_counter_ns()  # our own time belongs to no line
+        self._began = perf_counter_ns()  # the tracing's own time belongs to no line
         return self._changed
 
     def _add(self, start: int, duration: int) -> None:
@@ -189,7 +189,7 @@ class LineClock:
 
 
 def _bias() -> int:
-    """Return the nanoseconds that a call of a trace function adds to the time of each line."""
+    """Measure the nanoseconds that calling a trace function adds to the time of each line."""
     spent, began = array("q"), perf_counter_ns()
 
     def trace(frame: FrameType, event: str, given: Any) -> Any:

@@ -1,8 +1,8 @@
 """Read a trace of torch's profiler, with the user's lines: sums by line, and causes of idle time.
 
-The input is Chrome's trace format as kineto writes it, and two categories of ours: `CELL` is the
-whole cell, `LINE` a stretch in which one line ran. An event belongs to the line that the cell's
-thread was at when it began, also an event of autograd's threads. Times of events are microseconds.
+The input is kineto's Chrome trace with two more categories: a `CELL` event is the whole cell, a
+`LINE` event a period in which one line ran. Each event, also of autograd's threads, belongs to the
+line that the cell's thread was at when the event began. Times of events are microseconds.
 """
 
 from bisect import bisect_right
@@ -21,11 +21,11 @@ CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("_runtime", "_driver")  # ends of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
-_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first that goes on is the cause
+_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first of these in progress is the cause
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
 _EVENT = 2e-6  # seconds that torch's profiler takes for an event: benchmarks/profile_cost.py
 Event = dict[str, Any]
-"""An event of the trace; those of the host and the device get the `line` that they belong to."""
+"""An event of the trace; events of the host and the device get the key `line`, their line."""
 Label = UserLine | None
 
 
@@ -50,28 +50,28 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
 
 # -- the events
 class _Lane:
-    """Stretches of time with a line each; where several overlap, the last one counts."""
+    """Periods of time, each with a line; where periods overlap, the last one counts."""
 
     def __init__(self, found: Iterable[Event]) -> None:
         self.events = sorted(found, key=lambda e: e["ts"])
         self._starts = [e["ts"] for e in self.events]
         self._ends = [*accumulate(map(_end, self.events), max)]
         begins = map(max, self._starts, [-inf, *self._ends])
-        self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # in which there is at least one
+        self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # covered by at least one period
 
     def last(self, time: float) -> tuple[float, Label]:
-        """Return when all stretches that began before a time end, and the line of the last."""
+        """Return the latest end of the periods begun by `time`, and the line of the last one."""
         n = bisect_right(self._starts, time) - 1
         return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
     def at(self, time: float) -> tuple[float, Label] | None:
-        """Return the same, if that is after the time."""
+        """Return the same as `last` if the end is not before `time`, else None."""
         found = self.last(time)
         return found if found[0] >= time > -inf else None
 
 
 class _Trace:
-    """The events of a trace, each with its line; those of the host also with their own time."""
+    """The events of a trace, each with its line; host events also with their own time."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         cats: dict[str, list[Event]] = defaultdict(list)
@@ -80,16 +80,16 @@ class _Trace:
                 cat = "host" if e["cat"] in _HOST or e["cat"].endswith(_RUNTIME) else e["cat"]
                 cats["device" if cat in _DEVICE else cat].append({**e})
         (self.cell,), self.device = cats[CELL], cats["device"]
-        # Without CUPTI, and on virtual GPUs, there are no calls of the runtime either.
+        # Without CUPTI, or on virtual GPUs, the trace has no calls of the runtime.
         self.seen = any(e["cat"] not in _HOST for e in cats["host"])
-        # The profiler waits later, and an error may be shown.
+        # Later events come from the profiler's wait, or from showing an error.
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
         self.host_seconds: dict[Label, float] = defaultdict(float)
         for e in cats[LINE]:
             e["line"] = UserLine(**e["args"])
             self.host_seconds[e["line"]] += e["dur"] / 1e6
         self.lines = _Lane(cats[LINE])
-        # Between two lines only the tracing runs.
+        # Only the tracing runs between two lines.
         self.added = max(self.cell["dur"] / 1e6 - sum(self.host_seconds.values()), 0.0)
         self.added += _EVENT * (len(self.host) + len(self.device))
         self._attribute()
@@ -98,7 +98,7 @@ class _Trace:
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Give each event its line, and an event of the device the line of what started it."""
+        """Set each event's line; for a device event, the line of the host event that started it."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -113,7 +113,7 @@ class _Trace:
             starter["behind"] += e["dur"] / 1e6
 
     def lanes(self) -> dict[str, _Lane]:
-        """Return what the cell's thread did, by cause, and the lanes of its device."""
+        """Return the lanes of the cell's thread by cause, and the lanes of its device."""
         found: dict[str, list[Event]] = defaultdict(list)
         for e in self.host:
             if e["tid"] == self.cell["args"]["thread"]:
@@ -131,7 +131,7 @@ def _end(e: Event) -> float:
 
 
 def _subtract_inner(events: list[Event]) -> None:
-    """Give events of the host their `own` time, without the events inside them, and `calls`."""
+    """Set host events' `own` time, which excludes events inside them, and their `calls`."""
     stack: list[Event] = []
     inner: dict[int, list[Event]] = defaultdict(list)
     for e in sorted(events, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"])):
@@ -143,13 +143,13 @@ def _subtract_inner(events: list[Event]) -> None:
             inner[id(stack[-1])].append(e)
         stack.append(e)
     for e in events:
-        # As in torch's table, the only event inside one of its name is no call.
+        # As in torch's table, an event that is alone inside one of the same name is no call.
         if len(only := inner[id(e)]) == 1:
             only[0]["calls"] = int(only[0]["name"] != e["name"])
 
 
 def _kind(e: Event) -> Kind | Literal[""]:
-    """Return which cause an event of the host is; a range of the user's is none."""
+    """Return the cause that a host event is; empty for a range that the user has named."""
     name = e["name"]
     if e["cat"] not in _HOST:
         return "wait" if "Synchronize" in name else "copy" if "Memcpy" in name else "launch"
@@ -160,7 +160,7 @@ def _kind(e: Event) -> Kind | Literal[""]:
 
 # -- the lines
 def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
-    """Return the lines with their operators, the dearest first."""
+    """Return the lines with their operators, the slowest first."""
     counts: dict[str, Counter[Label]] = defaultdict(Counter)
     for entry in ledger.entries:
         counts[entry.kind][entry.where] += entry.count
@@ -193,7 +193,7 @@ def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
 
 # -- the causes
 def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
-    """Yield what happened at evenly distributed times, never in step with a loop."""
+    """Yield samples at evenly distributed, jittered times, so that no loop is in step."""
     inside: dict[Label, float] = defaultdict(float)
     for e in found.host:
         inside[e["line"]] += e["own"] * (_kind(e) == "launch")
@@ -205,7 +205,7 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
             continue  # nothing but the tracing of lines runs
         line = here[1] if here else None
         causes = (Cause(kind, at[1]) for kind in _FIRST if (at := lanes[kind].at(time)))
-        # Between two operators of a line, Python prepares the next one.
+        # Time between two operators of a line is Python's time to launch the next one.
         computes = inside[line] > _COMPUTES * found.host_seconds[line]
         cause = next(causes, Cause("launch" if computes else "python", line))
         yield Moment(line, busy, copying, None if busy else cause)
@@ -223,7 +223,7 @@ def _causes(
         counts[cause.kind][cause.where] += 1
     seconds: dict[Kind, float] = defaultdict(float)
     seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
-    # In the time of its waits, the host could have launched what came next.
+    # While it waited, the host could have launched the next operators.
     late = min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0))
     if late:
         seconds["launch"] -= late

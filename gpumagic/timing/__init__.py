@@ -1,8 +1,8 @@
 """Time the same code on several devices, on copies of its variables, every device synchronized.
 
-Guarantees: timed code runs inline, with none of our calls in between; queued work is never counted
-as done; the user's variables, random state and settings are restored; Ctrl-C keeps what is
-finished.
+Guarantees: timed code runs inline, without calls of gpumagic in between; queued work never counts
+as done; the user's variables, random state and settings are restored; Ctrl-C keeps the finished
+timings.
 """
 
 from gpumagic.display import table

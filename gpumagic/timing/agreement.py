@@ -40,11 +40,11 @@ _TOLERANCES = {
     "complex64": (1.3e-6, 1e-5),
     "complex128": (1e-7, 1e-7),
 }
-# TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
+# TF32 has 10 of a float32's 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
 # Numbers compared at a time: wider copies of a whole array could take eight times its memory.
 _PART = 2**22
-# Bytes of results that are kept for the comparison.
+# Most bytes of results to save for the comparison.
 _KEPT = 2**30
 _NUMBERS = {bool, int, float, complex}
 _NO_OTHERS = FrameworksOn(CPU)
@@ -58,7 +58,7 @@ class Agreement:
     where: str
     reference: str
     same: bool | None  # None if they were not compared
-    # The largest absolute difference, and the result's name.
+    # The largest absolute difference, and the name of the result that has it.
     largest: float | None = None
     name: str | None = None
     # Why they were not compared, or how they differ.
@@ -76,7 +76,7 @@ class Agreeing:
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Compare an `outcome`; `drawn` are the kinds of devices whose generators were used."""
+        """Compare an `outcome`; `drawn` are the kinds of devices that drew random numbers."""
         if self._first is None or self._first[0] != values:
             self._first = values, where, results, drawn
             return
@@ -118,15 +118,15 @@ def agree(
 
 
 def _may_use_tf32(where: str) -> bool:
-    # cuDNN, JAX and TensorFlow use it by default.
+    # cuDNN, JAX and TensorFlow use TF32 by default.
     return "cuda" in where and not any(device.virtual for device in here(memory=False))
 
 
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
-    """Return the largest difference of two results, and how they differ; empty if they agree."""
+    """Return the largest difference of two results, and a description, empty if they agree."""
     if one is None or other is None:
         return math.inf, "is there on one of them only"
-    # Tensors if one of them is, else NumPy's arrays.
+    # Compare as tensors if either is a tensor, else as NumPy's arrays.
     numpy = sys.modules.get("numpy")
     library = torch_here() if is_tensor(one) or is_tensor(other) or numpy is None else numpy
     a, b = library.asarray(one), library.asarray(other)
@@ -141,7 +141,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
         return math.inf, "is infinite or NaN in other places"
     if exact:
         return apart or 1.0, f"differs by {apart or 1.0:.2g}"
-    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a number of Python
+    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a Python number
     rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"
 
@@ -152,16 +152,16 @@ def dtype_of(array: Any) -> str:
 
 
 def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
-    """Return the relative and absolute tolerance of a dtype; zeros if it is no float."""
+    """Return the relative and absolute tolerance of a dtype; zeros if it is not a float."""
     known = (found for start, found in _TOLERANCES.items() if dtype.startswith(start))
     rtol, atol = next(known, (0.0, 0.0))
     return (_TF32 if loose and dtype in ("float32", "complex64") else rtol), atol
 
 
 def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
-    """Return the largest difference, the largest finite number, and the flat place of the former.
+    """Return the largest difference, the largest finite number, and the difference's flat index.
 
-    The difference is infinite where only one is a number, and where infinities differ.
+    The difference is infinite where only one element is a number, or where infinities differ.
     """
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
     kinds = dtype_of(one) + dtype_of(other)
@@ -172,7 +172,7 @@ def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
         x, y = (library.asarray(each[start : start + _PART], dtype=kind) for each in flat)
         usual = library.isfinite(x) & library.isfinite(y)
         same = (x == y) | (library.isnan(x) & library.isnan(y))
-        # Zeros affect neither.
+        # Zeros change neither maximum.
         x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
         apart = library.where(usual | same, abs(x - y), math.inf)
         at = int(apart.argmax())
@@ -183,11 +183,11 @@ def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
 
 
 class Skipped:
-    """Stands for a result that was too large to keep."""
+    """A placeholder for a result that was too large to save."""
 
 
 class _Numbers(NamedTuple):
-    """A number, or a list of nothing else, which the walk would leave out."""
+    """Return a number, or a list of only numbers, which the walk would leave out."""
 
     value: Any
 
@@ -266,7 +266,7 @@ def _on_host(item: Any, others: FrameworksOn) -> Any:
     if not is_tensor(item):
         numpy: Any = sys.modules["numpy"]
         framework = others.of(item)
-        # A copy, since a computation may donate the original's memory.
+        # Copy, since a computation may donate the original's memory.
         return numpy.array(item if framework is None else framework.copy(item, CPU))
     torch = torch_here()
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

@@ -1,7 +1,7 @@
 """Time the same code on several devices, and at several values: `gpumagic.compare`.
 
-Guarantees: Ctrl-C keeps what is finished, and process-wide settings are restored. The last
-comparison is kept, and the monitor shows the progress.
+Guarantees: Ctrl-C keeps finished timings, and process-wide settings are restored. The last
+comparison stays available, and the monitor shows the progress.
 """
 
 import contextvars
@@ -49,7 +49,7 @@ class Progress:
     stage: str = _BEGIN  # then "warm up", "timing"
     done: int = 0  # measurements, each of one device at one value
     total: int = 1
-    # For each device: where, its median so far, and `"waiting"`, a stage, `"done"`, or an error.
+    # For each device: its name, its median so far, and `"waiting"`, a stage, `"done"`, or an error.
     bars: tuple[tuple[str, float | None, str], ...] = ()
 
     def __str__(self) -> str:
@@ -76,20 +76,20 @@ def compare(
 ) -> Comparison:
     """Time `code` on each device, on copies of the variables that it reads.
 
-    On each device, and at each value of a sweep: its inputs are copied there, `setup` runs, the
-    code runs once (its results are compared between the devices, and its copies counted), then
-    again until it is steady, then in repeats until the 95 % interval of the median is narrower
-    than 1 % of it, or `max_time` is reached. A long run is repeated at least once.
+    On each device, and at each value of a sweep: the inputs are copied, and `setup` runs. The code
+    runs once (results are compared between the devices, and copies counted), then until its time
+    is steady, then in repeats until the 95 % interval of the median is narrower than 1 % of the
+    median, or `max_time` is reached. A long run is repeated at least once.
 
     Parameters
     ----------
     code : str or callable
-        What one run is.
+        The code of one run.
     devices : iterable or str, optional
         ``"cpu"``, ``"cuda:1"``, ``0``, ``"0+1"`` for two at the same time; the CPU and every GPU
         if None.
     setup : str
-        Python code to run before, on each device and at each value, untimed.
+        Python code to run first, on each device and at each value, untimed.
     sweep : mapping, optional
         The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
@@ -146,7 +146,7 @@ def compare(
         notes=dict.fromkeys(d.note for target in wanted for d in target if d.note),
     )
     try:
-        contextvars.copy_context().run(comparing.run)  # its settings end with it
+        contextvars.copy_context().run(comparing.run)  # restores the code's settings
     finally:
         board.post(None)
     nothing = f"there is no GPU to compare with; {as_typed('%gpus --virtual 2')} makes two"
@@ -165,7 +165,7 @@ def compare(
     if isinstance(earlier, Comparison):
         result = result.against(earlier)
     _last[:] = [result]
-    # A view that fails must not lose minutes of measuring.
+    # An error in the view must not lose minutes of measuring.
     with faults.kept("drawing a comparison for the monitor"):
         board.keep(repr(result), result.time, **view(result).panel(result))
     return result
@@ -192,7 +192,7 @@ def _named(one: object, needed: Needed) -> list[Target]:
     if not isinstance(one, str):
         return [(needed.find(one),)]
     found: list[Target] = []
-    # A blank next to a comma or a plus separates nothing.
+    # A blank next to a comma or a plus is no separator.
     for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
         if part.lower() == "all" and (every := needed.devices()):
             found += [(device,) for device in every]
@@ -244,7 +244,7 @@ class Comparing(Task):
             cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device was out of memory at this or a smaller value."""
+        """Whether the device ran out of memory at this or a smaller value."""
         full = self._full.get(where)
         with suppress(TypeError):
             return full is not None and all(values[name] >= full[name] for name in full)
@@ -274,14 +274,14 @@ class Comparing(Task):
                 note(error, f"timed on {where}{at}{line}")
                 raise
         self._add(one, failure)
-        # Outside the handler: the exception's traceback would keep the memory.
+        # Outside the handler: the exception's traceback would keep the memory alive.
         if failure is not None:
             cuda_state.give_back()
 
     def _tell(
         self, where: str, values: Mapping[str, Any], stage: str, repeats: Repeats | None = None
     ) -> None:
-        """Report the progress, if that is due."""
+        """Report the progress, at most ten times a second."""
         now = self.stopwatch.clock()
         if now - self._reported < _PERIOD_S:
             return

@@ -1,6 +1,6 @@
 """Record what `%%gputime` and `compare` measured, and answer questions about it.
 
-A device may have any of the usual spellings, and need not be on this machine.
+A device may be given in any of the usual spellings, and need not be on this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
 
     It lies between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation
     of Computer and Communication Systems, 2010, theorem 2.1); j is the normal approximation, never
-    above the exact one. For fewer than six values the whole range is returned, which covers less.
+    above the exact one. For fewer than six values, returns the whole range, which covers less.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
@@ -46,7 +46,7 @@ class Timing:
     where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two at the same time
     # For each repeat: from its first statement until every device was done.
     seconds: tuple[float, ...] = ()
-    # The same, until Python continued; less than `seconds` if the device was still busy.
+    # For each repeat: until Python continued; less than `seconds` if the device was still busy.
     host: tuple[float, ...] = ()
     number: int = 1  # runs in each repeat, whose mean is one of `seconds`
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 256}
@@ -57,7 +57,7 @@ class Timing:
     first: float | None = None  # seconds of the first run, which may have compiled
     # Peak bytes of the allocator above those held before the run, by device; unknown if missing.
     peak: Mapping[str, int] = field(default_factory=dict)
-    # Copies between devices and waits in one run, as the ledger says it.
+    # Copies between devices and waits in one run, as the ledger's text.
     transfers: str = ""
     alone: tuple[float, ...] = ()  # for two at the same time: the same runs one after the other
     # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
@@ -130,7 +130,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The value `at` which another device becomes the faster one; both take `seconds` there."""
+    """The value `at` which another device becomes faster; both take `seconds` there."""
 
     faster: str
     slower: str
@@ -146,7 +146,7 @@ class Comparison(table.Shown):
     timings: tuple[Timing, ...]  # in the order in which they were measured
     agreements: tuple[Agreement, ...]  # of every device but the first, against the first
     time: float  # Unix time of the end
-    # The values asked for, measured or not: {"n": (64, 256)}.
+    # The requested values, measured or not: {"n": (64, 256)}.
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     setup: str = ""
     notes: tuple[str, ...] = ()  # on how it was measured, a line each
@@ -200,7 +200,7 @@ class Comparison(table.Shown):
         return next((a for a in self.agreements if a.where == where and a.same is False), None)
 
     def _named(self, where: object) -> str:
-        """Return the one of `devices` that `where` names."""
+        """Return the device among `devices` that `where` names."""
         if str(where) in self.devices:  # "mps" is a device on a Mac only
             return str(where)
         parts = {part.partition(":") for name in self.devices for part in name.split("+")}
@@ -264,7 +264,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """Where the order of two `comparable` devices changes; the values must be numbers."""
+        """Return where the order of two `comparable` devices changes; values must be numbers."""
         found = []
         for name, values in self.sweep.items():
             known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
@@ -288,7 +288,7 @@ class Comparison(table.Shown):
 
     @property
     def remarks(self) -> list[str]:
-        """How it was measured, and how certain it is; the text shows the first of them."""
+        """Remarks on how it was measured and how certain it is; the text shows the first ones."""
         return list(table.view(self).remarks(self))
 
     def against(self, earlier: Comparison) -> Comparison:
@@ -303,7 +303,7 @@ class Comparison(table.Shown):
 
 
 def of_virtual(names: Sequence[str]) -> str:
-    """Return why times of these virtual GPUs are compared with nothing."""
+    """Return the reason why times of these virtual GPUs are not compared."""
     are, their = ("is", "its") if len(names) == 1 else ("are", "their")
     return f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"
 
@@ -311,7 +311,7 @@ def of_virtual(names: Sequence[str]) -> str:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Return where the order changes by more than both spreads: x, seconds, and the faster one.
+    """Return where the order changes by more than both spreads: x, seconds, the faster device.
 
     Interpolates between two x on a log-log line, or a straight line if some x is not positive.
     """

@@ -1,4 +1,4 @@
-"""Show a comparison as text, HTML, or an SVG figure: who is faster, then the numbers.
+"""Show a comparison as text, HTML, or an SVG figure: first the faster device, then the numbers.
 
 A device with other results, or a virtual GPU, is never called fast. A column without any value is
 left out.
@@ -19,11 +19,11 @@ from gpumagic.usercode.sweep import label
 # Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.
 _FOLD = Fold(36, "… {} more; to_pandas() has all")
 _HTML_FOLD = Fold(200, "{} more; to_pandas() has all")
-# Remarks below the table of a text; `Comparison.remarks` has all.
+# Most remarks below the table of a text; `Comparison.remarks` has all.
 _REMARKS = 3
 # Show the host's time if it is below this part of the device's.
 _SOONER = 0.9
-# Show the time of the first run if it is above so many medians, and seconds.
+# Show the time of the first run if it is above this many medians and seconds.
 _SLOW, _SLOW_S = 5, 0.01
 _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
@@ -34,7 +34,7 @@ _LEGEND = {
 
 
 def text(comparison: Comparison) -> str:
-    """Return the headline, the table and the first doubts, for terminals of 100 columns."""
+    """Return the headline, the table and the first remarks, for terminals of 100 columns."""
     head = [*(f"! {line}" for line in _wrong(comparison)), *_answer(comparison)]
     rows = [] if _is_line(comparison) else table.lines(_columns(comparison), "  ", _FOLD)
     doubts = _doubts(comparison)[:_REMARKS]
@@ -59,13 +59,13 @@ def html(comparison: Comparison) -> str:
         parts += [sweep_figure(comparison), folded("medians", rows, unfolded=True)]
     else:
         parts.append(_bars(comparison))
-    # The first doubt is shown, so that a mistake in the line is not overlooked.
+    # Show the first remark, so that a mistake in the line is not overlooked.
     parts.append(folded(next(iter(_doubts(comparison)), "how it was measured"), how))
     return block("".join(parts), "table", "comparison")
 
 
 def panel(comparison: Comparison) -> dict[str, Any]:
-    """For the monitor: the title, and a bar for each device; a sweep has none."""
+    """Return the monitor's panel: the title, and a bar for each device; no bars for a sweep."""
     timings = () if comparison.sweep else comparison.timings
     return {"title": comparison.title, "bars": bars([(t.where, t.median, "") for t in timings])}
 
@@ -85,7 +85,7 @@ def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any
 
 # -- the headline
 def _is_line(comparison: Comparison) -> bool:
-    """Whether one line says everything: there is one device and one value."""
+    """Whether one line suffices: there is one device and one value."""
     if len(comparison.timings) != 1 or comparison.sweep or comparison.interrupted:
         return False
     return not (comparison.timings[0].alone or comparison.timings[0].error)
@@ -135,7 +135,7 @@ def _single(comparison: Comparison) -> str:
 
 
 def _pair(comparison: Comparison, first: str, other: str) -> str:
-    """Say from which value on one of two devices is faster, or by how much at the last value."""
+    """Say from which value on a device is faster, or by how much at the last value."""
     ((axis, values),) = comparison.sweep.items()
     flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
     if flips:
@@ -154,7 +154,7 @@ def _spelled(value: object) -> str:
 
 
 def _at(values: Mapping[str, Any], before: str = " at ") -> str:
-    """``" at n = 256"``, or nothing without a sweep."""
+    """``" at n = 256"``; empty without a sweep."""
     return "".join(f"{before}{name} = {_spelled(value)}" for name, value in values.items())
 
 
@@ -165,7 +165,7 @@ def _percent(part: float) -> str:
 
 # -- the remarks
 def remarks(comparison: Comparison) -> list[str]:
-    """Return everything that is not in the table, the most important first."""
+    """Return all remarks that are not in the table, the most important first."""
     heads = {column.head for column in _columns(comparison)}
     legend = [words for head, words in _LEGEND.items() if head in heads]
     models = {
@@ -173,7 +173,7 @@ def remarks(comparison: Comparison) -> list[str]:
         for t in comparison.timings
         if t.name and t.where.startswith("cuda") and not t.virtual
     }
-    # In a sweep, the largest.
+    # In a sweep, the largest value.
     most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
     each = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
     copies = [f"not timed: copying the inputs ({', '.join(each)})"] * bool(each)
@@ -193,7 +193,7 @@ def _doubts(comparison: Comparison) -> list[str]:
 
 
 def _disturbed(comparison: Comparison) -> Iterator[str]:
-    """Yield which times are noisy, what each run copied, and how well the results agree."""
+    """Yield remarks on noisy times, on copies in each run, and on how well results agree."""
     if noisy := [t for t in comparison.timings if t.noisy]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"

@@ -1,7 +1,7 @@
 """Measure one target at one value, from copying its inputs to its `Timing`.
 
-After an error or an interrupt `Measuring.timing` has what was measured by then, and nothing else is
-left. An error is noted with the device and line where it happened.
+After an error or an interrupt `Measuring.timing` has the results so far, and all else is freed. An
+error gets a note with the device and line where it happened.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Task:
     stopwatch: Stopwatch
     items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
     randomness: Randomness = field(default_factory=Randomness)  # as it was before
-    # Gets the result of each first run, before the timing.
+    # Receives the result of each first run, before the timing.
     agreeing: Agreeing = field(default_factory=Agreeing)
 
 
 class Measuring:
-    """One measurement: call `run`; whatever it raises, `timing` has the result."""
+    """One measurement: call `run`; even if it raises, `timing` has the result."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Measuring:
             copy_seconds=sum(each.seconds for each in copies),
         )
         self.notes = tuple(note for each in copies for note in each.notes)
-        with deferred():  # so that its threads are ended
+        with deferred():  # else an interrupt could leave its threads running
             runner = Runner(trials, task.stopwatch)
             stack.callback(runner.close)
         peak = _peak_memory(self._target, task.needed)
@@ -161,7 +161,7 @@ class Measuring:
 
     @contextmanager
     def _transfers(self) -> Iterator[None]:
-        """Count copies and waits; measuring goes on if the ledger fails."""
+        """Count copies and waits; if the ledger fails, measuring continues."""
         ledger = watch(warn=False, frameworks=self._task.needed.frameworks)
         with faults.kept(_WATCHING):
             ledger.start()
@@ -195,7 +195,7 @@ class Measuring:
 def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
     """Begin to measure memory; return a function that ends it and returns the peaks by device.
 
-    Bytes held before do not count. The peak of a framework that does not know it has no entry.
+    Bytes allocated before do not count. A framework with an unknown peak has no entry.
     """
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]
@@ -205,7 +205,7 @@ def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]
         found = Counter[str]()
         for memory in (memory for stop in stops for memory in stop()):
             found[memory.device] += memory.peak - memory.before
-        # If other frameworks work too, 0 from torch is not the whole peak.
+        # If other frameworks are in use too, torch's 0 is not the whole peak.
         if torch is not None and torch.cuda.is_initialized() and not needed.others:
             found.update({str(device): 0 for device in target if device.kind == "cuda"})
         return dict(found)

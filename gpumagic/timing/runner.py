@@ -1,10 +1,10 @@
 """Run a program on one device or several at the same time; time blocks of runs until it is steady.
 
-A device works on after the call that gave it the work has returned. So before and after a block
-every device that a framework has started in this process is synchronized, with all its streams.
+A device may still work after the call that launched the work has returned. So before and after a
+block, every device initialized by a framework in this process is synchronized, with all streams.
 
-A program runs on copies of the variables that it reads. Guarantees: after `close` nothing made here
-is left, on the devices or in the variables.
+A program runs on copies of the variables that it reads. Guarantees: after `close` no object made
+here is left, on the devices or in the variables.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Stopwatch:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Synchronize first; collect no garbage within, as `timeit` does."""
+        """Synchronize first; disable garbage collection within, as `timeit` does."""
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -66,7 +66,7 @@ class Stopwatch:
                 gc.enable()
 
     def times(self, run: _Loop, number: int) -> _Times:
-        """Run, and return when it began, when Python continued, and when all was done."""
+        """Run, and return when it began, when Python continued, and when all work was done."""
         runs = repeat(None, number)
         began = self.clock()
         run(runs)
@@ -106,7 +106,7 @@ class Runner:
         return self._all({n: self.trials[n].first})[0]
 
     def lap(self, number: int) -> Lap:
-        """Time a block on all devices at once: from the first begin to the last end."""
+        """Time a block on all devices at once: from the earliest start to the latest end."""
         if not self._workers:
             (trial,) = self.trials
             return self._stopwatch.lap(trial.loop, number)
@@ -129,7 +129,7 @@ class Runner:
         return Lap(total, total)
 
     def close(self) -> None:
-        """Take the threads off their devices and end them."""
+        """Restore the threads' devices and end the threads."""
         try:
             self._all({n: trial.stack.close for n, trial in enumerate(self.trials)})
         finally:
@@ -139,7 +139,7 @@ class Runner:
     def _all(
         self, jobs: Mapping[int, Callable[[], Any]], barrier: threading.Barrier | None = None
     ) -> list[Any]:
-        """Wait for the jobs of all threads; an interrupt interrupts them, then waits again."""
+        """Wait for all threads' jobs; on an interrupt, interrupt the jobs and wait again."""
         if not self._workers:
             return [job() for job in jobs.values()]
         given: dict[int, Future[Any]] = {}
@@ -158,11 +158,11 @@ class Runner:
         return [future.result() for future in given.values()]
 
 
-# The median is known when its 95 % interval is narrower than this part of it.
+# The median is precise when its 95 % interval is narrower than this fraction of it.
 _NARROW = 0.01
 # A block is long enough that its overhead is about a thousandth. Not longer: other programs
-# disturb some short blocks and not others, and the median is that of the undisturbed ones. Long
-# blocks would all be disturbed.
+# disturb only some short blocks, so the median is that of undisturbed blocks. They would disturb
+# all long blocks.
 _NEGLIGIBLE = 1e-3
 _LEAST_BLOCK_S = 1e-3
 # Steady: the last five blocks have a coefficient of variation under 2 % (A. Georges, D. Buytaert,
@@ -171,7 +171,7 @@ _LEAST_BLOCK_S = 1e-3
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
 # Warm up for at most a fifth of the time, since some machines are never steady.
 _WARM_SHARE = 0.2
-# As torch.utils.benchmark.Timer.blocked_autorange: other programs work in bursts.
+# As in torch.utils.benchmark.Timer.blocked_autorange: other programs run in bursts.
 _LEAST_TIMED_S = 0.2
 _LEAST, _MOST = 10, 10_000
 
@@ -214,13 +214,13 @@ class Repeats:
         self._told("warm up")
         lap = self._lap(1)
         if lap.total >= share:
-            # The first run was the warm-up; a long run gets no other.
+            # The first run was the warm-up; a long run gets no further warm-up.
             self._keep(lap)
             if self._enough(self._clock() - began):
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # If a run before was long, it was different: something was compiled.
+            # If an earlier run took longer, it did other work, such as compiling.
             self.laps.clear()
             self._timed_s = 0.0
             began = self._clock() - lap.total
@@ -232,13 +232,13 @@ class Repeats:
             self._keep(self._lap(self.number))
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
-        """Run until it is steady, and choose the runs in a block; `each` is the time of one."""
+        """Run until times are steady; choose a block's number of runs. `each` is a run's time."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
         block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)
         while True:
             number = min(math.ceil(block / max(each, 1e-9)), 10 * self.number)
-            # Not for every small increase, or it would never be steady.
+            # Ignore small increases, or times would never be steady.
             if number > 1.5 * self.number:
                 self.number = number
                 window.clear()
@@ -250,7 +250,7 @@ class Repeats:
                 return
             lap = self._lap(self.number)
             window.append(lap.total)
-            # The minimum: time lost to other programs must not make the blocks too short.
+            # Use the minimum: time lost to other programs must not make the blocks too short.
             each = min(each, lap.total / self.number)
             self._told("warm up")
 
