@@ -1,7 +1,7 @@
 """Use GPUs in notebooks: list them, run a cell on one, and report what moved, time and memory.
 
-``%load_ext gpumagic`` turns the magics on; the names below are the same as a library. A name
-imports its room, torch or IPython only when it is first used.
+``%load_ext gpumagic`` turns the magics on; the names below do the same in a program. A name
+imports its package, torch or IPython only when it is first used.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 import lazy_loader
 
-# Each public name stands once, in __init__.pyi, where type checkers and editors look too.
+# The public names are listed only in __init__.pyi, which type checkers and editors read too.
 _import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
@@ -49,7 +49,7 @@ def _jupyter_labextension_paths() -> list[dict[str, str]]:
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Return the extension of the Jupyter server, which alone calls this."""
+    """Return the extension of the Jupyter server, the only caller."""
     from gpumagic.server.routes import Extension
 
     return [{"module": "gpumagic.server", "app": Extension}]

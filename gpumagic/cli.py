@@ -13,7 +13,7 @@ from gpumagic.errors import GpuError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of the command line; the value is the exit status."""
+    """Run a command of the command line; return the exit status."""
     args = _parser().parse_args(arguments)
     try:
         status: int = args.run(args)
@@ -68,7 +68,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return seconds that time.sleep accepts; argparse shows the error, and this name."""
+    """Parse seconds that time.sleep accepts; argparse shows the error and this function's name."""
     found = float(text)
     if not 0 < found <= 86400:
         raise argparse.ArgumentTypeError(f"{text} s is out of bounds; type --watch 2")

@@ -75,19 +75,19 @@ def library_needed(library: str, what: str, install: str) -> Iterator[None]:
 
 
 def torch_needed(what: str) -> AbstractContextManager[None]:
-    """Import what needs torch within."""
+    """Import modules that need torch within."""
     return library_needed("torch", what, '"gpumagic[torch]"')
 
 
 def cluster_needed(what: str) -> AbstractContextManager[None]:
-    """Import what needs ipyparallel within."""
+    """Import modules that need ipyparallel within."""
     return library_needed("ipyparallel", what, '"gpumagic[cluster]"')
 
 
 class CrossDeviceWarning(UserWarning):
     """Warn of a copy between devices, or a wait for one, for which the code names no device.
 
-    For example `.item()`, or a mask. Given once for each line of a cell. Filter it like any
+    For example `.item()`, or a mask. It is issued once for each line of a cell. Filter it like any
     warning: ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
 
@@ -95,5 +95,5 @@ class CrossDeviceWarning(UserWarning):
 class ImplicitCopyError(CrossDeviceWarning, RuntimeError):
     """A copy or a wait that the code does not ask for, where ``--strict`` allows none.
 
-    Until the next version it is also a `CrossDeviceWarning`, as it was called before.
+    Until the next version it is also a `CrossDeviceWarning`, the class it had before.
     """

@@ -1,7 +1,7 @@
 """Record the faults of gpumagic itself: the first of each kind with its traceback, and a count.
 
-A fault of ours must neither stop the user's cell nor be lost: code that catches one passes it to
-`keep`. The next cell that ends reports it in one line, and `%gpus --doctor` shows all of them.
+A fault in gpumagic must neither stop the user's cell nor be lost: code that catches it calls
+`keep`. The next cell that ends reports it in one line, and `%gpus --doctor` shows all faults.
 """
 
 import threading
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Fault:
-    """A kind of fault: what was being done, and the error."""
+    """A kind of fault: the attempted work, and the error."""
 
     doing: str  # "starting the ledger", after "gpumagic failed while "
     error: str
@@ -34,7 +34,7 @@ _faults: dict[tuple[str, str, str], Fault] = {}
 
 
 def keep(doing: str, error: BaseException) -> None:
-    """Record a caught fault of ours. Never raises."""
+    """Record a caught fault of gpumagic. Never raises."""
     if any(is_it(error) for is_it in not_ours):
         return
     # The place of the error identifies a kind, since messages contain addresses and sizes.

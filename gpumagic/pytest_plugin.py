@@ -1,6 +1,6 @@
 """Run GPU tests with pytest, on virtual GPUs if the machine has no GPU.
 
-It is idle, without torch, until an option, an ini setting, a marker or a fixture asks for GPUs.
+The plugin is idle, without torch, until an option, ini setting, marker or fixture asks for GPUs.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Wanted(NamedTuple):
     memory: str | int | None = None
 
     def fits(self, found: list[Device]) -> bool:
-        """Whether enough of the GPUs have enough memory; an unknown memory is enough."""
+        """Whether enough GPUs have enough memory; a GPU of unknown memory counts."""
         least = int(Bytes(self.memory or 0))
         return sum((gpu.memory_total or least) >= least for gpu in found) >= self.number
 
 
 def _gpus_here() -> list[Device]:
-    """Return the GPUs that torch can use, or the machine's if there is no torch."""
+    """Return the GPUs that torch can use, or, without torch, the machine's GPUs."""
     if find_spec("torch") is None:
         from gpumagic.device import here as found
     else:
@@ -100,12 +100,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Turn GPUs on before a conftest.py asks torch whether there are some."""
+    """Turn virtual GPUs on before a conftest.py asks torch for GPUs."""
     _start(early_config, early_config.known_args_namespace)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; turn GPUs on if this plugin was loaded late."""
+    """Declare the marker; turn virtual GPUs on if this plugin was loaded late."""
     config.addinivalue_line("markers", _MARKER)
     config.add_cleanup(lambda: _turn_off(config))
     _start(config, config.option)
@@ -150,7 +150,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """After all fixtures, look for leaks, and turn GPUs off that the next test does not need."""
+    """After all fixtures, look for leaks; turn virtual GPUs off if the next test needs none."""
     memory = item.stash.get(_memory, None)
     try:
         yield
@@ -207,13 +207,13 @@ class GpuLedger(NamedTuple):
 
     @property
     def implicit(self) -> str:
-        """One line about those for which the code names no device, such as `.item()`, or ``""``."""
+        """One line about implicit copies and waits, such as `.item()`; ``""`` if none."""
         from gpumagic.ledger import ledger_view
 
         return ledger_view.line(self.entries())
 
     def entries(self) -> Ledger:
-        """Return the implicit ones."""
+        """Return the implicit copies and waits."""
         ledger: Ledger = self.watch.ledger
         return replace(ledger, entries=tuple(entry for entry in ledger if entry.implicit))
 
@@ -222,7 +222,7 @@ class GpuMemory:
     """The memory of a test on each CUDA device, by torch's allocator."""
 
     may_leave: str | int = 0
-    """Bytes that the test may leave allocated on each GPU."""
+    """The most bytes that the test may leave allocated on each GPU."""
 
     def __init__(self) -> None:
         from gpumagic.ledger.dispatch import MemoryMeter

@@ -1,6 +1,6 @@
 """Draw curves in SVG, without JavaScript: axes, bands, names, crossings.
 
-Curves differ by color and dashes. Text has the page's color; theirs show on white and on black.
+Curves differ by color and dashes. Text has the page's color; curves are visible on white and black.
 """
 
 import math
@@ -12,7 +12,7 @@ from itertools import count
 from typing import NamedTuple
 
 # Contrast of at least 3 : 1 against white and #111 (WCAG 2.1, 1.4.11); orange and red are for
-# problems. js/src/monitor/overview.ts has the same.
+# problems. js/src/monitor/overview.ts has the same colors.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
@@ -99,13 +99,13 @@ def even_ticks(low: float, high: float) -> list[float]:
 
 
 _WIDTH, _HEIGHT = 680.0, 320.0
-# Margins; names need more on the right.
+# Margins; the right one grows with the curves' names.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
 FOOT = _HEIGHT - _BOTTOM
 _LINE_HEIGHT = 15.0
-# A plot shrinks to this width; below that it scrolls.
+# The least width to which a plot shrinks; in less room it scrolls.
 _LEAST = 0.6 * _WIDTH
-# More points than these get small dots.
+# Curves of more points than this get small dots.
 _FEW = 24
 
 
@@ -129,13 +129,13 @@ class Curve(NamedTuple):
 
     @property
     def heights(self) -> list[float]:
-        """The values of y, without missing ones."""
+        """The values of y that are not missing."""
         return [point.y for point in self.points if point.y is not None]
 
 
 class Plot:
-    """Curves in a frame; `words` are the labels of the values of x, in ascending order. Axes are
-    logarithmic, that of x is linear from zero or less on."""
+    """Curves in a frame; `words` are the labels of the values of x, in ascending order. Both axes
+    are logarithmic, except that the x axis is linear if a value of x is zero or less."""
 
     def __init__(self, words: Mapping[float, str], curves: Sequence[Curve]) -> None:
         self._words, self._curves = words, curves
@@ -154,7 +154,7 @@ class Plot:
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
         """Return the SVG element: `name` is the variable's, `label` is for screen readers."""
-        # Names come first, since other labels give way to them.
+        # Names are placed first: other labels are left out where a name is.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -180,7 +180,7 @@ class Plot:
         yield text((_LEFT + self._end) / 2, _HEIGHT - 6, name, "middle", "gm-code")
 
     def _names(self) -> Iterator[str]:
-        """Yield each curve's name at its end, or above the name that already stands there."""
+        """Yield each curve's name at its right end, moved up where another name is in the way."""
         named = [curve for curve in self._curves if curve.heights]
         for curve in sorted(named, key=lambda curve: curve.heights[-1]):
             y = self._y(curve.heights[-1])
@@ -199,7 +199,7 @@ class Plot:
             yield text(middle, _TOP - 11, crossing.words, "middle", "gm-this")
 
     def _free(self, start: float, end: float, y: float) -> bool:
-        """Whether a place is free; if so, reserve it."""
+        """Whether there is room for a label; if so, reserve it."""
         for other_start, other_end, other_y in self._taken:
             if start < other_end + 6 and other_start < end + 6 and abs(y - other_y) < _LINE_HEIGHT:
                 return False

@@ -1,7 +1,7 @@
 """Show the progress of long work in one line, which is overwritten and removed at the end.
 
-Work that takes less than 2 s shows none. A pipe or a file gets nothing, and a notebook a bar that
-is updated in place; the bar moves to and fro if the total is unknown.
+Work of less than 2 s shows no line, and a pipe or a file gets none. A notebook gets a bar that is
+updated in place; the bar moves to and fro if the total is unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProgressLine:
         self._latest: object = None
         self._due, self._over = False, silent
         self._lock = threading.Lock()
-        # The notebook finds the cell by the context.
+        # ipykernel finds the cell of an output by the context.
         context = copy_context()
         self._timer = threading.Timer(PATIENCE_S, lambda: context.run(self._begin))
         self._timer.daemon = True
@@ -52,7 +52,7 @@ class ProgressLine:
         self.close()
 
     def update(self, now: object) -> None:
-        """Show ``str(now)`` if it is due; the bar's length is its `share`, from 0 to 1."""
+        """Show ``str(now)`` if an update is due; the bar's length is ``now.share``, from 0 to 1."""
         self._latest = now
         if self._due:
             self._write()
@@ -97,5 +97,5 @@ class ProgressLine:
         elif result is None:
             self._output.update(_NOTHING, raw=True)
         else:
-            # One output of the cell, not an empty one above the result.
+            # Replace the bar's output, so that no empty output stays above the result.
             self._output.update(result)

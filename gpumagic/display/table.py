@@ -2,7 +2,7 @@
 
 A package's `__init__.py` registers its records' views, which are imported when first needed. The
 JSON has units in its keys and names no other user, process or notebook. Text in HTML is always
-escaped. Lines have at most 100 columns, or as the caller says; wide characters count as two.
+escaped. Lines have at most 100 columns, or the caller's number; wide characters count as two.
 """
 
 import re
@@ -24,7 +24,7 @@ _views: dict[str, str] = {}
 
 
 def register(record: str, module: str) -> None:
-    """Name the module whose `text` and `html` show ``"gpumagic.room.file.Class"``."""
+    """Register the module whose `text` and `html` show ``"gpumagic.room.file.Class"``."""
     _views[record] = module
 
 
@@ -45,7 +45,7 @@ _MOST_ITEMS = 10  # items of each list, so that a notebook's file stays small
 
 
 def as_json(record: object) -> dict[str, Any]:
-    """Return the name of a record's class and its fields; long lists lose their ends."""
+    """Return the name of a record's class and its fields; long lists are truncated."""
     return {"record": type(record).__name__, **_fields(record)}
 
 
@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(value[key]) for key in [*value][:_MOST_ITEMS]}
     if isinstance(value, (tuple, list, set, frozenset)):
         return [_plain(item) for item in [*value][:_MOST_ITEMS]]
-    # Anything else may be the user's, and reading it may wait for a GPU.
+    # Any other value may be the user's, and reading it may wait for a GPU.
     return type(value).__name__
 
 
@@ -123,7 +123,7 @@ def folded(summary: str, content: str, *, unfolded: bool = False) -> str:
 
 
 def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> str:
-    """Return a bar of parts, each a CSS class and its share from 0 to 1; never more than full."""
+    """Return a bar of parts, each a CSS class and its share from 0 to 1; cut at a sum of 1."""
     left, pieces, text = 1.0, "", escape(label)
     for css, part in parts:
         if (width := min(max(part, 0.0), left)) > 0:
@@ -148,9 +148,9 @@ class Column:
     # How cells are narrowed if the text is too wide, "cut" or "wrap"; and their least width.
     fit: str = ""
     least: int = 20
-    # A line below each row, from this column to the end; "" for none.
+    # A note below each row, from this column to the table's end; "" for none.
     notes: Sequence[str] = ()
-    # CSS classes: of all cells, or of each.
+    # CSS classes: one string for all cells, or a list with one for each cell.
     css: str | Sequence[str] = ""
     # The cells as HTML, if they are more than text.
     html: Sequence[str] = ()
@@ -167,7 +167,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Fold:
-    """The number of rows that are shown, and the note on the others."""
+    """The number of rows that are shown, and the note on the remaining rows."""
 
     first: int
     words: str = "and {} more"
@@ -195,7 +195,7 @@ def short(text: str, most: int) -> str:
     """Return a text, cut to a width."""
     if width(text) <= most:
         return text
-    # Cut by length first, since it may be very long; then by width.
+    # First cut by length, since a text may be very long; then by width.
     text = text[: max(most - 1, 0)]
     while width(text) > most - 1 > 0:
         text = text[:-1]
@@ -243,7 +243,7 @@ def _total(widths: Sequence[int]) -> int:
 
 def _widths(columns: Sequence[Column], room: int) -> list[int]:
     widths = [column.width for column in columns]
-    # To wrap loses nothing, so it comes first.
+    # Wrapping loses no text, so wrap before cutting.
     for fit in ("wrap", "cut"):
         for n, column in enumerate(columns):
             if column.fit == fit:

@@ -41,7 +41,7 @@ def size(count: float | None) -> str:
 
 
 def share(used: float | None, total: float | None) -> str:
-    """Format bytes of bytes in one unit: ``"34.2 / 80.0 GiB"``; each may be N/A."""
+    """Format used and total bytes in one unit: ``"34.2 / 80.0 GiB"``; each may be N/A."""
     if total is None:
         return size(used)
     divisor, unit = (_GIB, "GiB") if total >= _GIB else (2**20, "MiB")
@@ -77,14 +77,14 @@ def duration(seconds: float | None) -> str:
 
 
 def fine(seconds: float | None) -> str:
-    """Format seconds, three digits, to compare: ``"3.10 ms"``, ``"448 µs"``."""
+    """Format seconds with three digits, for comparisons: ``"3.10 ms"``, ``"448 µs"``."""
     if seconds is None or abs(seconds) >= 59.95:
         return duration(seconds)
     return f"{_digits(seconds, _SECONDS)}s"
 
 
 def tick(seconds: float) -> str:
-    """Format seconds at an axis: ``"10 µs"``, ``"2.5 ms"``, ``"100 s"``."""
+    """Format seconds as an axis label: ``"10 µs"``, ``"2.5 ms"``, ``"100 s"``."""
     scaled, prefix = _scaled(seconds, _SECONDS)
     return f"{scaled:.{3 if prefix == 'n' else 4}g} {prefix}s"
 

@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# No file that is read here is this long.
+# Characters; longer than any file that is read here.
 _LONGEST = 65536
 
 
@@ -76,7 +76,7 @@ def whole(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
-# The PCI address of every integrated GPU of Intel's.
+# The PCI address that all integrated GPUs of Intel have.
 INTEGRATED = ":00:02.0"
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 # PCI classes of displays and accelerators.
@@ -104,7 +104,7 @@ class GraphicsCard:
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """The regions of memory that count as its own, by the beginning of their names."""
+        """The memory regions that count as the card's, by the prefix of their names."""
         if self.vendor == "intel":
             return ("system", "gtt") if self.integrated else ("vram", "local")
         # ROCm uses an APU's host memory through the GTT. Only APUs have a northbridge voltage.
@@ -112,7 +112,7 @@ class GraphicsCard:
 
     @property
     def sensors(self) -> Folder:
-        """The folder of its hwmon; of several of i915, that of the whole device."""
+        """The card's hwmon folder; if i915 has several, the folder of the whole device."""
         folders = [self.device / "hwmon" / name for name in self.device.names("hwmon")]
         whole = (folder for folder in folders if "_gt" not in folder.text("name"))
         return next(whole, self.device / "hwmon")
@@ -133,7 +133,7 @@ def graphics_cards(root: Path, vendor: str) -> list[GraphicsCard]:
     folder, found = root / "sys/class/drm", []
     for card in Folder(folder).names():
         files, address = Folder(folder / card / "device"), Folder(folder / card).link("device")
-        # Connectors, as card0-DP-1, have no vendor; renderD128 is the same card again.
+        # Connectors such as card0-DP-1 have no vendor; renderD128 is a card listed twice.
         if card.startswith("card") and address and VENDORS.get(files.text("vendor")) == vendor:
             uuid, name = _uuid(root, files, address), _name(root, files, vendor)
             driver = files.link("driver")
@@ -220,7 +220,7 @@ def read_clients(root: Path) -> list[DrmClient]:
 
 
 def _texts(process: Folder) -> Iterator[str]:
-    """Yield what the system tells of each of a process's files that is open on a GPU."""
+    """Yield the fdinfo text of each file that a process has open on a GPU."""
     with suppress(OSError):  # another user's process, or it has ended
         for file in list(os.scandir(os.path.join(process.path, "fd"))):
             with suppress(OSError):
@@ -233,7 +233,7 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 def kfd_gpus(root: Path) -> dict[str, int]:
-    """Return KFD's numbers of the GPUs that ROCm can use, by PCI address, in ROCm's order."""
+    """Return KFD's number of each GPU that ROCm can use, by PCI address, in ROCm's order."""
     nodes = Folder(root / "sys/class/kfd/kfd/topology/nodes")
     found = {}
     for name in nodes.names():
@@ -247,7 +247,7 @@ def kfd_gpus(root: Path) -> dict[str, int]:
 
 
 def kfd_memory(root: Path) -> dict[tuple[int, str], int]:
-    """Return the bytes that KFD knows of, by pid and PCI address of the GPU."""
+    """Return the bytes that KFD reports, by pid and PCI address of the GPU."""
     namespace = Folder(root / "proc/self/ns").link("pid")
     if namespace not in (None, _FIRST_NAMESPACE):
         return {}

@@ -8,7 +8,7 @@ from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 SYSTEM = "system"  # the holder of what no visible process holds: a driver, another container
 
-# The owners of memory in the order of bars, with a character for text; as js/src/monitor/bars.ts.
+# Owners of memory in the order of bars, each with its character; as in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),
@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# Less that no process holds is normal: rounding, and the driver's own memory.
+# Fewer bytes without a process are normal: rounding, and the driver's own memory.
 _MUCH = 32 * 2**20
 
 
@@ -58,8 +58,8 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> dict[str, int] 
 def holders(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
-    """Return a holder for `each` process, or for each notebook, or program and user without one:
-    this kernel first, then by memory, the system last."""
+    """Return a holder per process if `each`, else per notebook, or program and user without one.
+    This kernel comes first, the system last, the others by memory."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:

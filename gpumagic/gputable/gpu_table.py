@@ -16,7 +16,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
-# Up to this many GPUs of a holder are listed; if there are more, their sum is shown.
+# A holder of up to this many GPUs lists each; a holder of more shows the sum.
 _LISTED = 4
 
 
@@ -26,7 +26,7 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# "GPU" is the driver's number, if it differs from the device's. All but texts are right-aligned.
+# "GPU" is the driver's number, if not the device's. All columns but texts are right-aligned.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 _TEXTS = ("device", "name", "memory")
 
@@ -34,7 +34,7 @@ _TEXTS = ("device", "name", "memory")
 def _gpu_columns(
     gpus: Sequence[GpuSample], splits: Sequence[dict[str, int] | None], length: int = _BAR
 ) -> list[Column]:
-    """Return the columns of the table of GPUs, without empty ones; text bars have this length."""
+    """Return the non-empty columns of the table of GPUs; text bars have this `length`."""
     parents = {gpu.mig for gpu in gpus}
     rows = [
         _gpu_row(gpu, parts, "MIG mode" if gpu.uuid in parents else device(gpu), length)
@@ -76,7 +76,7 @@ def _gpu_row(
 
 
 def _value(text: str, css: str = "") -> _Cell:
-    """Return a reading; N/A is dimmed."""
+    """Return the cell of a reading; N/A is dimmed."""
     return _Cell(text, tag("span", text, "gm-dim" if text == NOT_KNOWN else css))
 
 
@@ -106,7 +106,7 @@ def _memory_bar(parts: dict[str, int] | None, total: int | None) -> str:
 
 
 def device(gpu: GpuSample) -> str:
-    """Return torch's name: ``"cuda:1"``, ``"xpu:0"``, or why there is none."""
+    """Return torch's name, ``"cuda:1"`` or ``"xpu:0"``, or the reason why a GPU has no name."""
     if gpu.ordinal is None:
         return "lost" if gpu.lost else "not visible"
     sure = "" if gpu.ordinal_certain else "?"
@@ -225,7 +225,7 @@ class GpuTable:
         ]
 
     def _legend(self) -> list[tuple[str, str, str]]:
-        """Return each owner in the bars, its character and its name; empty for a single one."""
+        """Return each owner in the bars, its character and its name; empty for a single owner."""
         there = {name for parts in self.splits for name, count in (parts or {}).items() if count}
         return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
 
@@ -234,7 +234,7 @@ class GpuTable:
         if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
             found = [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         for gpu in self.gpus:
-            # A GPU at full load is at its power cap; that needs no note.
+            # The power cap needs no note: every GPU at full load reaches it.
             slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
             found += [f"{label(gpu)} is throttled: {', '.join(slow)}."] if slow else []
         if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):

@@ -16,7 +16,7 @@ from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Snapshot
 
-# A key is answered at once, a new snapshot is shown after at most this time.
+# Milliseconds until a new snapshot is shown at the latest; a key is answered at once.
 _WAIT_MS = 100
 _NARROWEST = 40
 
@@ -103,6 +103,6 @@ class _Screen:
         if snapshot is None:
             return ["Waiting for the driver…"]
         table = GpuTable(snapshot, processes=self._processes, width=max(width, _NARROWEST))
-        # The system, which has no process, comes last.
+        # The system's row has no process and comes last.
         table.holders.sort(key=lambda one: (not one.pids, _SORTS[self._sort](one)))
         return str(table).splitlines()

@@ -51,7 +51,7 @@ class _StoreOnce(argparse.Action):
 
 
 class LineParser(argparse.ArgumentParser):
-    """An argparse parser whose error is one line that ends with what to type."""
+    """An argparse parser whose error is one line that ends with a line to type."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message)
@@ -95,7 +95,7 @@ def parser_of(typed: str) -> LineParser:
 
 
 def parse(magic: str, line: str) -> Namespace:
-    """Parse a magic's line; raises UsageError for what is not in its usage."""
+    """Parse a magic's line; raise UsageError if it does not match the usage."""
     parser = parser_of(magic)
     try:
         if magic.endswith("gpumem"):  # quotes and blanks may be in a name: data["my net"]
@@ -114,12 +114,12 @@ def parse(magic: str, line: str) -> Namespace:
 
 
 def filled(line: str) -> str:
-    """Return a line with the present values of variables: `%%ongpu $device`."""
+    """Return a line with the present values in place of variables: `%%ongpu $device`."""
     return Template(line).safe_substitute(user_namespace())
 
 
 def checked(magic: str, line: str) -> Namespace:
-    """Parse a magic's line; raises UsageError also for what does not combine."""
+    """Parse a magic's line; raise UsageError also for options that do not combine."""
     found = parse(magic, line if magic.endswith("gpumem") else filled(line))
     for mistake in _mistakes(magic, found):
         raise UsageError(f"{magic}: {mistake}")
@@ -127,7 +127,7 @@ def checked(magic: str, line: str) -> Namespace:
 
 
 def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
-    """Yield what does not combine in a line, by the table of its magic."""
+    """Yield an error for each pair that does not combine, by the table of the magic."""
     magic = MAGICS[typed.lstrip("%")]
     known = {option.flag: option for option in options(typed.lstrip("%"))}
     given = [flag for flag, option in known.items() if option.given(found)]
@@ -144,7 +144,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
 
 
 def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
-    """Yield what does not combine with one device, or with several."""
+    """Yield an error for each option that needs one device, or several."""
     several = on_cluster(where) or on_several(where)
     if typed == "%ongpu" and (several or "--dry-run" in given):
         what, how = (where, "--split NAME") if several else ("--dry-run", "--dry-run")
@@ -172,7 +172,7 @@ def on_several(where: str) -> bool:
 
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
-    """Return what a `filled` ``%%ongpu`` or ``%ongpu`` line asks for; raises UsageError."""
+    """Return the request of a `filled` ``%%ongpu`` or ``%ongpu`` line; raise UsageError."""
     asked = checked(magic, line)
     where = asked.where
     asked.standing = magic == "%ongpu"
@@ -210,7 +210,7 @@ def completions(context: Any) -> dict[str, Any]:
     if match is None or "--" in words or words[-1:] == ["restore"]:
         return {"completions": []}  # IPython completes paths and Python
     typed, last = match[1], match[3]
-    # Whose value is typed.
+    # The option whose value is being typed.
     valued = (option for option in options(typed.lstrip("%")) if option.examples)
     option = next((each for each in valued if {*words[-1:]} & {*each.flags}), None)
     if option is not None and option.type is file:
@@ -238,7 +238,7 @@ def _offers(typed: str, words: list[str], option: Option | None, last: str) -> l
 
 
 def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[str]:
-    """Return what may stand here besides an option."""
+    """Return the arguments that may be typed here, without options."""
     magic = MAGICS[typed.lstrip("%")]
     one_word = magic.number == "?" and any(not word.startswith("-") for word in words)
     if magic.verbs or one_word:
@@ -251,7 +251,7 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:
-        # A table is of all GPUs unless one is named.
+        # A table shows all GPUs unless a GPU is named.
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found

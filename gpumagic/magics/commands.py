@@ -121,8 +121,8 @@ class GpuMagics(Magics):
 
             WHERE                    1  cuda:1  gpu:1  /gpu:1  cuda  xpu:1  cpu  mps  GPU-4f2a…
             free                     the GPU with the most free memory
-            1?                       GPU 1, or the CPU if there is none, and say so
-            0,1  all                 several GPUs, each with a thread, share what --split names
+            1?                       GPU 1, or the CPU if there is none; the report says which
+            0,1  all                 several GPUs, one thread each; --split names what to divide
             @all  @0,1               engines of %gpucluster
 
             {options}
@@ -208,7 +208,7 @@ class GpuMagics(Magics):
 
             result.speedup("cuda:0", "cpu", n=4096)
 
-        Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
+        Ctrl-C keeps the finished measurements. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """
         from gpumagic.magics.run_elsewhere import time_cell
 
@@ -220,8 +220,8 @@ class GpuMagics(Magics):
         """Find the first operation at which two devices, or two dtypes, give different numbers.
 
         The code runs once on each, on copies of its variables, with the same random numbers. An
-        operation parts them if its results differ by more than rounding errors and its inputs do
-        not. A backward pass is shown at the line of its forward pass.
+        operation counts if its results differ by more than rounding errors, but its inputs do not.
+        A backward pass is shown at the line of its forward pass.
 
         Usage::
 
@@ -297,12 +297,12 @@ class GpuMagics(Magics):
 
     @magic(line_magic)
     def gpufree(self, asked: Namespace) -> None:
-        """Free the GPU memory that no variable holds, and say in a line how much it was.
+        """Free the GPU memory that no variable holds, and print the amount in one line.
 
         An exception keeps the frames of its traceback with their tensors, and IPython keeps the
         results of cells. If they hold GPU memory, they are released, so that `%debug` no longer
-        works for that error. Garbage is collected and torch's cache is emptied. The values of
-        variables stay, also if they are results too.
+        works for that error. Garbage is collected and torch's cache is emptied. Variables keep
+        their values, even if a value is also a result.
 
         Usage::
 
@@ -328,7 +328,7 @@ class GpuMagics(Magics):
     def gpufit(self, asked: Namespace, cell: str) -> None:
         """Find the largest value of a variable, such as a batch, with which this cell fits a GPU.
 
-        Dry runs predict the memory for each value, which takes no GPU time. A run on copies of your
+        Dry runs predict the memory for each value, without GPU time. A run on copies of your
         variables then confirms it, unless --dry is given.
 
         Usage::
@@ -349,7 +349,7 @@ class GpuMagics(Magics):
             optimizer.step()
 
         A cell with a backward pass is fitted for training; without one, a larger batch fits.
-        Ctrl-C keeps what is known. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
+        Ctrl-C keeps results so far. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
         """
         from gpumagic.magics.run_elsewhere import fit_cell
 

@@ -1,7 +1,7 @@
 """Answer pages and assistants on the kernel's control channel, also while a cell runs.
 
-The control thread must not wait. The sampler takes the snapshots on its own threads, only while a
-page asks; if the driver stalls it returns the last one. Variables are read on the main thread,
+The control thread must not wait. The sampler takes snapshots on its own threads, only while a page
+asks; if the driver stalls, it returns the last snapshot. Variables are read on the main thread,
 between two cells. Nothing is executed or changed, and other users' processes and notebooks are not
 named.
 """
@@ -156,7 +156,7 @@ def _holders() -> dict[str, Any]:
 
 
 def _record(record: Any, without: str) -> dict[str, Any]:
-    """Return a record with the first line of its text and its fixes, or what there is instead."""
+    """Return a record with its first line and its fixes; the text `without` if it is None."""
     from gpumagic.display.table import as_json
 
     if record is None:

@@ -1,4 +1,4 @@
-"""Do what the magics about the machine ask: its GPUs, their memory, virtual ones, the cluster."""
+"""Run the magics about the machine: its GPUs, their memory, virtual GPUs, the cluster."""
 
 import sys
 from argparse import Namespace
@@ -119,7 +119,7 @@ def move_back(namespace: dict[str, Any]) -> str:
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
-    """Return the memory of GPUs, of variables, or a tree of one, and the report of all GPUs."""
+    """Return the memory of GPUs or variables, or one variable's tree, and all GPUs' report."""
     from gpumagic.frameworks.known import started
 
     if torch_here() is None and not started():
@@ -152,7 +152,7 @@ _NEEDED = {"restart": "restart 1", "pull": "pull net", "restore": "restore DIR"}
 
 
 def drive_cluster(shell: Any, asked: Namespace) -> None:
-    """Do what a `%gpucluster` line asks, and say so."""
+    """Run a `%gpucluster` line, and print the result."""
     from gpumagic.cluster import gpu_cluster
 
     verb, what = asked.verb or "status", asked.what

@@ -35,7 +35,7 @@ def in_one_line(magic: str) -> Iterator[None]:
 
 
 def _is_users(error: BaseException) -> bool:
-    """Whether the user's code is in the traceback of an error, which is then shown."""
+    """Whether the user's code is in an error's traceback; if so, the traceback is shown."""
     from gpumagic.usercode.files import innermost_of
     from gpumagic.usercode.frames import errors
 
@@ -50,7 +50,7 @@ def one_line(magic: str, error: BaseException) -> str:
 
 
 def cuda_advice(error: BaseException) -> str:
-    """Return what to do about an error of CUDA, or one that it caused; empty for any other."""
+    """Return advice on a CUDA error, or an error that it caused; empty for any other error."""
     from gpumagic.device import cuda_state as state
     from gpumagic.usercode.files import innermost_of, last_cell
     from gpumagic.usercode.frames import errors
@@ -101,7 +101,7 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
-        # %tb shows the last one, every frame
+        # %tb shows the last traceback with all frames
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
@@ -135,7 +135,7 @@ class Explaining:
         self._shown = 0
 
     def report_death(self, where: str) -> None:
-        """Say once that CUDA is dead, also to the panel; `where` is the cell that ended."""
+        """Report once that CUDA is dead, also to the panel; `where` is the cell that ended."""
         state = cuda_state()
         if state is None:
             return
@@ -173,7 +173,7 @@ class Explaining:
 
     @contextmanager
     def _not_timed(self) -> Iterator[None]:
-        """Leave the time within out of the cell's; the user's own error is shown whatever fails."""
+        """Exclude the time within from the cell's; failures here do not hide the user's error."""
         start = time.perf_counter()
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
@@ -241,7 +241,7 @@ def stamp_memory() -> tuple[str, str] | None:
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.working(), "memory", None)
-        # Another allocator than torch's own would warn, once, that it cannot.
+        # Any other allocator than torch's would warn once that it does not support this.
         able = getattr(memory, "_memory_metadata_supported", lambda: True)
         if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
             from gpumagic.usercode.files import next_cell
@@ -253,7 +253,7 @@ def stamp_memory() -> tuple[str, str] | None:
 
 
 def unstamp_memory(cell: str, before: str) -> None:
-    """Restore the name from before a cell, unless the cell has set another one, or CUDA died."""
+    """Restore the name from before a cell, unless the cell has set its own name or CUDA died."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         if (cuda := state and state.working()) and cuda.memory._get_memory_metadata() == cell:

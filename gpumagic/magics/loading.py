@@ -1,9 +1,9 @@
 """Install what gpumagic adds to a shell, in order, and remove it in reverse.
 
-Loading has at most 20 ms (benchmarks/load_ext.py): magics and hooks import what they need when they
+Loading may take at most 20 ms (benchmarks/load_ext.py): magics and hooks import a module when they
 first need it.
 
-`enable` does it for a whole profile: ``MagicsManager.lazy_magics`` in its ``ipython_config.json``.
+`enable` loads it in a whole profile: ``MagicsManager.lazy_magics`` in its ``ipython_config.json``.
 """
 
 import os
@@ -52,7 +52,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         _Change(lambda: None, forget),
         _registered(GpuMagics(shell, cells, once)),
         cells.explaining,  # shell.showtraceback
-        # Last: indentation and pasted prompts are removed by then, as before any %%magic.
+        # Last, as for any %%magic: IPython has removed indentation and pasted prompts by then.
         _appended(shell.input_transformers_cleanup, transform),
         _appended(shell.ast_transformers, cells),
         _Change(partial(setattr, shell, BEGIN, cells.begin), partial(delattr, shell, BEGIN)),
@@ -112,14 +112,14 @@ FORGET = (
 
 
 def forget() -> None:
-    """Discard what cells left in this process."""
+    """Discard the state that cells left in this process."""
     for name, function in FORGET:
         if (module := sys.modules.get(name)) is not None:
             getattr(module, function)()
 
 
 def load(shell: Any) -> None:
-    """Install magics and hooks in `shell`, all or none; do nothing if they are there."""
+    """Install magics and hooks in `shell`, all or none; do nothing if already installed."""
     if shell in _loaded:
         return
     with ExitStack() as installed:
@@ -137,7 +137,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove magics and hooks from `shell`, the last one first, and what they keep."""
+    """Remove magics and hooks from `shell`, in reverse order, with their state."""
     if (installed := _loaded.pop(shell, None)) is not None:
         installed.close()
 
@@ -147,7 +147,7 @@ _EXTENSION = "gpumagic"
 
 
 def enable() -> str:
-    """Have IPython load the extension at the first of its magics; return what was done, where."""
+    """Have IPython load the extension at the first use of a magic; return a line that says so."""
     path = _update(dict.fromkeys(MAGICS, _EXTENSION))
     return (
         "new kernels load gpumagic when you first use one of its magics "
@@ -156,14 +156,14 @@ def enable() -> str:
 
 
 def disable() -> str:
-    """Remove what `enable` wrote; return what was done, and where."""
+    """Remove the entries of `enable`; return a line that says so."""
     if not (path := _update(dict.fromkeys(MAGICS))):
         return "nothing to remove: each notebook needs %load_ext gpumagic already"
     return f"each notebook needs %load_ext gpumagic again ({path})"
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Set each magic's module in the profile; remove those without one. None if there are none."""
+    """Set each magic's module in the profile, None removes it; return the changed file or None."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)

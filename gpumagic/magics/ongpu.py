@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 # Cells of magics that choose the devices themselves.
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|diff|fit)'")
-# IPython takes `%ongpu cuda?` for a question about `cuda`.
+# IPython parses `%ongpu cuda?` as a request for help on `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)")
 BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
@@ -60,7 +60,7 @@ def transform(lines: list[str]) -> list[str]:
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-# check_complete skips such transformers, so it asks for more lines, as after any %%magic.
+# So check_complete skips this transformer, and asks for more lines as after any %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
@@ -86,7 +86,7 @@ def _begin(text: str) -> str:
 
 
 def _show_as_typed(file: str) -> None:
-    """Show the line as a comment in the cell's source, which tracebacks read, and not our call."""
+    """In the source that tracebacks read, show the line as a comment instead of our call."""
     entry = linecache.cache.get(file)
     if entry and len(entry) == 4 and any(BEGIN in line for line in entry[2]):
         size, changed, lines, name = entry
@@ -96,7 +96,7 @@ def _show_as_typed(file: str) -> None:
 
 @dataclass(eq=False)
 class RunningCell:
-    """A cell that IPython is running: its tree, and what began in it."""
+    """A cell that IPython is running: its tree, and the runs and counts that began in it."""
 
     silent: bool = False  # the user did not type it
     tree: ast.AST | None = None
@@ -148,7 +148,7 @@ class CellHooks:
         cell.stamp = stamp_memory() if info.store_history else None
 
     def post_execute(self) -> None:
-        # For other cells post_run_cell follows, which knows the error.
+        # All other cells end in post_run_cell, which gets the error.
         if self.stack and self.stack[-1].silent:
             self._end(self.stack.pop(), None)
 
@@ -189,7 +189,7 @@ class CellHooks:
         if cell.watch:
             self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # The cell may have freed memory. To list TensorFlow's tensors takes longer.
+            # The cell may have freed memory. Listing TensorFlow's tensors takes longer.
             virtual.refresh(others=cell.reported)
 
     # -- %%ongpu
@@ -226,7 +226,7 @@ class CellHooks:
         return run_elsewhere(self.shell, cell, asked, file)
 
     def place(self, cell: RunningCell, asked: Namespace) -> None:
-        """Begin a run for `cell`, after ending its previous one. Raises GpuError."""
+        """Begin a run for `cell`, after ending its previous run. Raises GpuError."""
         from gpumagic.cell.run import Run
         from gpumagic.display.progress_line import ProgressLine
         from gpumagic.frameworks.known import Needed
@@ -249,7 +249,7 @@ class CellHooks:
         options = {name: getattr(asked, name) for name in ("move", "strict", "back")}
         options |= {"said": self._said, "table": asked.report, **_recorders(asked, device)}
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
-        # Set before it starts: after an interrupt the cell must know what to undo.
+        # Set before the run starts: after an interrupt, the cell must know which run to undo.
         cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
@@ -295,7 +295,7 @@ class CellHooks:
 
     # -- %ongpu
     def stand(self, line: str) -> None:
-        """Place the rest of this cell and every later one, or do what else the line says."""
+        """Place the rest of this cell and all later cells, or run another command, such as off."""
         words = line.partition("#")[0].lower().split()
         if not words and self.standing:
             print(f"cells run on {self.standing_on}; %ongpu off ends it")
@@ -328,7 +328,7 @@ class CellHooks:
 
     # -- %gpuwatch and %%gputime
     def watch(self, asked: Namespace | None) -> None:
-        """Count copies and waits in the rest of this cell and in later ones; None: stop."""
+        """Count copies and waits in the rest of this cell and in later cells; None: stop."""
         for cell in reversed(self.stack):
             self._end_watch(cell)
         self.watching = asked
@@ -361,7 +361,7 @@ class CellHooks:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """End the placement of the running cell, and count nothing within: code is timed."""
+        """End the placement of the running cell, and count nothing within: code is being timed."""
         cell = self.current() or RunningCell()
         if cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
@@ -376,7 +376,7 @@ class CellHooks:
 
 
 def _request(text: str, magic: str = "%%ongpu") -> Namespace:
-    """Return what a line asks for now; it may name variables."""
+    """Return the request of a line, with the present values of variables that it names."""
     from gpumagic.magics.arguments import filled, placing_request
 
     line = text.removeprefix("%%ongpu")
@@ -397,7 +397,7 @@ def _checks(wanted: str) -> Any:
 
 
 def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
-    """Return what measures more of a cell, as arguments of a Run."""
+    """Return the optional recorders of a cell, as arguments of a Run."""
     found: dict[str, Any] = {"helpers": []}
     if asked.fix or asked.memory:  # both are for torch alone
         from gpumagic.cell.autofix import AutoFix

@@ -1,4 +1,4 @@
-"""List the arguments and options of the magics, with examples and what does not combine.
+"""List the arguments and options of the magics, with examples and the pairs that conflict.
 
 The parser, its errors, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and
 `OPTIONS`.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Magic(NamedTuple):
-    """The arguments of a magic: their usage, how they are parsed, and what does not combine."""
+    """The arguments of a magic: their usage, how they are parsed, and which options conflict."""
 
     usage: str
     name: str = "where"  # the attribute of the parsed line
@@ -27,7 +27,7 @@ class Magic(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option of one or more magics, separated by blanks."""
+    """An option; `magics` are the names of its magics, separated by blanks."""
 
     magics: str
     typed: str  # with examples of its value, if it takes one: "-o --output result", "--on h100|l4"
@@ -134,7 +134,7 @@ def reductions(text: str) -> tuple[tuple[str, str], ...]:
 
 
 file: Callable[[str], str] = os.path.expanduser
-"""The type of a path: IPython completes it."""
+"""The type of options whose value is a path, which IPython completes."""
 
 _CLUSTER = ("start", "status", "restart", "stop", "pull", "checkpoint", "restore")
 _RUNS = ("--report", "--strict", "--check", "--fix", "--back", "--quiet", "--memory", "--profile")

@@ -1,7 +1,7 @@
-"""Run a cell elsewhere than in IPython: as a dry run, on several devices, a cluster, or timed.
+"""Run a cell outside IPython: as a dry run, on several devices, on a cluster, or timed.
 
-Line numbers and tracebacks are those of the cell, and its last value is the cell's value. Ctrl-C
-keeps the results until then.
+Line numbers and tracebacks are the cell's, and the last value is the cell's value. After Ctrl-C the
+results so far stay.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def only_torch(
 def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     from gpumagic.dryrun import OF_JAX
 
-    # In a forked process, as for torch, any of them would wait forever.
+    # A dry run forks for torch; another framework would wait forever in the fork.
     only_torch("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
         from gpumagic.device.cards import cards
@@ -143,7 +143,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 
 
 def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
-    """Find where two runs of `text` part, as `time_cell` times it."""
+    """Find the first operation at which two runs of `text` differ; arguments as in `time_cell`."""
     with torch_needed("%%gpudiff"):
         from gpumagic.numerics.numeric_diff import diff
     code, name = _compiled_name(shell, text, magic)
@@ -157,12 +157,12 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 def _names(shell: Any, scope: Any) -> dict[str, Any]:
     """Return the notebook's variables, with those of the calling function if there is one."""
     names: dict[str, Any] = shell.user_ns
-    # Not a copy without need: the notebook's functions find their globals by this dict.
+    # No copy unless necessary: this dict is the globals of the notebook's functions.
     return names if scope is None or scope is names else {**names, **scope}
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
-    """Return "last", or the earlier result of that name."""
+    """Return "last" if `named` is "last", else the earlier result of that name."""
     from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 
@@ -174,7 +174,7 @@ def _earlier(named: str, names: Mapping[str, Any]) -> Any:
 
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
-    """Find the largest value with which `text`, as it was typed below `magic`, fits."""
+    """Find the largest value with which `text`, the code below the line `magic`, fits."""
     with suppress(SyntaxError):  # reported below
         only_torch("%%gpufit", shell, ast.parse(shell.transform_cell(text)))
     with torch_needed("%%gpufit"):
@@ -215,8 +215,8 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
         raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
-        # One more line above gives the lines the cell's numbers. For tracebacks it is a statement,
-        # since they take a file to begin at its first one.
+        # A line above gives the lines the cell's numbers. Tracebacks read it as a statement, since
+        # they take a file to begin at its first statement.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count
@@ -241,7 +241,7 @@ def _progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
 
 
 def _begin_at(shell: Any, error: BaseException, name: str) -> None:
-    """Make the traceback begin at the user's own line in the file `name`, as a plain cell's."""
+    """Make the traceback begin at the user's line in the file `name`, as in a plain cell."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -27,7 +27,7 @@ _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
 _UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _XID_ERROR = 0x8
-# More errors than this at once are repetitions.
+# The most errors read at once: more are repetitions.
 _MOST_XIDS = 64
 
 # Cause and cure by code; `{who}` is a GPU, `{error}` NVML's text.
@@ -105,11 +105,11 @@ class Library:
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-        # Of a call: NVML's own; with another pynvml also a missing name or a wrong argument.
+        # Errors of a call: NVML's; with another pynvml also a missing name or a wrong argument.
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
-        """Import pynvml; raise ImportError also for another module of that name."""
+        """Import pynvml; raise ImportError also if it is an unrelated module named pynvml."""
         if self.module is None:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
@@ -182,7 +182,7 @@ class Xids:
         self._set, self._uuids = None, []
 
 
-# GPUs rarely change (hot plug, MIG instances); after a fault they are looked for more often.
+# GPUs rarely change (hot plug, MIG instances); after a fault they are listed more often.
 _KEEP_GPUS_S, _PAUSE_S = 10.0, 5.0
 
 
@@ -197,7 +197,7 @@ class Nvml:
         self._started = False
         # The fault of the last question.
         self.fault: Problem | None = None
-        # GPUs off the bus, by UUID or "index N", and silent ones. Replaced, so any thread may read.
+        # Lost GPUs by UUID or "index N", and silent GPUs. Never mutated, so any thread may read.
         self.lost: dict[str, Problem] = {}
         self.silent: dict[str, Problem] = {}
         self._gpus: tuple[Gpu, ...] = ()
@@ -234,8 +234,8 @@ class Nvml:
     ) -> dict[str, Any]:
         """Ask a GPU several questions; return the answers by name, None for no answer.
 
-        An unsupported question is not asked again, unless the GPU answered nothing at all: then the
-        GPU or the driver has a problem. ``alive``: it has just answered another question.
+        An unsupported question is not asked again, unless the GPU answered none of them: then the
+        GPU or the driver has a problem. ``alive``: the GPU has just answered another question.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -262,12 +262,12 @@ class Nvml:
         elif failure is not None:
             fault = _fault("gpu-silent", failure, gpu.name, gpu.index, gpu.uuid)
             self.silent = {**self.silent, gpu.uuid: fault}
-            # A reset of the driver, or the end of a MIG instance, invalidates handles.
+            # A reset of the driver or the end of a MIG instance invalidates handles.
             self._gpus_until = 0.0
         return answers
 
     def busy(self, gpu: Gpu, seconds: float) -> dict[int, float | None] | None:
-        """Return percent of a GPU's time by pid for the last seconds; None if unknown (MIG)."""
+        """Return percent of a GPU's time by pid in the last `seconds`; None if unknown (MIG)."""
         since = int((time.time() - seconds) * 1e6)
         try:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
@@ -285,16 +285,16 @@ class Nvml:
 
     @property
     def memory_call(self) -> Call:
-        """The question for NVML's memory structure; its older one counts reserved bytes as used."""
+        """The question for NVML's memory structure; version 1 counts reserved bytes as used."""
         return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
-        """Return NVML's memory structure in bytes; None if unknown, or the host's memory."""
+        """Return NVML's memory structure, in bytes; None if unknown or shared with the host."""
         memory = self.ask(gpu, {"memory": self.memory_call}, alive=alive)["memory"]
         return memory if memory is not None and memory.total else None
 
     def shares_memory(self, gpu: Gpu) -> bool:
-        """Whether a GPU has no memory of its own; a failed question does not say so."""
+        """Whether a GPU has no memory of its own; False if the question failed."""
         return self._unsupported.get(gpu.uuid, {}).get(self.memory_call) == _NOT_SUPPORTED
 
     def memory_free(self) -> dict[str, int]:
@@ -316,7 +316,7 @@ class Nvml:
         self.fault, self.lost = None, {}
         gpus = [gpu for index in range(count) for gpu in self._with_mig(index)]
         if self._gpus and [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in self._gpus]:
-            # A GPU that is new, or has or had MIG devices, may answer other questions.
+            # A new GPU, or a GPU whose MIG devices changed, may support other questions.
             self._unsupported, self.silent = {}, {}
         self._gpus = tuple(gpus)
         self._gpus_until = now + (_PAUSE_S if self.lost else _KEEP_GPUS_S)
@@ -342,7 +342,7 @@ class Nvml:
             handle = library.make("nvmlDeviceGetHandleByIndex", index)
             gpu = self._facts(index, handle, None)
         except library.errors as error:
-            # The name and UUID from its last answer.
+            # The name and UUID that the GPU had at its last answer.
             before = self._seen.get(index)
             name, uuid = (before.name, before.uuid) if before else (None, None)
             code = "gpu-lost" if _code(error) == _GPU_IS_LOST else "gpu-unreachable"
@@ -361,7 +361,7 @@ class Nvml:
         return gpus
 
     def _facts(self, index: int, handle: Any, parent: str | None) -> Gpu:
-        """Return a GPU's facts; raise NVML's error, since a GPU needs its UUID."""
+        """Return a GPU's constants; raise NVML's error if it does not give its UUID."""
         uuid = str(self._library.make("nvmlDeviceGetUUID", handle))
         name = self._library.call("nvmlDeviceGetName", handle)
         gpu = Gpu(index, uuid, name, None, parent, handle)

@@ -1,8 +1,8 @@
-"""Answer assistants' questions about the GPUs: tools for jupyter-server-mcp.
+"""Answer AI assistants' questions about the GPUs: tools for jupyter-server-mcp.
 
-Every local process can call them, since that server's port has no token. They only read: nothing is
-executed, freed, moved or killed, and no other user's notebook or process is named. A kernel is
-asked on its control channel, so that a running cell goes on.
+Every local process can call the tools, since that server's port has no token. The tools only read:
+they execute, free, move or kill nothing, and name no other user's notebook or process. They ask a
+kernel on its control channel, so that a running cell goes on.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ TOOLS = [
     f"{__name__}:{name}"
     for name in ("gpu_status", "gpu_memory", "gpu_last_report", "gpu_last_error")
 ]
-"""What the entry point in the group ``jupyter_server_mcp.tools`` names."""
+"""The target of the entry point in the group ``jupyter_server_mcp.tools``."""
 
 ANSWER_S = 5.0  # how long a kernel has to answer, in seconds
 
@@ -107,7 +107,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
         there = ", ".join(names.values()) or "none"
         raise GpuError(f"{len(found)} notebooks match {notebook!r}; with a kernel here: {there}")
     name, manager = names[found[0]], managers[found[0]]
-    # A kernel without gpumagic would log an error for a request that it does not know.
+    # A kernel without gpumagic would log an error for an unknown request.
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})
     if not loaded["comms"]:
         raise GpuError(f"{name} has not loaded gpumagic; type there %load_ext gpumagic")
@@ -117,7 +117,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # Not `manager.client()`, which may block, nor its session: a kernel replies to one by its id.
+    # Not `manager.client()`, which may block. A new session: kernels address replies by its id.
     session = Session(config=manager.session.config, key=manager.session.key)
     client = AsyncKernelClient(session=session)
     client.load_connection_info(manager.get_connection_info())

@@ -20,9 +20,9 @@ from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20
-# A death is noticed up to 3 s late; what was counted so long before it may belong to it.
+# A death is noticed up to 3 s late, so kills counted shortly before may belong to it.
 _RECENT_S = 10.0
-# A kernel that dies again and again before it runs a cell is one death.
+# Repeated deaths of a kernel before it runs a cell count as one death.
 _AGAIN_S = 15.0
 _FULL = 0.95
 _TREND_S = 8.0
@@ -68,7 +68,7 @@ class Deaths:
         return replace(snapshot, kernels=self._loads.samples(), events=self.events)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
-        """Be told when one of these kernels dies, and of no other."""
+        """Watch for the deaths of these kernels only."""
         for kernel, manager in managers.items():
             if self._followed.get(kernel) is not manager:
                 manager.add_restart_callback(partial(self._died, kernel, manager), "restart")
@@ -89,7 +89,7 @@ class Deaths:
                 self._filled.append((now, used / total))
 
     def _died(self, kernel: str, manager: Any) -> None:
-        """Called by jupyter_client before it restarts a kernel that it did not end itself."""
+        """Record a death; called by jupyter_client before it restarts a dead kernel."""
         with faults.kept("finding out why a kernel died"):
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
             now, (run, _) = time.time(), self._cells.running(kernel)
@@ -127,7 +127,7 @@ class Deaths:
         )
 
     def _cause(self, code: int, now: float) -> tuple[str, str]:
-        """Return the cause, and what happened as the end of "its kernel …"."""
+        """Return the cause, and a clause that completes "its kernel …"."""
         if code > 0:
             return "exited", f"ended with exit code {code}"
         if -code in _CRASHES:
@@ -145,7 +145,7 @@ class Deaths:
         return "killed", killed
 
     def _ram(self, trail: Trail, now: float) -> list[str]:
-        """Return how much RAM it had when it was last measured, and how it grew."""
+        """Return the kernel's RAM at its last measurement, and its growth."""
         if not trail:
             return []
         whose = "this machine's" if self._group.limit() is None else "the container's"
@@ -157,7 +157,7 @@ class Deaths:
         return [f"{now - at:.0f} s before, it had {part}{trend}"]
 
     def _xids(self, kernel: str, now: float) -> list[str]:
-        """Return the critical errors at that time of the GPUs that it used."""
+        """Return the recent critical errors of the GPUs that the kernel used."""
         snapshot = self._latest() or Snapshot(now)
         used = {process.uuid for process in snapshot.processes if process.kernel == kernel}
         return [

@@ -1,8 +1,8 @@
 """Serve all clients of the server from one sampler.
 
-Each client has a subscription to the sampler, on whose thread a snapshot is encoded once for all,
-and a task that sends the newest and waits until it has left: a slow client gets fewer snapshots,
-not older ones.
+Each client has a subscription to the sampler, and a task that sends the newest snapshot and waits
+until it has left: a slow client gets fewer snapshots, not older ones. The sampler's thread encodes
+a snapshot once for all clients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Want:
 
 
 def parse_want(text: str | bytes, before: Want) -> Want | None:
-    """Return the request of a message, None if malformed; missing fields stay unchanged."""
+    """Return a message's request, None if malformed; missing fields are as in `before`."""
     try:
         message = json.loads(text)
         period_s = float(message.get("period", before.period_s))
@@ -147,7 +147,7 @@ class Hub:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The running tasks; none some time after the last client has gone."""
+        """The running tasks; empty some time after the last client and kernel have gone."""
         return [*(client.task for client in self.clients), *([self._watch] if self._watch else [])]
 
     def join(self, write: Callable[[bytes], Awaitable[None]]) -> Client | None:
@@ -160,12 +160,12 @@ class Hub:
         self.watch()
         # Perhaps the page was reloaded: a recent snapshot is good enough.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # Not by its callback, which may run here: kernels are measured for the page.
+        # Not in the future's callback, which may run on the event loop: kernels are measured.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
     def watch(self) -> None:
-        """Look at the kernels now and from now on, while there are kernels or clients."""
+        """Look at the kernels now, and regularly while there are kernels or clients."""
         self._hurry.set()
         if self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._look_after())
@@ -223,7 +223,7 @@ class Hub:
             client.wake()
 
     def pass_on(self, client: Client, snapshot: Snapshot) -> None:
-        """Have a client send a snapshot; not on the event loop: it measures the kernels."""
+        """Have a client send a snapshot. Measures the kernels, so not for the event loop."""
         with suppress(RuntimeError):  # the loop was closed: the server stops
             newest = self._newest
             if newest is None or newest[0] is not snapshot:
@@ -234,9 +234,9 @@ class Hub:
             self._loop.call_soon_threadsafe(client.wake, newest[1])
 
     async def _look_after(self) -> None:
-        """Follow the kernels while there are some, or clients."""
+        """Follow the kernels while there are kernels or clients."""
         while self.clients or self.kernels.managers():
-            # A kernel manager may be somebody else's class.
+            # A kernel manager may be another package's class, and raise anything.
             with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()
                 managers = self.kernels.managers()

@@ -1,7 +1,7 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-A request names an orphan by pid and start time, since pids are used again. Cells are recorded from
-separate iopub sockets, subscribed to the begin and end of cells. Times are the kernels'.
+A request names an orphan by pid and start time, since pids are reused. Cells are recorded from
+separate iopub sockets, subscribed to the begin and end of cells. Times are by the kernels' clocks.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # Another process may have its pid since the snapshot; from here on psutil checks that.
+        # Since the snapshot, another process may have got the pid; from here on psutil checks that.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
@@ -67,9 +67,9 @@ KEPT_S = 600.0  # for how long a run is kept, in seconds after its end
 MOST_RUNS = 2000
 # Characters of a cell's source, which are enough to find the cell.
 _SOURCE = 200
-# This many seconds after a run, a list of processes may be the first since its end.
+# A list of processes within this many seconds of a run's end may be the first one since.
 _SETTLED_S = 4.0
-# Prefixes of topics, such as "kernel.<id>.status". The many messages of output have others.
+# Prefixes of topics, such as "kernel.<id>.status"; they leave out the many output messages.
 _TOPICS = (b"kernel", b"status", b"execute_input")
 
 
@@ -98,7 +98,7 @@ class KernelTable:
 
     async def refresh(self) -> None:
         """Read the managers again; cheap, and without waiting for a kernel."""
-        # An unreachable gateway, or a stopping server: keep the known notebooks.
+        # If a gateway is unreachable or the server stops, keep the last list of notebooks.
         with suppress(HTTPError, sqlite3.Error, OSError):
             sessions = await ensure_async(self._session_manager.list_sessions())
             # A console may share a notebook's kernel; show the notebook.
@@ -132,7 +132,7 @@ class KernelCells(CellRuns):
         # The channels of recorded kernels.
         self.followed: dict[str, Iopub] = {}
         self._pids: dict[str, int] = {}
-        # The beginning of the source of each kernel's last cell.
+        # The first characters of each kernel's last cell.
         self._sources: dict[str, str] = {}
         # The processes of each kernel, as last seen.
         self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
@@ -149,7 +149,7 @@ class KernelCells(CellRuns):
                 self.followed[kernel] = Iopub(manager, partial(self.receive, kernel))
             pid = manager.provisioner.pid
             if self._pids.get(kernel, pid) != pid:
-                # It was restarted: nothing will report the end of earlier cells.
+                # The kernel was restarted: no message will report the end of earlier cells.
                 self._abandon(kernel, started(pid) or time.time())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
         for run in self.since():
@@ -170,7 +170,7 @@ class KernelCells(CellRuns):
                 return
             asked = str(parent["msg_id"])
             if kind == "execute_input":
-                # The id of the kernel's message; a client's may occur twice.
+                # The id of the kernel's message, since a client's id may occur twice.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
                 self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
@@ -245,7 +245,7 @@ class Iopub:
             _, parts = self._session.feed_identities(frames)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError, KeyError, IndexError):
-            # Unsigned, or no message, such as the channel's welcome.
+            # The frames are unsigned, or not a message, such as the channel's welcome.
             return
         self._listener(message)
 

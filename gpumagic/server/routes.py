@@ -69,7 +69,7 @@ def prometheus_text(snapshot: Snapshot) -> bytes:
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield a family for each reading, of the GPUs that have it."""
+    """Yield a metric family for each reading, with the GPUs that have it."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
             family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
@@ -79,7 +79,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
                     # Rounded, so that 57 % is 0.57.
                     family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
             yield family
-    # By notebook and not by process: pids would make a new series each time.
+    # By notebook, not by process: each pid would start a new time series.
     about = "GPU memory held by the processes of a notebook; without a name: by all others."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
@@ -152,7 +152,7 @@ class Guard(JupyterHandler):
 
 
 class GetRoute(Guard, APIHandler):
-    """Answers GET with what a function returns, encoded, of a content type."""
+    """Answers GET with the encoded result of a function and its content type."""
 
     def initialize(self, given: _Answer) -> None:
         """Take the argument of the route's entry."""
@@ -175,12 +175,12 @@ class GetRoute(Guard, APIHandler):
         raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
-# A function of the route, the encoder of its value, and the content type.
+# A function of the route, the encoder of its result, and the content type.
 _Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 
 
 def _renderer(route: GetRoute) -> bytes:
-    """Return the renderer's JavaScript, also the widget's; a browser's copy is validated."""
+    """Return the renderer's JavaScript, shared with the widget; browsers revalidate their copy."""
     route.set_header("Cache-Control", "no-cache")
     return _RENDERER.read_bytes()
 
@@ -195,7 +195,7 @@ def _tour(route: GetRoute) -> str:
 
 
 class TerminateRoute(Guard, APIHandler):
-    """Ends an orphan, named by pid and start time."""
+    """Ends the orphan of a pid and start time."""
 
     @web.authenticated
     @authorized
@@ -209,12 +209,12 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
-    # In seconds, for tornado; it would warn of Jupyter's settings, which are in milliseconds.
+    # Seconds. Jupyter's settings are in milliseconds, of which tornado would warn.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
     def get_compression_options(self) -> dict[str, Any]:
-        """Compress: the samples of 64 GPUs are alike."""
+        """Compress messages: the samples of 64 GPUs repeat much text."""
         return {"compression_level": 1, "mem_level": 7}
 
     @ws_authenticated
@@ -229,7 +229,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Add a client."""
         self.set_nodelay(True)
         link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
-        # Not for a Unix socket, or on a system without the options.
+        # Fails for a Unix socket, or on a system without these options.
         with suppress(OSError, AttributeError):
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
@@ -249,7 +249,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             self._client = None
 
 
-# Requests on kernels' control channel: the status around the answer is not the running cell's.
+# Requests on the control channel; their busy and idle messages are not the running cell's.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 _KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
@@ -273,7 +273,7 @@ class Extension(ExtensionApp):
         deaths = Deaths(cells, KernelLoads(lambda: kernels.kernels), sampler.latest)
         self.hub = Hub(sampler, kernels, cells, deaths)
         self.settings[HUB] = self.hub
-        # Without a page, a kernel that starts is followed too.
+        # A kernel that starts is followed even if no page is open.
         with faults.kept("listening to the starts of kernels"):
             logger: Any = server.event_logger
             logger.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_action)

@@ -55,7 +55,7 @@ def chosen(
     return sources, problems
 
 
-# On a machine without GPUs these are no problems; they only say why there is none.
+# Without a GPU these codes are no problems: they only explain why there is no GPU.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -68,7 +68,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems that matter with these GPUs; ``named``: usable ones have ordinals."""
+    """Return the problems to show for `gpus`; ``named``: GPUs usable here have ordinals."""
     there = [gpu for gpu in gpus if not gpu.lost]
     if there:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
@@ -79,7 +79,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     why = f"{offer} (why: %gpus --doctor)"
     if not problems:
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
-    # Mostly nothing is wrong: the machine has no GPU. The doctor has the cures.
+    # Usually nothing is broken: the machine just has no GPU. The doctor lists the cures.
     cures = dict.fromkeys(_JUST_NO_GPU, why)
     return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
 
@@ -90,9 +90,9 @@ _OWNERS_S = 2.9
 
 
 class Collector:
-    """Takes snapshots from its sources, by default those of this machine. ``here`` lists the GPUs
-    of torch in this process. ``usable`` is False in a server, which uses no GPU itself, but numbers
-    them as its kernels do. A source that fails does not affect the others."""
+    """Takes snapshots from its sources, by default this machine's. ``here`` lists
+    torch's GPUs in this process. ``usable`` is False in a server: it uses no GPU, but numbers GPUs
+    as its kernels do. A failing source does not affect the other sources."""
 
     def __init__(
         self,
@@ -143,12 +143,12 @@ class Collector:
             )
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
-        """Return the GPUs, and the sources that have some."""
+        """Return the GPUs, and the sources that list at least one."""
         found: dict[str, GpuSample] = {}
         told = []
         for source in self._sources:
             its = self._ask(source, lambda one: one.gpus(host, max_age)) or ()
-            # If two sources have the same GPU, the first counts.
+            # If two sources list the same GPU, the first source counts.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
             told += [source] if its else []
         gpus = list(found.values())
@@ -171,7 +171,7 @@ class Collector:
 
     def _with_ordinals(self, gpus: list[GpuSample]) -> list[GpuSample]:
         known: dict[str | None, device.Device] = {one.uuid: one for one in self._here()}
-        # While a GPU is lost, all have their names from before: running kernels number them so.
+        # While a GPU is lost, all GPUs keep their ordinals: running kernels still use them.
         if any(gpu.lost for gpu in gpus):
             known |= self._named
         self._named = known

@@ -22,7 +22,7 @@ class CrashFile:
     _file: IO[bytes] | None = None
 
     def install(self) -> None:
-        """Turn it on; nothing happens where no file can be written."""
+        """Turn faulthandler on; do nothing if the file cannot be written."""
         from ipykernel.connect import get_connection_file
 
         self._pid = os.getpid()

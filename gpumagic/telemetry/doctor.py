@@ -1,7 +1,7 @@
 """Check every step from the hardware to this process's GPUs, with a cure for the first failure.
 
-Only reads: opens nothing on the GPU, and imports neither torch nor anything else heavy.
-AMD's and Intel's files and groups are those of the installation guides of ROCm
+The doctor only reads. It opens nothing on the GPU, and imports neither torch nor any heavy module.
+AMD's and Intel's files and groups are from the installation guides of ROCm
 (https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
 """
 
@@ -41,7 +41,7 @@ class Check:
 
 @dataclass(frozen=True)
 class _Vendor:
-    """The needs of a vendor's GPUs."""
+    """The requirements of a vendor's GPUs."""
 
     name: str
     drivers: tuple[str, ...]
@@ -104,7 +104,7 @@ class Doctor:
         self._wsl = "microsoft" in self._files.text("proc/sys/kernel/osrelease").lower()
 
     def checks(self) -> list[Check]:
-        """Return the checks from hardware to notebook; the first failed one has the cure."""
+        """Return the checks from hardware to notebook; the first failed check has the cure."""
         self._door.retry()
         cards = self._cards()
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
@@ -139,7 +139,7 @@ class Doctor:
         answers = fault is None or fault.code not in _NOT_ASKED
         if not self._wsl:  # which shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
-            # A container or a virtual machine may show none either.
+            # A container or a virtual machine may hide a card that works.
             ok = cards > 0 or (None if answers else False)
             yield Check("NVIDIA card", ok, f"{cards or 'none'} on the PCI bus", cure)
         driver = self._door.system("nvmlSystemGetDriverVersion") or "of unknown version"
@@ -225,7 +225,7 @@ class Doctor:
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:
-    """Return the checks, from the hardware up; only the first failure is one, and has a cure."""
+    """Return the checks, from the hardware up; only the first failure counts, and has a cure."""
     found: list[Check] = []
     for check in checks:
         follows = check.ok is False and any(one.ok is False for one in found)

@@ -1,12 +1,12 @@
-"""Sample the GPUs of AMD and Intel that Linux's DRM drivers have; a sleeping one is not woken.
+"""Sample AMD's and Intel's GPUs through Linux's DRM drivers, without waking a sleeping GPU.
 
 AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
 (product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
 sleeps a second, and ``gpu_metrics``, whose layout changes.
 
 Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comment "Xe GT
-Idle" of the driver. Utilization is the part of the time in which the GT did not sleep (C6), since
-performance counters need rights. Only older drivers give the size of the memory, none its use.
+Idle" of the driver. Utilization is the share of time in which the GT did not sleep (C6), since
+performance counters need privileges. Only older drivers report the memory's size; none its use.
 """
 
 import re
@@ -67,7 +67,7 @@ class DrmSource(Source):
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         readings: dict[str, Any] = {}
         if card.device.text("power/runtime_status") == "suspended":
-            # Its counters stand still.
+            # The counters of a sleeping GPU do not advance.
             self._counters = {key: at for key, at in self._counters.items() if key[0] != card.uuid}
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
@@ -112,7 +112,7 @@ class AmdSource(DrmSource):
     vendor: ClassVar[str] = "amd"
 
     def software(self) -> dict[str, str]:
-        """Return the version of ROCm, if installed, and of a driver outside the kernel."""
+        """Return the versions of ROCm, if installed, and of an out-of-tree amdgpu driver."""
         files = drm.Folder(self.root)
         installed = files.text("opt/rocm/.info/version").partition("-")[0]
         rocm = {"ROCm": installed} if installed else {}
@@ -147,13 +147,13 @@ class AmdSource(DrmSource):
         }
 
 
-# Files of the two drivers, xe and i915, for the same value.
+# The file of each value: of the driver xe, then of i915.
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
-# The greatest increase of a counter in a second: milliseconds, and joules.
+# The largest plausible increase of a counter per second: milliseconds, and joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
-# A mean over a longer time does not describe the present.
+# A mean over more seconds does not describe the present.
 _LONGEST_S = 30.0
 
 
@@ -164,7 +164,7 @@ class IntelSource(DrmSource):
     vendor: ClassVar[str] = "intel"
 
     def software(self) -> dict[str, str]:
-        """Return the drivers' names; they have the kernel's version."""
+        """Return the drivers' names; their version is the kernel's."""
         return {card.driver: "" for card in self._cards if card.driver}
 
     def _listed(self) -> list[drm.GraphicsCard]:
@@ -186,7 +186,7 @@ class IntelSource(DrmSource):
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files, sensors = drm.Folder(card.path), card.sensors
-        # Channel 1 is the card's, 2 the package's; some have one. i915's temperature is in 1.
+        # Channel 1 is the card, 2 the package; a GPU may have only one. i915's temperature is in 1.
         joules = sensors.scaled(1e6, "energy1_input", "energy2_input")
         return {
             **_temperatures(sensors, (2, 1)),

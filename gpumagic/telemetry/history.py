@@ -1,6 +1,6 @@
 """Keep the last minutes of readings, which cells ran, and what this kernel measured.
 
-Any thread may post and read. An absent GPU has None, and is forgotten with its last reading.
+Any thread may post and read. An absent GPU has None, until its last reading leaves the ring.
 """
 
 import threading
@@ -22,7 +22,7 @@ class Board:
 
     def __init__(self) -> None:
         self._listeners: dict[Callable[[], object], None] = {}
-        # As JSON: the progress of the running measurement; finished ones, the newest first.
+        # As JSON: the progress of the running measurement; finished measurements, newest first.
         self.now: dict[str, Any] | None = None
         self.entries: list[dict[str, Any]] = []
 
@@ -60,14 +60,14 @@ _Held = dict[str, dict[str, int]] | None
 
 
 class History:
-    """A ring of readings; a snapshot too soon after the last one is left out."""
+    """A ring of readings; a snapshot that comes too soon after the previous one is skipped."""
 
     def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
         self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Keep a snapshot's readings; return False if it came too soon after the last one."""
+        """Add a snapshot's readings; return False if it came too soon after the previous one."""
         time, values = snapshot.time, attrgetter(*_CHARTED)
         readings: dict[str, _Readings] = {gpu.uuid: values(gpu) for gpu in snapshot.gpus}
         with self._lock:
@@ -95,7 +95,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return bytes by holder, as ``heldBy`` in js/src/monitor/owners.ts; with MIG devices."""
+    """Return bytes by UUID and holder, as ``heldBy`` in js/src/monitor/owners.ts, MIG included."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -137,7 +137,7 @@ class CellRuns:
         self._most = most
         self._lock = threading.RLock()
         self._runs: dict[str, tuple[int, CellRun]] = {}
-        # By run: the memory of its kernel's processes when it began, by GPU and pid.
+        # By run: the memory of its kernel's processes when the run began, by GPU and pid.
         self._before: dict[str, dict[tuple[str, int], int | None]] = {}
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -167,8 +167,8 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record the GPUs that a run uses: its kernel's processes compute there, or the memory that
-        they hold has changed. Where it is unknown who computes, the GPU's utilization counts."""
+        """Record the GPUs that a run uses: its kernel's processes compute there, or their memory
+        there has changed. If utilization by process is unknown, the GPU's utilization counts."""
         run = self.get(name)
         if run is None:
             return
@@ -184,7 +184,7 @@ class CellRuns:
             self.keep(replace(run, gpus=tuple(sorted(used))))
 
     def forget(self, unwanted: Callable[[CellRun], bool]) -> None:
-        """Drop the runs for which this holds."""
+        """Drop the runs for which the predicate is true."""
         with self._lock:
             self._runs = {name: kept for name, kept in self._runs.items() if not unwanted(kept[1])}
             self._before = {name: held for name, held in self._before.items() if name in self._runs}

@@ -1,6 +1,6 @@
 """Measure CPU and RAM: of the host, of the container's limit, and of kernels with their children.
 
-A container's limit is that of Linux's control groups; ``GPUMAGIC_CGROUP`` names another folder.
+A container's limit is its Linux control group's; ``GPUMAGIC_CGROUP`` names another folder.
 """
 
 import os
@@ -49,13 +49,13 @@ class MemoryGroup:
         """Return how many processes the out-of-memory killer has ended; None if unknown."""
         groups = self._limited() or list(self._groups())
         counts = [_row(folder, names[2], "oom_kill") for _, folder, names in groups]
-        # Outside of any group, the whole machine's.
+        # Outside of any group: the count of the whole machine.
         counts.append(_row(drm.Folder(self._root / "proc"), "vmstat", "oom_kill"))
         return next((count for count in counts if count is not None), None)
 
     def _limited(self) -> list[_Group]:
-        """Return the group with the smallest limit; none if there is no limit."""
-        # Version 1 writes a huge number for "no limit".
+        """Return the group with the smallest limit; empty if there is no limit."""
+        # Control groups of version 1 write a huge number for "no limit".
         total = psutil.virtual_memory().total
         found = [group for group in self._groups() if 0 < group[0] < total]
         return sorted(found, key=lambda group: group[0])[:1]
@@ -113,9 +113,9 @@ def read_host() -> Host:
     )
 
 
-# New child processes are looked for this often, in seconds.
+# Seconds between two searches for new child processes.
 _LIST_S = 2.0
-# Over a shorter time, a percentage means little.
+# Over fewer seconds, a percentage means little.
 _AGAIN_S = 0.2
 # A growth is measured over at least this many seconds.
 _GROWTH_S = 2.5

@@ -18,7 +18,7 @@ _SENSOR_GPU = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _THRESHOLD_SLOWDOWN = 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
-# Throttling reasons; being idle and a requested clock are none.
+# Throttling reasons; an idle GPU and a requested clock do not count as throttling.
 _THROTTLE = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -46,7 +46,7 @@ _SLOW: Questions = {
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The most expensive: the driver walks all its clients.
+# The most expensive questions: the driver walks all its clients.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
@@ -82,7 +82,7 @@ def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any
 def _merged(
     gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
-    """Return a GPU's processes; memory in two lists counts once, those not `busy` are idle."""
+    """Return a GPU's processes; memory in two lists counts once; a pid not in `busy` is idle."""
     held: dict[int, int | None] = {}
     for entry in (entry for entries in lists.values() for entry in entries or ()):
         counts = (held.get(entry.pid), entry.usedGpuMemory)
@@ -106,7 +106,7 @@ _CONVERT: dict[str, Callable[[int], Any]] = {
 _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
 # Seconds for which an Xid error is a problem.
 _XID_S = 600.0
-# Numbers of errors in programs; the others are of the GPU or its driver.
+# Xid numbers of errors in programs; all other numbers are faults of the GPU or its driver.
 _OF_PROGRAMS = (13, 31, 43, 45)
 
 
@@ -173,7 +173,7 @@ class NvmlSource:
         found = [] if door.fault is None else [door.fault]
         found += (door.silent | door.lost).values()
         now = self._clock()
-        # If the clock was set back, they must still expire.
+        # If the clock was set back, Xid errors must still expire.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:

@@ -3,8 +3,8 @@
 Of another user's process only the user's name is read, even as root, because of secrets.
 
 A process belongs to the kernel that it is or descends from. It is an orphan if a kernel started it,
-its session's leader is gone, no living kernel is old enough to have started it, and it is no daemon
-or program under ``nohup``, which are to outlive their kernel.
+its session's leader has ended, and no living kernel is old enough to have started it. Daemons and
+programs under ``nohup`` are no orphans, since they are meant to outlive their kernel.
 """
 
 import os
@@ -23,18 +23,18 @@ from gpumagic.device import amd_gpus, physical_gpus, visible
 from gpumagic.telemetry.snapshot import ProcessSample
 
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
-# The variables that number a process's GPUs.
+# The environment variables that select and order a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")
 # Start times are sums of floats; the system counts them in hundredths.
 _SAME_S = 0.005
-# Errors of looking for a process that has ended, or never was.
+# Errors of looking up a process that has ended or never existed.
 _GONE = (psutil.Error, ValueError, OverflowError)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The constants of a process; fields after ``ours`` are known only if it is true."""
+    """The constants of a process; fields after ``ours`` are set only if ``ours`` is true."""
 
     pid: int
     started: float
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is the kernel, which leads a session, and no child with its command line."""
+        """Whether it is the kernel, its session's leader, not a fork with its command line."""
         if self.kernel is None:
             return False
         return self.session in (self.pid, None) or self.server_pid is None
@@ -78,7 +78,7 @@ def is_alive(pid: int) -> bool:
 
 
 def ignores_hangup(pid: int) -> bool:
-    """Whether it ignores the end of its terminal, as under ``nohup``; known on Linux."""
+    """Whether the process ignores SIGHUP, as under ``nohup``; False except on Linux."""
     ignored = re.search(r"^SigIgn:\s*([0-9a-f]+)$", drm.Folder(f"/proc/{pid}").text("status"), re.M)
     return bool(ignored and int(ignored[1], 16) >> (signal.SIGHUP - 1) & 1)
 
@@ -132,14 +132,14 @@ class Owners:
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks are named relative to it
-        # Also by the start: setting the clock moves all start times.
+        # The key includes the start: setting the clock moves all start times.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
-        # CUDA's ordinals in each process that was looked up last, by UUID.
+        # CUDA's ordinals by UUID, for each process of the last look-up.
         self.ordinals: dict[int, Mapping[str, int]] = {}
 
     def look_up(self, pids: set[int]) -> dict[int, ProcessSample]:
-        """Return a sample of each process, without GPU; only the pid of one that cannot be seen."""
+        """Return a sample of each process, without GPU; a hidden process has only its pid."""
         self._living, self.ordinals = None, {}
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         return {pid: self._owner(pid, kernels) for pid in pids}
@@ -190,7 +190,7 @@ class Owners:
             same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
             if same and kernel.started <= facts.started + _SAME_S:  # it may have started this
                 return False
-        # If this process ignores it too, as a server under nohup, that says nothing.
+        # If this process ignores SIGHUP too, as a server under nohup does, that proves nothing.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
@@ -209,7 +209,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # A notebook may set a variable later, unseen from outside: rare only if one was set before.
+        # A notebook may set these variables later, unseen from outside: rare if one is set already.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {

@@ -1,4 +1,4 @@
-"""Take snapshots for all subscribers, at the rate of the fastest; none without subscribers.
+"""Take snapshots at the rate of the fastest subscriber; without subscribers, take none.
 
 A daemon thread asks the driver, which may stall, and calls the subscribers. A timer watches each
 call: while one is overdue, subscribers get the last values with their age and a Problem.
@@ -44,17 +44,17 @@ class Subscription(AbstractContextManager["Subscription"]):
 
     @property
     def once(self) -> bool:
-        """Whether it is a request for one snapshot."""
+        """Whether this is a request for a single snapshot."""
         return math.isinf(self.period_s)
 
     def close(self) -> None:
-        """Unsubscribe. Any thread may call it, repeatedly, also the listener."""
+        """Unsubscribe. Any thread, also the listener's, may call this, repeatedly."""
         if not self.closed:
             self.closed = True
             self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
-        """Whether its period is over at this moment; if so, the next one begins."""
+        """Whether the period is over at the time `at`; if so, begin the next period."""
         turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
         self.delivered_at = at if turn else self.delivered_at
         return turn
@@ -78,7 +78,7 @@ def checked(period_s: Any) -> float:
 
 
 def stalled(seconds: float) -> Problem:
-    """Return the problem of a driver that has not answered for so long."""
+    """Return the problem of a driver that has not answered for this many seconds."""
     cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values are older"
     cure = (
         "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
@@ -188,7 +188,7 @@ class Sampler:
             self._changed.notify_all()
 
     def _pause(self) -> float:
-        """Return the seconds until the driver is to be asked."""
+        """Return the seconds until the next question to the driver."""
         once = any(one.once for one in self._watching)
         return 0.0 if once else max(self._ticked + self._period_s - self._monotonic(), 0.0)
 
@@ -205,7 +205,7 @@ class Sampler:
             self._take()
 
     def _stall(self) -> None:
-        """Deliver a Problem while the driver stalls, also to those who come meanwhile."""
+        """Deliver a Problem while the driver stalls, also to subscribers added meanwhile."""
         while True:
             with self._delivering:
                 with self._changed:
@@ -247,7 +247,7 @@ class Sampler:
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False
     ) -> None:
-        """Deliver a snapshot to those whose turn it is; the lock of deliveries is held."""
+        """Deliver a snapshot to subscribers whose period is over. Needs the lock of deliveries."""
         with self._changed:
             served = [one for one in self._watching if stalls or self._serves(one)]
             turn = [one for one in served if one.has_turn(at, always)]
@@ -256,11 +256,11 @@ class Sampler:
             one.deliver(snapshot)
 
     def _serves(self, one: Subscription) -> bool:
-        """Lock held; whether the last snapshot serves a subscriber."""
+        """Whether the last snapshot is good enough for a subscriber. Needs the lock."""
         return self._read_at >= one.not_before and (self._has_processes or not one.processes)
 
     def _known(self, now: float) -> tuple[Snapshot | None, bool]:
-        """Lock held; the last snapshot, with its age and a Problem if the driver stalls."""
+        """Return the last snapshot; in a stall with its age and a Problem. Needs the lock."""
         waited = 0.0 if self._called_at is None else now - self._called_at
         if waited < self._stalled_s:
             return self._snapshot, False
@@ -281,7 +281,7 @@ def shared_sampler() -> Sampler:
 
 def _after_fork() -> None:
     shared_sampler.cache_clear()
-    # The threads belong to the parent, and its locks may stay held.
+    # The threads belong to the parent, and its locks may stay locked in the child.
     for inherited in list(_live):
         inherited._begin(closed=True)
 

@@ -1,4 +1,4 @@
-"""Record the state of a machine's GPUs at one moment: the wire format of all parts.
+"""Record the state of a machine's GPUs at one moment; also the wire format between all parts.
 
 Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, null in JSON, means
 "not known", never zero. A host is identified by its name and its boot: containers of one machine
@@ -132,7 +132,7 @@ class KernelSample:
 
 @dataclass(frozen=True)
 class KernelDeath:
-    """A kernel that ended, and nobody asked it to."""
+    """The death of a kernel: it ended, and nobody had asked it to."""
 
     id: str
     time: float

@@ -1,7 +1,7 @@
-"""The interface of a source of GPUs, what sources share, and the one of Macs.
+"""Define the interface of a source of GPUs, the cache that sources share, and the source of Macs.
 
-Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utilization and the use of
-the host's memory, all of which the GPU may use. Temperature and power need root.
+Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utilization and the used
+memory. The GPU may use all of the host's memory. Temperature and power need root.
 """
 
 import plistlib
@@ -43,10 +43,10 @@ class Source(Protocol):
 
     @abstractmethod
     def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
-        """Return its GPUs now, lost ones too."""
+        """Return the source's GPUs now, lost GPUs too."""
 
     def processes(self, max_age: float) -> list[ProcessSample]:
-        """Return the processes that hold memory on them."""
+        """Return the processes that hold memory on these GPUs."""
         return []
 
     def problems(self) -> list[Problem]:
@@ -54,11 +54,11 @@ class Source(Protocol):
         return []
 
     def software(self) -> Mapping[str, str]:
-        """Return the versions of its drivers by name."""
+        """Return the versions of the drivers by name."""
         return {}
 
 
-# It takes some 20 ms.
+# Seconds between two runs of the command, which takes some 20 ms.
 _EVERY_S = 2.0
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
@@ -71,7 +71,7 @@ def ioreg() -> bytes:
 
 
 class AppleSource(Source):
-    """Samples of a Mac's GPU; without processes, to which no memory of the GPU is attributed."""
+    """Samples of a Mac's GPU, without processes: macOS attributes no GPU memory to a process."""
 
     name = "apple"
 

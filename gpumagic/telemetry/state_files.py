@@ -30,17 +30,17 @@ NAME = "Virtual GPU"  # the name of each, in place of a real GPU's model
 
 COUNTERS = 4
 RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
-"""The columns of a row of counters: bytes for torch's tensors, as a driver counts; nanoseconds of
-work in the last window; its end as ``time.time_ns()``; bytes in arrays of other frameworks."""
+"""The columns of a row of counters: bytes for torch's tensors, as a driver counts them; nanoseconds
+of work in the last window; the window's end, ``time.time_ns()``; bytes of other frameworks."""
 
 WINDOW_NS = 1_000_000_000  # how long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization
 
-# If a window ended longer ago, nothing has run since.
+# If the last window ended longer ago, nothing has run since.
 _STALE_NS = 1_500_000_000
 # The header, JSON padded with spaces; then the rows.
 _HEADER = 16384
 _ROW = COUNTERS * 8
-# Errors of reading a file that is no state file.
+# Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 2.0
@@ -217,7 +217,7 @@ def _states(
 
 
 def publish_death(death: cuda_state.Death) -> None:
-    """Tell every process of this user, until this one ends, that CUDA here is dead."""
+    """Publish to this user's processes, until this process ends, that its CUDA is dead."""
     pid, notebook = os.getpid(), os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
     whose = f"{notebook} (process {pid})" if notebook else f"process {pid}"
     cause = f"CUDA in the kernel of {whose} is dead: {death.cause}"
@@ -226,12 +226,12 @@ def publish_death(death: cuda_state.Death) -> None:
 
 
 def unpublish_death() -> None:
-    """Say no longer that CUDA here is dead: it was a virtual one."""
+    """Remove the file that says that CUDA here is dead: the GPU was virtual."""
     (state_folder() / f"{os.getpid()}.dead").unlink(missing_ok=True)
 
 
 def dead_cuda() -> list[Problem]:
-    """Return a problem for each live process whose CUDA is dead, this one first."""
+    """Return a problem for each live process whose CUDA is dead, this process first."""
     death = cuda_state.death()  # a thread of the sampler's must not ask CUDA
     found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
     for path in sorted(state_folder().glob("*.dead")):
@@ -251,12 +251,12 @@ class VirtualSource(Source):
         self._states: list[VirtualState] = []
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all of them; this process's first, since a WHERE can name them."""
+        """Return all virtual GPUs, this process's first: only those can be named as a WHERE."""
         self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
         return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return the process of each, which holds all of its memory."""
+        """Return the process of each virtual GPU, which holds all of the GPU's memory."""
         return [
             ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used)
             for state in self._states

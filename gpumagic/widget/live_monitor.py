@@ -1,7 +1,7 @@
 """Show the monitor as an anywidget whose snapshots come from this kernel's sampler.
 
-It has two outputs in the notebook. A saved file shows the table, as text and HTML, without a
-kernel; it is updated after each cell, and the live view hides it.
+The widget has two outputs in the notebook: the live view, and a table as text and HTML, which a
+saved file shows without a kernel. The table is updated after each cell; the live view hides it.
 """
 
 import atexit
@@ -29,7 +29,7 @@ SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 # Seconds to wait for the first table.
 _FIRST_S = 3.0
 _SENT = 20
-# JupyterLab's message below our table that the view has no kernel.
+# Hides JupyterLab's message, below our table, that the view has no kernel.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
@@ -49,25 +49,25 @@ class MonitorWidget(anywidget.AnyWidget):
     # The running and finished measurements of this kernel.
     timing = Dict().tag(sync=True)
     timings: List[Any] = List().tag(sync=True)
-    # This notebook's variables on GPUs, at the last request of a view.
+    # This notebook's variables on GPUs, as of a view's last request.
     variables = Dict().tag(sync=True)
     # The CSS class of the table that the view replaces.
     table = Unicode().tag(sync=True)
 
-    # ipywidgets also closes widgets that were never created.
+    # ipywidgets calls close() even on a widget whose creation failed.
     _closed = True
 
     def __init__(self, period: float = 1.0) -> None:
         checked(period)
         self._sampler = shared_sampler()
         self._audience = Audience()
-        # The ids of table and view, for each time it was displayed.
+        # The ids of table and view, for each display of the widget.
         self._shown: list[tuple[str, str]] = []
         self._due = False
         self._guard = threading.RLock()
         self._running = False
         self._subscription: Any = None
-        # Not a snapshot from before this cell.
+        # A new snapshot, not one from before this cell.
         first = self._sampler.fresh(processes=True, max_age_s=0)
         try:
             self._last: Snapshot = first.result(_FIRST_S)
@@ -126,7 +126,7 @@ class MonitorWidget(anywidget.AnyWidget):
             update_display(self._table(), raw=True, display_id=table)
 
     def _exit(self) -> None:
-        """End with the kernel, without a message, which would confuse a front end."""
+        """End with the kernel, without a message: it would confuse a front end."""
         self._closed = True
         self._subscription.close()
         self._save_table()
@@ -166,7 +166,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
-        """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""
+        """Handle a new snapshot, on the sampler's thread; ``ran``: a cell has just ended."""
         if self._closed or not self._running:
             return
         if not ran and not self._audience.anyone():
@@ -187,10 +187,10 @@ class MonitorWidget(anywidget.AnyWidget):
         self._audience.receives(not self._log.busy)
         # A notebook in which a cell ran has to be saved anyway.
         self._due = True
-        # A view has the earlier ones; a new view gets all.
+        # An open view has the earlier runs already; a new view gets all runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # After the cell: the next one may begin before the next tick.
+            # At the end of a cell: the next cell may begin before the next tick.
             future = self._sampler.fresh(processes=True, max_age_s=0)
             future.add_done_callback(lambda done: self._tick(done.result(), ran=True))
 

@@ -1,7 +1,7 @@
 """Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
-Variables are read between two cells, while a table of them is open, for JupyterLab's panel and the
-widget's view. A view that sends no heartbeat is gone, unless a cell runs: nothing is received then.
+Variables are read between two cells, while JupyterLab's panel or the widget's view shows their
+table. A view that sends no heartbeat is gone, unless a cell runs: then the kernel receives nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def panel() -> JSON:
 
 def held_now() -> dict[str, Any]:
     """Return the rows of `%gpumem` by GPU UUID, as JSON; empty if torch is not imported."""
-    # Between two cells it is the next one's number.
+    # Between two cells, the count is the number of the next cell.
     cell = get_ipython().execution_count - 1
     if "torch" not in sys.modules:
         return {"cell": cell, "seconds": 0.0, "gpus": {}}
@@ -62,18 +62,18 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
     return {"allocated": device.allocated, "rows": rows, "more": len(rest), "left": left}
 
 
-# More than a minute, to which browsers slow the timers of hidden pages.
+# Seconds; over a minute, since browsers slow the timers of hidden pages to one a minute.
 PATIENCE_S = 90.0
 KEPT = 200
 
 
 class Audience:
-    """The views of one monitor, which may be silent for a while; any thread may call it."""
+    """The views of one monitor; a view may be silent for `PATIENCE_S`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looked: dict[str, float] = {}
-        # The time since when the kernel can receive; None while it cannot.
+        # The time at which the kernel could receive again; None while a cell runs.
         self._receives_since: float | None = time.monotonic()
 
     def look(self, view: str) -> bool:
@@ -97,7 +97,7 @@ class Audience:
                 self._receives_since = time.monotonic()
 
     def anyone(self) -> bool:
-        """Whether a view is there, or may be."""
+        """Whether a view is open, or may be."""
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
@@ -115,7 +115,7 @@ class ShellCells:
         self._shell = shell
         self._changed = changed
         self._runs = CellRuns(KEPT)
-        # The ids, by the identity of IPython's record of the cell, shared by its start and end.
+        # Ids of runs by `id` of IPython's ExecutionInfo, the same at a cell's start and end.
         self._running: dict[int, str] = {}
         self._held: list[ProcessSample] = []
         self._notebook = os.environ.get("JPY_SESSION_NAME")
@@ -142,7 +142,7 @@ class ShellCells:
         self._running.clear()
 
     def see(self, snapshot: Snapshot, ran: bool = False) -> None:
-        """Record the GPUs that a running cell uses; `ran`: also the one that has just ended."""
+        """Record the GPUs that a running cell uses; `ran`: also of the cell that has just ended."""
         self._held = [process for process in snapshot.processes if process.mine]
         just_ended = [run.id for run in self._runs.since()[-1:]] if ran else []
         for name in {*self._running.values(), *just_ended}:
@@ -153,7 +153,7 @@ class ShellCells:
         return [{**vars(run), "gpus": list(run.gpus)} for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        # IPython may have increased its number; its history ends before this cell.
+        # IPython may have increased its count already; the history ends before this cell.
         kept = self._shell.history_manager.input_hist_parsed
         count = len(kept) if info.store_history else None
         name = uuid4().hex
