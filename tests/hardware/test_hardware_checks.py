@@ -11,20 +11,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hardware import on_device
-from hardware.programs import PROGRAMS, runner
+from hardware.programs import runner
 from hardware.results import keep
 from hardware.rows import (
-    WAYS,
     Row,
     Traffic,
     crossover_row,
     ledger_rows,
+    ledger_traffic,
     report_rows,
     skipped,
     table_of,
     timing_rows,
 )
-from ledger.watched import truth
 
 import gpumagic
 
@@ -38,40 +37,19 @@ def wrong(rows):
     return [row.what for row in rows if row.ok is False]
 
 
-def told_by_the_devices(events):
-    """The traffic that virtual GPUs saw themselves."""
-    nbytes = dict.fromkeys(WAYS, 0)
-    for _, _, source, destination, count in events:
-        nbytes[_way(source, destination)] += count
-    return Traffic(nbytes, sum(kind == "wait" for kind, *_ in events))
-
-
-def _way(source, destination):
-    if source == "cpu":
-        return "host_to_device"
-    return "device_to_host" if destination == "cpu" else "device_to_device"
-
-
 def watched(name):
     run = runner(name, DEVICE)
-    with truth() as events, gpumagic.watch(warn=False) as w:
+    with gpumagic.watch(warn=False) as w:
         run()
-    told = told_by_the_devices(events)
-    # These are calls to the runtime alone, of which a virtual GPU's kernels see nothing.
-    return w.ledger, replace(told, waits=told.waits + PROGRAMS[name].count("synchronize()"))
-
-
-@pytest.mark.usefixtures("gpus")
-def test_each_program_s_ledger_is_right_on_virtual_gpus():
-    for name in PROGRAMS:
-        ledger, true = watched(name)
-        assert wrong(ledger_rows(name, ledger, true, blocking=False)) == []
+    entries = [*w.ledger]
+    return entries, ledger_traffic(entries, blocking=False)
 
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("name", COPIES)
 def test_a_planted_byte_and_a_planted_wait_are_found(name):
     ledger, true = watched(name)
+    assert wrong(ledger_rows(name, ledger, true, blocking=False)) == []
     for way, nbytes in true.nbytes.items():
         planted = Traffic({**true.nbytes, way: nbytes + 1}, true.waits)
         found = ledger_rows(name, ledger, planted, blocking=False)
