@@ -93,10 +93,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     namespace = user_namespace()
     names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
-    if (torch := torch_here()) is not None:
-        # A backward pass clears the tasks that a failed pass left in autograd's queue.
-        with torch.enable_grad(), torch.inference_mode(False):
-            torch.ones((), device="cpu", requires_grad=True).backward()
+    _clear_backward_queue()
     gc.collect()
     meter.take("garbage", told=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
@@ -105,22 +102,14 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     # Only the objects to release or delete hold this memory.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     meter.due = spare
-    ways = {way for each in spare if not gpus or each.device in gpus for way in each.ways}
-    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
-        meter.take(release_errors(), errors)
-    held = {way.root for way in ways}
-    if dropped := [name for name in outputs.numbered() if name in held]:
-        outputs.drop(dropped)
-        meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
+    _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
     if grads:
         _release_gradients(namespace)
         meter.take("gradients")
     for name in gone:
         del namespace[name]
-        here = (way for each in found if name in each.roots for way in each.ways)
-        others = (way.root for way in here if way.kind not in KEPT and way.root not in gone)
-        meter.take(name, {name}, held_by=tuple(dict.fromkeys(others)))
-    if torch is not None:
+        meter.take(name, {name}, held_by=_others(name, gone, found))
+    if (torch := torch_here()) is not None:
         from gpumagic.memory.allocator import clear_workspaces
 
         clear_workspaces()
@@ -128,6 +117,31 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("cuBLAS workspace", told=False)
     left = tuple(holders_by_name.grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
+
+
+def _clear_backward_queue() -> None:
+    if (torch := torch_here()) is not None:
+        # A backward pass clears the tasks that a failed pass left in autograd's queue.
+        with torch.enable_grad(), torch.inference_mode(False):
+            torch.ones((), device="cpu", requires_grad=True).backward()
+
+
+def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter") -> None:
+    """Release the exceptions and the outputs that hold some memory."""
+    ways = {way for each in spare for way in each.ways}
+    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
+        meter.take(release_errors(), errors)
+    held = {way.root for way in ways}
+    if dropped := [name for name in outputs.numbered() if name in held]:
+        outputs.drop(dropped)
+        meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
+
+
+def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
+    """Return the remaining holders of the memory that a name held."""
+    ways = (way for each in found if name in each.roots for way in each.ways)
+    kept = (way.root for way in ways if way.kind not in KEPT and way.root not in names)
+    return tuple(dict.fromkeys(kept))
 
 
 def _skipped(

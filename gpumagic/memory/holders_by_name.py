@@ -111,11 +111,11 @@ def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
     return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
 
 
-def _storages(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
-) -> list[FoundStorage]:
-    """Return all storages with their holders, the largest first."""
-    found, library = list[FoundStorage](), dict[Place, str]()  # of places outside torch's memory
+def _add_arrays(
+    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
+) -> dict[Place, str]:
+    """Add other libraries' arrays to `met`; return the library of each place that torch lacks."""
+    library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
         block = allocator.block(place) if allocator is not None else None  # torch's, if shared
@@ -123,6 +123,14 @@ def _storages(
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
             met.setdefault(block or place, []).append(number)
+    return library
+
+
+def _storages(
+    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
+) -> list[FoundStorage]:
+    """Return all storages with their holders, the largest first."""
+    found, library = list[FoundStorage](), _add_arrays(walk, met, allocator)
     for place in library.keys() - met.keys():  # such as constants of compiled programs
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")

@@ -268,15 +268,8 @@ class OutOfMemoryState:
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
         """Yield memory that exists but that this request cannot use: bytes, why, what to do."""
         yield from self._limited()
+        yield from self._fragmented()
         device, library = self.device, self.shortage.library
-        # Enough memory is unallocated, but fragmented. The figures are rounded.
-        if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
-            unused = (device.reserved or 0) - (device.allocated or 0)
-            pieces = f"in pieces too small for {size(self.wanted)} at once"
-            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
-            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
-            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
-            yield unused, why, "" if joined else do
         for pool in device.pools:
             if pool.framework != library and pool.taken is not None:
                 has = f"{size(pool.taken)} of {self.name}, of which it uses {size(pool.used)}"
@@ -286,6 +279,17 @@ class OutOfMemoryState:
             why = f"other processes hold {size(device.others)} of {self.name}"
             names = some(name for name, _ in device.others_by_name)
             yield device.others, f"{why}: {names}" if names else why, ""
+
+    def _fragmented(self) -> Iterator[tuple[int, str, str]]:
+        device, library = self.device, self.shortage.library
+        # Enough memory is unallocated, but fragmented. The figures are rounded.
+        if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
+            unused = (device.reserved or 0) - (device.allocated or 0)
+            pieces = f"in pieces too small for {size(self.wanted)} at once"
+            joined = any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF)
+            do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them'
+            why = f"{size(unused)} are reserved by torch but unallocated, {pieces}"
+            yield unused, why, "" if joined else do
 
     def _limited(self) -> Iterator[tuple[int, str, str]]:
         if self.limit is None:

@@ -238,18 +238,21 @@ def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
         if stmt is not None and calls:
             elsewhere = _draws_elsewhere(text, frame, part, target)
             return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)
-        name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
-        at = statement(frame.failed) if frame.failed else None
-        if (
-            at
-            and not found
-            and frame.at_top
-            and name.isidentifier()
-            and frame.scope.name("torch") is torch
-        ):
-            line = f'{name} = torch.Generator("{target}").manual_seed({name}.initial_seed())'
-            return Edit(frame, before_loops(frame, at, [name]), [line]).fix(0)
+        if not found and (edit := _made_again(part, frame, target)) is not None:
+            return edit.fix(0)
     return None
+
+
+def _made_again(part: Part, frame: FailedFrame, target: str) -> Edit | None:
+    """Return the edit that makes a generator of another cell again, with its seed."""
+    name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
+    at = statement(frame.failed) if frame.failed else None
+    if at is None or not name.isidentifier():
+        return None
+    if not frame.at_top or frame.scope.name("torch") is not torch:
+        return None
+    line = f'{name} = torch.Generator("{target}").manual_seed({name}.initial_seed())'
+    return Edit(frame, before_loops(frame, at, [name]), [line])
 
 
 def _draws_elsewhere(text: str, frame: FailedFrame, part: Part, target: str) -> bool:
