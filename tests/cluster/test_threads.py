@@ -54,8 +54,10 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
     )
     assert done.result == [(9, 0), (8, 1)]
     net, x = notebook.ns["net"], notebook.ns["x"]
-    assert torch.allclose(notebook.ns["y"], net(x))
-    assert torch.allclose(notebook.ns["loss"], (net(x)[:9].mean() + net(x)[9:].mean()) / 2)
+    # Another number of rows may take another kernel, with other rounding errors.
+    torch.testing.assert_close(notebook.ns["y"], net(x))
+    mean = (net(x)[:9].mean() + net(x)[9:].mean()) / 2
+    torch.testing.assert_close(notebook.ns["loss"], mean)
     assert {net.weight.device.type, x.device.type, notebook.ns["y"].device.type} == {"cpu"}
     changed = {n for n, value in notebook.ns.items() if before.get(n) is not value}
     assert {n for n in changed if not n.startswith("_")} == {"y", "loss"}
