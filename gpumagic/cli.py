@@ -11,6 +11,14 @@ from pathlib import Path
 
 from gpumagic.errors import GpuError
 
+_EXAMPLES = """\
+examples:
+  gpumagic top                           the GPUs live, with the notebooks that hold them
+  gpumagic snapshot --processes          once, a line for each process
+  gpumagic snapshot --watch 2 --json     a line of JSON every two seconds
+  gpumagic doctor                        why a GPU cannot be seen
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the command line; return the exit status."""
@@ -27,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("gpumagic", description="GPUs for notebooks.")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "gpumagic", description="GPUs for notebooks.", epilog=_EXAMPLES, formatter_class=raw
+    )
     parser.add_argument(
         "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
     )

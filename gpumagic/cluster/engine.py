@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import launching, sending
+from gpumagic.cluster import sending
 from gpumagic.cluster.output import MOST, WholeLines, whole_lines
 from gpumagic.cluster.sending import Print
 from gpumagic.errors import GpuError
@@ -47,6 +47,9 @@ _dist: Any = dist  # Any, since torch's annotations lack its stores
 _PULSE_S = 0.5
 # A cell that still runs this many pulses after it should have ended waits in a collective.
 _FREE = 3
+
+orphaned: list[Callable[[], None]] = []
+"""Functions that `_call` runs before it ends an engine without a notebook."""
 
 # Keys of the store.
 ENDING = "end/{}"
@@ -171,7 +174,8 @@ class ThisRank:
         try:
             return getattr(self.store, method)(*args)
         except RuntimeError:  # the process that ends the cluster may be on another machine
-            launching.end(os.environ[launching.MARK])
+            for end_children in orphaned:
+                end_children()
             os._exit(1)
 
     def _interrupt(self, *_: object) -> None:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import partial
 from shlex import quote
 from typing import Any
 
@@ -226,7 +226,9 @@ def main() -> None:
     from ipyparallel.engine import app
     from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
-    import_module("gpumagic.cluster.engine")
+    from gpumagic.cluster import engine
+
+    engine.orphaned.append(partial(end, os.environ[MARK]))
     # Only cells handle interrupts: an interrupt must not cut off a message.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()

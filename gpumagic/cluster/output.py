@@ -127,7 +127,7 @@ class RanksReport(Shown):
     seconds : float
         From sending the cell to the last reply.
     said : tuple of str
-        Descriptions of what was split, sent, moved, returned and gathered.
+        Descriptions of the values that were split, sent, moved, returned and gathered.
     notes : tuple of str
         A replaced rank, a recreated process group.
     wrong : tuple of str

@@ -15,6 +15,7 @@ import pickle
 import sys
 import threading
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +102,10 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     def write(self, values: Any) -> None:
         """Read the originals; raise pickle's error if one cannot be copied."""
-        self.dump(values)
+        with warnings.catch_warnings():
+            # Python 3.12 warns that 3.14 will not copy iterators of itertools.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.dump(values)
 
     def read(self) -> Any:
         """Make the copies; call `StorageCopier.copy` first."""

@@ -1,7 +1,7 @@
 """Look up the memory of a card by its name.
 
-Sizes are those that torch prints (``torch.cuda.get_device_properties``, or the total capacity in an
-out-of-memory error): the smallest found in public texts of 2020 to 2026 for the card. If none was
+The size of a card is the smallest that torch printed for it in public texts of 2020 to 2026
+(``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). If none was
 found, the size is the maker's figure.
 """
 

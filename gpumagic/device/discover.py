@@ -1,4 +1,4 @@
-"""List the devices of this process: virtual GPUs, or those that CUDA, HIP or Level Zero show.
+"""List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
 CUDA_VISIBLE_DEVICES is parsed as torch does (``_parse_visible_devices``), so that ``cuda:1`` here
 is torch's. Numbers and UUIDs cannot be mixed, the list ends at its first invalid entry, and a

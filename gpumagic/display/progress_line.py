@@ -1,7 +1,7 @@
 """Show the progress of long work in one line, which is overwritten and removed at the end.
 
-Work of less than 2 s shows no line, and a pipe or a file gets none. A notebook gets a bar that is
-updated in place; the bar moves to and fro if the total is unknown.
+Work of less than 2 s shows no line, and a pipe or a file gets none. A terminal gets tqdm's line. A
+notebook gets a bar that is updated in place, which moves to and fro if the total is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any
 
-from gpumagic.display.table import block, short, tag, width
+from gpumagic.display.table import block, short, tag
 
 PATIENCE_S = 2.0
 # A front end shows the HTML; empty HTML shows nothing.
@@ -34,7 +34,7 @@ class ProgressLine:
     def __init__(self, shell: Any, *, silent: bool = False) -> None:
         self._notebook = hasattr(shell, "kernel")
         self._output: Any = None  # IPython's display handle
-        self._drawn = 0  # the width of the terminal's line
+        self._line: Any = None  # tqdm's
         self._latest: object = None
         self._due, self._over = False, silent
         self._lock = threading.Lock()
@@ -76,11 +76,19 @@ class ProgressLine:
                 self._output.update(_bar(self._latest), raw=True)
 
     def _draw(self, words: str) -> None:
-        """Overwrite the terminal's line."""
-        if sys.stderr.isatty():
-            blank = " " * self._drawn
-            print(f"\r{blank}\r{words}", end="", file=sys.stderr, flush=True)
-            self._drawn = width(words)
+        from tqdm import tqdm
+
+        if self._line is not None:
+            self._line.set_description_str(words)
+            return
+
+        class Line(tqdm):  # type: ignore[misc]
+            monitor_interval = 0  # no thread that would live on
+
+        # `disable=None` shows nothing without a terminal.
+        self._line = Line(
+            desc=words, bar_format="{desc}", leave=False, disable=None, file=sys.stderr
+        )
 
     def close(self, result: Any = None) -> None:
         """Remove the line; show `result` in its place, unless it is None."""
@@ -89,8 +97,8 @@ class ProgressLine:
         self._timer.cancel()
         with self._lock:
             self._over = True
-        if self._drawn:
-            self._draw("")
+        if self._line is not None:
+            self._line.close()
         if self._output is None:
             if result is not None:
                 display(result)

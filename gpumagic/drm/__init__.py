@@ -76,8 +76,6 @@ def whole(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
-# The PCI address that all integrated GPUs of Intel have.
-INTEGRATED = ":00:02.0"
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 # PCI classes of displays and accelerators.
 _SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
@@ -125,7 +123,12 @@ class GraphicsCard:
     @property
     def integrated(self) -> bool:
         """Whether it is Intel's integrated GPU, which uses the host's memory."""
-        return self.vendor == "intel" and self.address.endswith(INTEGRATED)
+        return is_integrated(self.vendor, self.address)
+
+
+def is_integrated(vendor: str | None, address: str) -> bool:
+    """Whether a GPU has the PCI address of all integrated GPUs of Intel."""
+    return vendor == "intel" and address.endswith(":00:02.0")
 
 
 def graphics_cards(root: Path, vendor: str) -> list[GraphicsCard]:

@@ -172,7 +172,7 @@ _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 # By architecture: its number; calls that change a file's length, mode, owner, times or attributes,
 # connect, send, start a program or access another process; calls that signal or change the process
-# in their first argument; and those that do so with their second argument.
+# in their first argument; and calls that name it in their second argument.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

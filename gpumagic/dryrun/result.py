@@ -39,7 +39,7 @@ class Peak:
 
     device: str
     peak: int  # the peak, with memory allocated before: torch's max_memory_allocated
-    needed: int  # of these, bytes not allocated yet, with those that `%%ongpu` moves there
+    needed: int  # bytes not allocated yet, moved inputs included
     free: int | None  # bytes free now
     at: UserLine | None  # the line of the peak
 

@@ -22,7 +22,7 @@ from gpumagic.frameworks.known import Needed, holds, imported
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moves, all_of
 from gpumagic.usercode.files import name_in, unseen
-from gpumagic.usercode.values import Step, class_name, is_tensor, parts_of, walk
+from gpumagic.usercode.values import Step, class_name, is_tensor, own, parts_of, walk
 from gpumagic.usercode.variables import own_variables
 
 
@@ -229,7 +229,7 @@ def explain(
     """
     # In an except block an error of gpumagic would hide the user's error.
     with faults.kept("explaining an error"):
-        made: Explanation | None = vars(error).get(_EXPLAINED)
+        made: Explanation | None = own(error).get(_EXPLAINED)
         if made is not None:
             return made
         for framework in known.in_use():
@@ -247,7 +247,7 @@ def explained_at_once() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        vars(error)[_EXPLAINED] = explain(error)
+        own(error)[_EXPLAINED] = explain(error)
         raise
 
 

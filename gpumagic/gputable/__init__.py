@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"  # the holder of what no visible process holds: a driver, another container
+SYSTEM = "system"  # holds the memory of no visible process: of a driver, of another container
 
 # Owners of memory in the order of bars, each with its character; as in js/src/monitor/bars.ts.
 OWNERS = {

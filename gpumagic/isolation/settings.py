@@ -1,6 +1,6 @@
 """Restore settings and random state that code changed in the process or its thread.
 
-The settings are those that 1,668 public notebooks change, and those that affect later results or
+The list has each setting that 1,668 public notebooks change, or that affects later results or
 speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
 """
 

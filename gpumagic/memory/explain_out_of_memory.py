@@ -181,8 +181,7 @@ def _deleted(
     fits = trial.fits(trial.need, gives) if trial is not None else None
     if {*names} & (rest.overwritten | rest.read_anywhere):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-        timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
-        yield Lever(f"`{code}` before {'that line' if timed else f'line {line}'}", gives, fits)
+        yield Lever(f"`{code}` before line {line}", gives, fits)
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         yield Lever(do, gives, fits)

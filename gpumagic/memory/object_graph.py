@@ -1,6 +1,6 @@
 """Visit objects breadth first from roots in a given order; find each one's kind, path and holders.
 
-An object's references are those that the garbage collector sees and those that torch keeps in C.
+An object's references come from the garbage collector and from torch's C code.
 Its parent is the object that reached it first. Its path has a step from each parent, found lazily.
 
 Within a group of roots, optimizers and graphs come last, because they refer to other holders'

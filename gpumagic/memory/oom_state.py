@@ -24,9 +24,17 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
 from gpumagic.frameworks.public import where
-from gpumagic.memory import holders_by_name, memory_report
+from gpumagic.memory import holders_by_name
 from gpumagic.memory.holders_by_name import FoundStorage, find
-from gpumagic.memory.memory_report import EXCEPTION, DeviceMemory, Made, MemoryHolder
+from gpumagic.memory.memory_report import (
+    EXCEPTION,
+    KEPT,
+    TEMPORARY,
+    UNREACHED,
+    DeviceMemory,
+    Made,
+    MemoryHolder,
+)
 from gpumagic.memory.object_graph import GRAPH, Root
 from gpumagic.memory.roots import KeptOutputs
 from gpumagic.usercode.files import label, module_of
@@ -217,8 +225,7 @@ class OutOfMemoryState:
         if gone > ROUNDED * (self.shortage.allocated or 0):
             frame = self.frames[0]
             made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
-            kind = memory_report.TEMPORARY
-            rows = (*rows, MemoryHolder(_ON_THEIR_WAY, kind, self.name, gone, made))
+            rows = (*rows, MemoryHolder(_ON_THEIR_WAY, TEMPORARY, self.name, gone, made))
         # Names in this error's frames are no aliases, because the user cannot delete them.
         names = {*self.namespace, *KeptOutputs(self.namespace).numbered()}
         rows = tuple(replace(r, aliases=tuple(a for a in r.aliases if a in names)) for r in rows)
@@ -314,8 +321,7 @@ class OutOfMemoryState:
     @property
     def held(self) -> int:
         """Return the bytes still allocated without this error's frames, unreached ones included."""
-        kind = memory_report.UNREACHED
-        unreached = sum(row.nbytes for row in self.device.holders if row.kind == kind)
+        unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
 
     @cached_property
@@ -326,8 +332,7 @@ class OutOfMemoryState:
     @property
     def kept(self) -> int:
         """Return the bytes that `%gpufree` frees, apart from this error's."""
-        kinds = {*memory_report.KEPT}
-        kept = (each for each in self.storages if kinds.issuperset(way.kind for way in each.ways))
+        kept = (each for each in self.storages if all(way.kind in KEPT for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:

@@ -6,8 +6,13 @@ from html import escape
 from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, block, coded, tag
 from gpumagic.display.units import NOT_KNOWN, size
-from gpumagic.memory import memory_report
-from gpumagic.memory.memory_report import DeviceMemory
+from gpumagic.memory.memory_report import (
+    DeviceMemory,
+    folded_rows,
+    holder_columns,
+    label,
+    others_named,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class OutOfMemory(Shown):
     reason : str
         One sentence: why there was too little memory.
     levers : tuple of Lever
-        Changes that would help: first those that let the cell fit, the cheapest of them first.
+        Changes that would help. Changes that let the cell fit come first, the cheapest at the top.
     traceback_holds : int
         The bytes that only the frames of this error hold; `fits` assumes that they are freed.
     adds : int or None
@@ -106,19 +111,19 @@ def _figures(found: OutOfMemory) -> str:
     known = device.reserved is not None and device.allocated is not None
     unused = (device.reserved or 0) - (device.allocated or 0)
     parts = [
-        f"{memory_report.label(device)}: {size(found.wanted)} wanted",
+        f"{label(device)}: {size(found.wanted)} wanted",
         f"{size(device.free)} free of {size(device.total)}",
         f"{size(device.allocated)} allocated",
         f"{size(unused) if known else NOT_KNOWN} reserved but unallocated",
     ]
-    others = f"{size(device.others)} held by others{memory_report.others_named(device)}"
+    others = f"{size(device.others)} held by others{others_named(device)}"
     return " · ".join([*parts, others] if device.others != 0 else parts)
 
 
 def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
     """The largest holders; the row that a loop adds to shows the bytes per pass."""
-    shown = min(_HOLDERS, memory_report.folded_rows(found.device))
-    columns = memory_report.holder_columns(found.device, shown, html=html)
+    shown = min(_HOLDERS, folded_rows(found.device))
+    columns = holder_columns(found.device, shown, html=html)
     if columns and found.adds and found.adds_to:
         rows = [row.path for row in found.device.holders[:shown]]
         cells = [f"+{size(found.adds)}" if path == found.adds_to else "" for path in rows]

@@ -112,9 +112,8 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
     """Whether code indexes these tensors, or already cuts batches from any tensor."""
     for node in (node for stmt in code for node in ast.walk(stmt)):
-        part = getattr(node, "iter", None)
-        if isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _CUTS:
-            part = node.value  # type: ignore[attr-defined]
+        is_part = isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _CUTS
+        part = getattr(node, "value" if is_part else "iter", None)
         cut = getattr(node, "slice", None)
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
         if sliced or getattr(part, "id", "") in names:

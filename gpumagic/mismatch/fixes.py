@@ -267,7 +267,7 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
-    """Return the fix for the odd operands and those that move with them; None if none is right.
+    """Return the fix that moves the odd operands and their companions, or None.
 
     One line moves all operands whose names can be bound again. Modules move once.
     """

@@ -186,7 +186,7 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     text = frame.text(node)
     if given & {"generator", "out", None}:
         return [(node, moving(text, device))]
-    return [with_keyword(node, frame, f"device={device}")] if isinstance(node, ast.Call) else []
+    return [with_keyword(node, frame, f"device={device}")]
 
 
 def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.AST, str]:

@@ -177,7 +177,7 @@ def _notes(profile: CellProfile) -> Iterator[str]:
 _WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
 _COLUMNS = 600
 _OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn);opacity:.45"
-_Block = tuple[str, str, str]  # the color, the words in it if there is room, the tooltip
+_Block = tuple[str, str, str]  # the fill's style, the words in it if there is room, the tooltip
 _NOTHING: _Block = "none", "", "no copy runs"
 
 

@@ -129,7 +129,7 @@ class LineClock:
         """When the last statement of the cell ended; 0 while one runs."""
 
     def start(self) -> None:
-        """Trace the user's innermost frame and those that it calls."""
+        """Trace the user's innermost frame and the frames that it calls."""
         self._bias, self.ended = _bias(), perf_counter_ns()
         if (frame := user_frame(sys._getframe(1))) is not None:
             frame.f_trace = self._called(frame, "call", None)

@@ -129,7 +129,7 @@ class Doctor:
         found: dict[str, list[_Card]] = {}
         for card in drm.pci_gpus(self._root):
             # An integrated GPU matters only to a torch that can use it.
-            if self._build().xpu or card[0] != "intel" or not card[1].endswith(drm.INTEGRATED):
+            if self._build().xpu or not drm.is_integrated(*card[:2]):
                 found.setdefault(card[0], []).append(card)
         return found
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gpumagic import faults
 from gpumagic.device import CPU, here
-from gpumagic.frameworks.framework import FrameworksOn
+from gpumagic.frameworks.framework import NO_OTHERS, FrameworksOn
 from gpumagic.usercode.values import (
     CONTAINERS,
     Step,
@@ -47,7 +47,6 @@ _PART = 2**22
 # Most bytes of results to save for the comparison.
 _KEPT = 2**30
 _NUMBERS = {bool, int, float, complex}
-_NO_OTHERS = FrameworksOn(CPU)
 _RANDOM = "random numbers were drawn, and differ by device"
 
 
@@ -196,7 +195,7 @@ def outcome(
     globals: dict[str, Any],
     assigned: Iterable[str],
     value: Any,
-    others: FrameworksOn = _NO_OTHERS,
+    others: FrameworksOn = NO_OTHERS,
 ) -> dict[str, Any]:
     """Return numbers and tensors on the CPU, at most 1 GiB, by their names in code.
 

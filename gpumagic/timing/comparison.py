@@ -224,7 +224,8 @@ class Comparison(table.Shown):
             asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
             known = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
             type_ = f"see .sweep for its values, such as {known}" if known else "leave it out"
-            raise GpuError(f"{name} was not timed at {asked or 'no value'}; {type_}")
+            at = f"at {asked}" if asked else "without a value"
+            raise GpuError(f"{name} was not timed {at}; {type_}")
         return found
 
     def median(self, where: object, **values: Any) -> float:

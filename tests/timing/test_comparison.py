@@ -66,7 +66,7 @@ def test_several_at_the_same_time_have_a_name_too():
         (lambda c: c.median("mps", n=64), "mps is not in this comparison; it has cpu, cuda:0"),
         (
             lambda c: c.median("cpu"),
-            "not timed at no value; see .sweep for its values, such as n=64",
+            "not timed without a value; see .sweep for its values, such as n=64",
         ),
         (lambda c: c.median("cpu", n=65), "cpu was not timed at n = 65"),
         (lambda c: c.median("cpu", m=64), "cpu was not timed at m = 64; see .sweep"),
