@@ -231,7 +231,7 @@ def _memory(peak: Peak) -> str:
 def _ends(run: DryRun) -> Iterator[str]:
     """Yield the error and the unknown values; the cause of the dry run's end is last."""
     if run.error:
-        yield f"would fail at {run.error_at}: {run.error}"
+        yield f"would fail{f' at {run.error_at}' * bool(run.error_at)}: {run.error}"
     for unknown in sorted(run.unknown, key=lambda u: u.ended):
         yield f"{'ended at ' * unknown.ended}{unknown}"
 

@@ -37,6 +37,8 @@ _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]+|{_QUOTED}|\s+)*?)(?<!\S)--(?:\s+|$)""")
 # Blanks around an unquoted comma, plus or equals sign.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
+# A variable in braces, outside quotes.
+_BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
 
@@ -114,8 +116,10 @@ def parse(magic: str, line: str) -> Namespace:
 
 
 def filled(line: str) -> str:
-    """Return a line with the present values in place of variables: `%%ongpu $device`."""
-    return Template(line).safe_substitute(user_namespace())
+    """Return a line with the present values in place of variables: `$device`, `cuda:{i}`."""
+    known = user_namespace()
+    line = _BRACED.sub(lambda found: str(known.get(found[1], found[0])), line)
+    return Template(line).safe_substitute(known)
 
 
 def checked(magic: str, line: str) -> Namespace:

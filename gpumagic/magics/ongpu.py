@@ -380,7 +380,7 @@ def _request(text: str, magic: str = "%%ongpu") -> Namespace:
     from gpumagic.magics.arguments import filled, placing_request
 
     line = text.removeprefix("%%ongpu")
-    return placing_request(filled(line) if "$" in line else line, magic)
+    return placing_request(filled(line) if {"$", "{"} & {*line} else line, magic)
 
 
 def _is_elsewhere(text: str) -> bool:

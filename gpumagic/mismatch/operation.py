@@ -183,7 +183,8 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
-        parts = _evidence(done, message, frame.direct and not certain, within) if done else ()
+        direct = done is not None and not certain and (frame.direct or done.calls_module)
+        parts = _evidence(done, message, direct, within) if done else ()
         if done and parts:
             found.append(replace(done, parts=parts))
     # If only the line is known, it may have several candidates; exactly one must match.

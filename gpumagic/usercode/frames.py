@@ -47,12 +47,23 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Remove the frames of gpumagic's patches from an error's tracebacks."""
+    """Remove the frames of gpumagic from an error's tracebacks, if the error is not its own.
+
+    Frames below the user's innermost one stay, unless they are of a patch of torch or Python.
+    """
     for each in errors(error):
         chain = _chain(each.__traceback__)
-        theirs = [tb for tb in chain[1:] if not stands_in(tb.tb_frame.f_code.co_filename)]
+        files = [tb.tb_frame.f_code.co_filename for tb in chain]
+        last = max((n for n, file in enumerate(files) if is_users(file)), default=0)
+        ours = [stands_in(file) or (n < last and _runs(file)) for n, file in enumerate(files)]
+        theirs = [tb for tb, cut in zip(chain[1:], ours[1:], strict=True) if not cut]
         for trace, after in zip([*chain[:1], *theirs], [*theirs, None], strict=False):
             trace.tb_next = after
+
+
+def _runs(file: str) -> bool:
+    """Whether a file is gpumagic's, or the name of code that it made to call a function."""
+    return is_ours(file) or file.startswith("<gpumagic.")
 
 
 def end_at_user(error: BaseException) -> None:

@@ -63,6 +63,10 @@ def test_what_went_wrong_comes_before_the_details():
     ]
 
 
+def test_an_error_before_the_first_line_has_no_place():
+    assert "\n  would fail: TypeError: f()" in text(run(error="TypeError: f() takes no arguments"))
+
+
 def test_a_mismatch_without_an_explanation_has_torchs_words():
     mismatch = Mismatch(UserLine(3, "a + b"), "RuntimeError: found at least two devices")
     shown = run(mismatches=(mismatch,))

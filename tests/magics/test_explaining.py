@@ -151,6 +151,20 @@ def test_a_chain_of_errors_has_no_frame_of_ours(ip):
     assert "/gpumagic/" not in ran.text
 
 
+def test_a_function_given_to_the_library_fails_in_the_users_frames_alone(ip):
+    ip.run("import gpumagic\nrate = 1\ndef f():\n    return rate / 0")
+    for cell in (
+        "gpumagic.compare(f, ['cpu', 0], max_time=0.1)",
+        "gpumagic.compare(lambda: f(), ['0+1'])",
+    ):
+        ran = ip.run(cell)
+        assert isinstance(ran.error, ZeroDivisionError)
+        assert "gpumagic.compare(" in ran.text
+        assert "return rate / 0" in ran.text
+        assert "/gpumagic/" not in ran.text, ran.text
+        assert "<gpumagic" not in ran.text, ran.text
+
+
 @pytest.fixture
 def no_gpu(shell):
     """A shell on a machine without a GPU, whose extension is loaded."""

@@ -75,6 +75,10 @@ def test_the_line_may_name_a_device_by_a_variable_below_a_comment(ip):
     ip.run("# on another GPU\n%%ongpu $device\ny = zeros(3)")
     assert ip.ns["y"].device == torch.device("cuda:0")
     assert "'$devise' is not a device" in ip.run("%%ongpu $devise\ny = zeros(3)").text
+    ip.run("n = 1\n")
+    ip.run("%%ongpu cuda:{n}\ny = zeros(3)")
+    assert ip.ns["y"].device == torch.device("cuda:1")
+    assert "'{m}' is not a device" in ip.run("%%ongpu {m}\ny = zeros(3)").text
 
 
 def test_functions_of_the_notebook_are_followed(ip):

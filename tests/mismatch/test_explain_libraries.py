@@ -61,6 +61,13 @@ def generated(folder):
     spec.loader.exec_module(module)
     return module
 
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 2)
+    def forward(self, ids):
+        return self.table(ids)
+
 class Conv(nn.Module):
     def __init__(self, folder):
         super().__init__()
@@ -104,6 +111,11 @@ GIVEN = [
         'cache, new = libx.Cache(torch.ones(3)), torch.ones(3, device="cuda")\ncache.update(new)\n',
         {"cache": ("cpu",), "new": ("cuda:0",)},
         None,
+    ),
+    (
+        "net = libx.Lookup().cuda()\nnet(torch.zeros(2, dtype=torch.long)).sum()\n",
+        {"net": ("cuda:0",), "torch.zeros(2, dtype=torch.long)": ("cpu",)},
+        'net(torch.zeros(2, dtype=torch.long, device="cuda:0")).sum()',
     ),
     (
         'x, y = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")\n'
