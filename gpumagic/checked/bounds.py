@@ -45,7 +45,7 @@ class Bounded(NamedTuple):
     low: float
     high: float  # the largest allowed value; infinity without a limit
     bound: str  # "10 classes: 0 … 9"; "numbers from 0 are needed"
-    at: Any  # the values as the call gives them: a tensor, an array or a list
+    at: Any  # the original argument (a tensor, an array or a list), by which its name is found
     of: Any  # the tensor that sets the bound, or None
     ignored: int | None = None  # a value that is also allowed
     role: str = "index"  # the role of the values in the call
@@ -57,26 +57,27 @@ Find = Callable[[Any, Any], Iterator[Bounded]]
 
 
 class Indexing(NamedTuple):
-    """Functions with an index, or with numbers from 0; `parameters` are their first parameters."""
+    """Functions with an index, or with non-negative numbers; `parameters` are their first ones."""
 
     functions: str
     parameters: str
     at: str  # the index
     of: str = ""  # the parameter that is indexed, or the number of classes
-    unit: str = "elements"  # or the allowed numbers, if nothing is indexed
+    unit: str = "elements"  # what is indexed; if nothing is, the numbers that are allowed
     dim: int | None = None  # the indexed dimension, if it is not a parameter
     high: float = math.inf  # the largest number, if nothing is indexed
     wraps: bool = False  # negative indices count from the end
-    unless: str = ""  # a parameter that is used in place of the index
+    unless: str = ""  # a parameter that makes the function ignore `at`
 
     def find(self, args: Any, kwargs: Any) -> Iterator[Bounded]:
         """Yield the bounds of one call."""
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if self.unless in given:
-            return
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
-        if isinstance(of, (tuple, list)):  # the size of a sparse tensor, first its batches
+        # Targets of floating dtype are the probabilities of classes, which may have any value.
+        if self.unless in given or (self.of and getattr(values, "is_floating_point", bool)()):
+            return
+        if isinstance(of, (tuple, list)):  # a sparse tensor's size: the batch dimensions are first
             of = of[values.dim() - 1 + (self.dim or 0)] if isinstance(values, Tensor) else None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
@@ -135,7 +136,7 @@ _LOGITS = "These look like logits: use sigmoid or softmax first, or a loss with 
 _NO_CLASS = "{0} often marks no class: ignore_index={0} leaves it out"
 _SCALE = "Map them to 0 … 1: bytes by 1 / 255, labels of -1 and 1 by (y + 1) / 2, for example"
 _FROM_1 = "They run from 1 to {}: if they count from 1, subtract 1"
-_PADDING = "Only {} is beyond: perhaps a token (padding?) that was added later"
+_PADDING = "Only {} is too large: perhaps a token (padding?) that was added later"
 _FROM_END = "{} does not count from the end here"
 
 
@@ -157,6 +158,8 @@ def finders() -> dict[Any, list[Find]]:
 def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
     """Yield the indices of ``x[…]``, ``x[…] = …`` and `index_put`."""
     of, key = args[0], args[1] if len(args) > 1 else kwargs["indices"]
+    if type(key) is list and key and isinstance(key[0], list):
+        return  # one index or several: that depends on torch's version
     several = type(key) is tuple or (type(key) is list and isinstance(next(iter(key), 0), Tensor))
     items, dim = [*map(_index_item, key if several else (key,))], 0
     for given, index, dims in items:
@@ -184,7 +187,7 @@ def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
-    """Return an item of an index, its tensor of indices or None, and its number of dimensions."""
+    """Return an index's item, its tensor of indices or None, and how many dimensions it takes."""
     if item is None or item is Ellipsis or type(item) is bool:
         return item, None, 0
     if type(item) is list or type(item).__module__ == "numpy":
@@ -210,7 +213,9 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
-    ends = torch.stack(torch.aminmax(values.detach())).tolist()  # one wait; NaN if a value is
+    ends = torch.stack(
+        torch.aminmax(values.detach())
+    ).tolist()  # one wait; both are NaN if any value is
     if low <= ends[0] and ends[1] <= high:
         return ""
     values = values.detach().cpu()
@@ -223,8 +228,8 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     owner = call.name(bounded.of) if bounded.of is not None else None
     has = "" if owner is None else f"{owner} has " if owner else "there are "
     name = f"{call.name(bounded.at) or f'the {bounded.role}'}{bounded.part}{place}"
-    text = f"{call.expression}{name} = {value:.6g}, "
-    text += f"but {has}{bounded.bound}"
+    shown = f"{value:.6g}" if isinstance(value, float) else value
+    text = f"{call.expression}{name} = {shown}, but {has}{bounded.bound}"
     if wrong > 1:
         text += f"; {wrong} of {values.numel()} are out of range"
     same = bool((values[bad] == value).all())
@@ -258,7 +263,7 @@ def readable(value: Any) -> bool:
 
 
 def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
-    """Return the first wrong value's position (``"[3, 7]"``), the number wrong, and the value."""
+    """Return the first wrong value's position (``"[3, 7]"``), how many are wrong, and the value."""
     places = wrong.nonzero()
     place = places[0].tolist()
     return str(place) if place else "", len(places), values[tuple(place)].item()
@@ -284,7 +289,7 @@ class RunningCall:
             self._names |= _subscripts(found, found.failed, args)
 
     def name(self, value: Any) -> str:
-        """Return the user's expression for an argument, fit for indexing; empty if unknown."""
+        """Return an argument's expression, in brackets if an index needs them; empty if unknown."""
         return self._names.get(id(value), "")
 
 
@@ -313,14 +318,14 @@ def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
-    """Return the expressions of tensors without a name, if there are as many expressions."""
+    """Return expressions of the tensors without a name, if as many expressions have none."""
     done = operation(failed, Reader(frame))
     parts = done.parts if done is not None and frame.direct else ()
     if any(own(part.value).get("_modules") for part in parts):
         return {}  # torch gets the results of these modules
     gone = [part for part in parts if part.value is None and part.kind != "module"]
     texts = [bracketed(part.node, part.text) for part in gone]
-    # A parameter without a name belongs to a module without a name.
+    # Parameters without a name are no arguments: they belong to a module without a name.
     given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]
     lost = [id(each) for each in given if id(each) not in known]
     return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

@@ -45,7 +45,7 @@ _RANKS = {
     "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
 FIRST = "GPUMAGIC_FIRST_ENGINE"
-"""ipyparallel's number of this start's engine of rank 0."""
+"""ipyparallel's id of the engine that has rank 0 in this start."""
 MARK = "GPUMAGIC_CLUSTER"
 """The mark of a process of a cluster."""
 
@@ -97,7 +97,7 @@ class Plan:
 
     @property
     def virtual_memory(self) -> int:
-        """The bytes of an engine's virtual GPU: as in this process, or an equal share of them."""
+        """The bytes of an engine's virtual GPU: as here, or an equal share of the host's memory."""
         here = (gpu.memory_total for gpu in device.here() if gpu.virtual)
         return next(here, None) or part_of_the_host(self.count)
 
@@ -108,14 +108,14 @@ def _command(python: str = sys.executable) -> dict[str, Any]:
 
 
 def local(asked: str) -> Plan:
-    """Plan an engine for each named GPU; without GPUs, the given number, or two."""
+    """Plan an engine for each named GPU; without GPUs, as many as asked on virtual ones."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
     most, kind = (len(gpus), "GPU") if gpus else (_MOST_VIRTUAL, "virtual GPU")
     if asked.isdecimal() and not 0 < int(asked) <= most:
-        there = f"1 to {many(most, kind)} are possible"
+        there = f"there can be {many(most, 'engine')} at most, one for each {kind}"
         raise GpuError(f"{asked} engines: {there}; type %gpucluster start")
     if gpus:
-        wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked)
+        wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked, gpus, cpu=False)
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
     else:
         names = [""] * _virtual(asked)
@@ -129,7 +129,7 @@ def local(asked: str) -> Plan:
 
 
 def _virtual(asked: str) -> int:
-    """Return the number of virtual GPUs in `2`, `0,1` or `all`, which is two."""
+    """Return the number of virtual GPUs that `2`, `0,1` or `all` means; `all` is two."""
     if asked.isdecimal():
         return int(asked)
     names = [part.strip() for part in asked.split(",")]
@@ -144,7 +144,7 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
     names = []
     for part in hosts.split(","):
         host, _, number = part.strip().partition(":")
-        if not host or (number and not number.isdecimal()):
+        if not host or (number and not (number.isdecimal() and int(number))):
             raise GpuError(f"--ssh {hosts}: hosts are needed; type --ssh host1,host2:4")
         names.append(host.rpartition("@")[2])
         there = python or sys.executable
@@ -165,7 +165,7 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     asked += [f"--partition={partition}"] if partition else []
     options = {"options": "\n".join(f"#SBATCH {line}" for line in asked), **_command()}
     one = EngineSet(tuple(range(count)), {}, options)
-    description = f"{count} engines of Slurm"
+    description = f"{count} engines started by Slurm"
     return Plan("slurm", (one,), ip or _address([""]), description, os.path.expanduser("~"))
 
 
@@ -174,7 +174,7 @@ def mpi(number: str, ip: str | None) -> Plan:
     if not number.isdecimal() or not int(number):
         raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
     one = EngineSet(tuple(range(int(number))), {}, _command())
-    return Plan("mpi", (one,), ip or _LOOPBACK, f"{number} engines of MPI")
+    return Plan("mpi", (one,), ip or _LOOPBACK, f"{number} engines started by MPI")
 
 
 def _address(hosts: Sequence[str]) -> str:

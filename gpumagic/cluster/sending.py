@@ -1,9 +1,9 @@
 """Send the variables that a cell reads to the ranks, with the notebook's code.
 
-A variable is sent if the rank does not have it, or if the notebook has since assigned or changed
-it. Until then a rank's own change stays. If the rank has a tensor, only its number is sent, so an
-optimizer that is sent later finds its parameters. Functions read the variables of their rank. Each
-rank records the values that it has, so a new engine lacks all of them.
+A variable is sent if the rank does not have it, or if the notebook has assigned or changed it since
+it was last sent. Until then a rank's own change stays. If the rank has a tensor, only its number is
+sent, so an optimizer that is sent later finds its parameters. Functions read the variables of their
+rank. Each rank records the values that it has, so a new engine lacks all of them.
 """
 
 import hashlib
@@ -98,7 +98,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Return a tensor's reduced form: for a fingerprint, its number and state."""
+        """Return how to pickle a tensor: in a fingerprint, by its number and state."""
         return tuple, ((_number(tensor), _state(tensor)),)
 
 
@@ -185,9 +185,9 @@ _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 _states: dict[int, State] = {}
 """Those tensors' states in the notebook when they were sent."""
 _sent: dict[str, Print] = {}
-"""Fingerprints of the notebook's variables that this rank has received or replaced."""
+"""Fingerprints of the notebook's variables that were sent here, or that cells here assign first."""
 _received: dict[str, bytes] = {}
-"""Fingerprints of received variables, after their move for the first cell that reads them."""
+"""Fingerprints of received variables, taken when the first cell that reads them has moved them."""
 _unread: set[str] = set()
 """Variables that were received since the last cell began."""
 
@@ -233,7 +233,7 @@ def wanted(prints: dict[str, Print]) -> Wants:
 
 
 def receive(variables: bytes, prints: dict[str, Print]) -> str:
-    """Set `variables` (empty if the rank has replaced them); return an error, or ""."""
+    """Set the variables that were sent (perhaps none); return an error, or ""."""
     try:
         got = unpack(variables) or {}
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises

@@ -30,7 +30,8 @@ def resolve(
     a missing device becomes the CPU, with a ``note``. ``cuda``, ``xpu`` or ``gpu`` without a number
     means `current`; ``1`` and ``gpu:1`` are a GPU of any kind.
 
-    Raises GpuError if a WHERE is invalid, missing, repeated or ambiguous; without `cpu`, no GPU.
+    Raises GpuError if a WHERE is invalid, missing, named twice or ambiguous, or if it is the CPU
+    and `cpu` is False.
     """
     found: list[Device] = []
     try:
@@ -41,7 +42,7 @@ def resolve(
         for part in text.split(","):
             for device in _resolve_part(part.strip(), text, devices, current, cpu):
                 if device in found:
-                    twice = f"{device} stands twice in {_quote(text)}"
+                    twice = f"{device} is named twice in {_quote(text)}"
                     raise GpuError(f"{twice}; name each device once")
                 found.append(device)
     except _NotADevice as error:
@@ -64,21 +65,24 @@ def resolve_one(
     """Return the device of a WHERE that must name exactly one device; see :func:`resolve`."""
     found = resolve(where, devices, current=current)
     if len(found) > 1:
-        raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
+        raise GpuError(f"{_quote(where)} names {_list(found)}; type only one of them")
     return found[0]
 
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     """Return completions of a WHERE or of its last part, the likeliest first."""
     devices = here(memory=False) if devices is None else devices
-    head, comma, start = prefix.rpartition(",")
+    head = prefix.rpartition(",")[0]
+    start = prefix.rpartition(",")[2].lstrip()
+    before = prefix[: len(prefix) - len(start)]
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
     if start:  # offered only if the user has begun to type them
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
-    return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
+    fit = (o for o in offers if o.lower().startswith(start.lower()) and o not in taken)
+    return [before + each for each in fit]
 
 
 def _spell(where: object) -> str:
@@ -101,7 +105,7 @@ def _resolve_part(
 ) -> list[Device]:
     asked = part.removesuffix("?").rstrip()
     if not asked:
-        raise GpuError(f"a device is missing in {_quote(whole)}; type {_choices(devices)}")
+        raise GpuError(f"a device is missing in {_quote(whole)}; type {_choices(devices, cpu)}")
     try:
         found = _find(asked, devices, current)
     except _NotHere as error:
@@ -147,7 +151,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
 
 
 def _gpu(match: re.Match[str], current: int, devices: Sequence[Device]) -> Device:
-    """Return the GPU with this number; its kind may be any if none or "gpu" is given."""
+    """Return the GPU with this number, of any kind if none or "gpu" is given."""
     digits, kind = match["number"] or match["after"], (match["kind"] or "gpu").lower()
     ordinal = current if digits is None else int(digits)
     for device in devices:
@@ -172,7 +176,7 @@ def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
 def _freest(devices: Sequence[Device]) -> Device:
     known = [device for device in devices if device.memory_free is not None]
     if not known:
-        raise GpuError(f"free: how much memory is free is not known; type {_choices(devices)}")
+        raise GpuError(f"free: the free memory of these is unknown; type {_choices(devices)}")
     return max(known, key=lambda device: device.memory_free or 0)
 
 

@@ -1,7 +1,7 @@
 """Read the GPUs of AMD and Intel, and the processes on them, from Linux's files; nothing raises.
 
 Cards: a card with a ``unique_id`` (https://docs.kernel.org/gpu/amdgpu/driver-misc.html) has the
-UUID that ROCm gives it. Others have their PCI address and the start of the machine's boot id.
+UUID that ROCm gives it. The UUID of any other is its PCI address and the start of the boot id.
 
 Processes: ``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, as in
 https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files have the same
@@ -9,7 +9,8 @@ https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files 
 unless this user is root.
 
 KFD (drivers/gpu/drm/amd/amdkfd): ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can
-read ``proc/PID/vram_GPU`` of every user's processes. Its pids are the host's, also in a container.
+read ``proc/PID/vram_GPU`` there, of every user's processes. The pids are the host's, also in a
+container.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Folder:
         return next((number // unit for number in numbers if number is not None), None)
 
     def scaled(self, divisor: float, *names: str) -> float | None:
-        """Return a number divided by a unit: microwatts to watts by 1e6."""
+        """Return a file's number divided by `divisor`: 1e6 turns microwatts into watts."""
         value = self.number(*names)
         return None if value is None else value / divisor
 
@@ -72,7 +73,7 @@ class Folder:
 
 
 def whole(text: str | None) -> int | None:
-    """Parse a whole number, not negative; None for any other or too long text."""
+    """Parse a whole number, not negative; None for other text, or if it is too long."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
@@ -127,7 +128,7 @@ class GraphicsCard:
 
 
 def is_integrated(vendor: str | None, address: str) -> bool:
-    """Whether a GPU has the PCI address of all integrated GPUs of Intel."""
+    """Whether a GPU has the PCI address that every integrated GPU of Intel has."""
     return vendor == "intel" and address.endswith(":00:02.0")
 
 
@@ -168,7 +169,7 @@ def _name(root: Path, files: Folder, vendor: str) -> str | None:
 
 @lru_cache(64)
 def _listed(root: Path, names: tuple[str, ...], pattern: str) -> str | None:
-    """Return the pattern's group in the first of these lists of models that has it."""
+    """Search these lists of models in order; return the group of the first match."""
     for name in names:
         with suppress(OSError):
             text = (root / name).read_text(errors="replace")
@@ -190,7 +191,7 @@ def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
 
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# Newer names last; amdgpu used "memory" before Linux 6.14.
+# The last one that a file has counts; "memory" is of amdgpu before Linux 6.14.
 _KINDS = ("total", "memory", "resident")
 _HELD = re.compile(
     r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE

@@ -1,4 +1,4 @@
-"""Answer function calls on fake tensors: a dry run's outer mode.
+"""Answer function calls on fake tensors: the outer one of a dry run's two modes of torch.
 
 Real tensors that the code reaches later become fakes, and results that depend on data are unknown.
 Functions of torch that fail on fakes are replaced and never restored.
@@ -54,7 +54,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # A safetensors file is read this way: first as a real tensor of the mapped memory.
+        # A call on a storage: safetensors first makes a real tensor of the mapped file.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -63,7 +63,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, func: Any, given: Any) -> Any:
-        """Return the arguments as fakes; replace unknown numbers, which may only scale."""
+        """Return the arguments as fakes; replace unknown numbers, which may only scale or fill."""
         leaves = tree_leaves(given)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and is_real(leaf):
@@ -72,7 +72,7 @@ class Calls(TorchFunctionMode):
             return given
         name = getattr(func, "__name__", str(func))
         # `full` takes the size first; its fill value may be unknown.
-        sizes = tree_leaves(given[0][:1]) if name == "full" else leaves
+        sizes = tree_leaves([given[0][:1], given[1].get("size")]) if name == "full" else leaves
         unknown = next((leaf for leaf in sizes if type(leaf) is NotKnown), None)
         if unknown is not None and name.strip("_") not in _SCALES:
             raise Stopped(f"{name} with {unknown.what} depends on data")
@@ -82,7 +82,7 @@ class Calls(TorchFunctionMode):
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, name = args[0], _NAMES[func]
         self._crossings.note(False, "item", str(tensor.device), "cpu", tensor.element_size())
-        one = name != "item" or tensor.numel() == 1
+        one = tensor.numel() == 1
         value = host_value(frame)
         if tensor.constant is not None or not one:
             with torch._C.DisableTorchFunction():  # the value, or torch's own error
@@ -143,6 +143,7 @@ _SCALES = frozenset(
         *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
         *("pow", "radd", "iadd", "isub", "rmul", "imul", "truediv", "rtruediv", "idiv", "itruediv"),
         *("floordiv", "rdiv", "mod", "rpow", "ipow", "lt", "le", "gt", "ge", "eq", "ne", "fill"),
+        *("rfloordiv", "ifloordiv", "rmod", "imod"),
         *("clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill", "lerp", "addcmul"),
         *("addcdiv", "tensor", "as_tensor", "full_like", "maximum", "minimum", "setitem"),
         *("multiply", "divide", "subtract", "add_scalar", "atan2", "copysign", "xlogy"),

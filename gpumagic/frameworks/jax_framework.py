@@ -34,13 +34,13 @@ from gpumagic.usercode.values import MISSING
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# Containers that are walked without `parts`, and types that are no containers.
+# Containers that are walked without `parts`, and types that are not containers.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
 _REASON = (
-    "both are committed to their device, by jax.device_put or by a cell that brought them, and so "
-    "JAX moves neither by itself"
+    "they are committed to their devices, by jax.device_put or by a cell that moved them there, so "
+    "JAX does not move them"
 )
 
 
@@ -184,9 +184,9 @@ class Jax(ArrayFramework):
             return False
         try:
             return not treedef_is_leaf(tree_structure(object.__new__(kind)))
-        except TypeError:  # a class of C's
+        except TypeError:  # a class written in C
             return False
-        except Exception:  # noqa: BLE001  of the class, whose flattening fails on an empty object
+        except Exception:  # noqa: BLE001  the class has a function, which fails on an empty object
             return True
 
     def wait(self, *devices: str) -> None:
@@ -250,7 +250,7 @@ class Jax(ArrayFramework):
         return Pool(self.name, *map(told.get, names)) if told else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error between devices; None for others, or if the frames disagree."""
+        """Explain JAX's error about several devices; None for others, or if the frames disagree."""
         for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
             said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))
@@ -265,7 +265,7 @@ class Jax(ArrayFramework):
 
     def _committed(self, value: Any) -> list[Any]:
         """Return the committed arrays in a value, or behind a tracer."""
-        while isinstance(value, jax.core.Tracer):  # of `jax.grad`, `jax.vmap`; `jax.jit` has none
+        while isinstance(value, jax.core.Tracer):  # those of `jax.jit` have no value
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]
 
@@ -305,9 +305,11 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; write the fix, if all can move to one."""
-    # Operands that no copy can replace decide; without any, the device with most bytes.
+    # The target is the device of what cannot be copied; if all can, the one with the most bytes.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
-    whole: Counter[str] = sum((where[part] for part in stays or parts), Counter())
+    whole = Counter[str]()
+    for part in stays or parts:
+        whole.update(where[part])  # unlike +, this keeps a device with 0 bytes
     target = whole.most_common(1)[0][0]
     odd = [part for part, devices in where.items() if {*devices} != {target}]
     rows = [_row(part, frame, arrays, where[part], part in odd) for part, arrays in parts.items()]

@@ -1,7 +1,7 @@
 """Restore settings and random state that code changed in the process or its thread.
 
-The list has each setting that 1,668 public notebooks change, or that affects later results or
-speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
+The list has each setting that any of 1,668 public notebooks changes, or that affects later results
+or speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Call `note` at interrupts within the block; only those after the first `most` raise."""
+    """Call `note` at the first `most` interrupts within the block; later ones raise."""
     before: Any = signal.getsignal(signal.SIGINT)
     # Only the main thread gets signals. They may be ignored, or handled by C code.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -201,11 +201,13 @@ def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
 def deferred() -> Iterator[None]:
     """Defer an interrupt to the end of the block; a second interrupt is raised at once."""
     came: list[tuple[int, FrameType | None]] = []
-    with noted(lambda *signaled: came.append(signaled)):
-        yield
-    if came:
-        handler: Any = signal.getsignal(signal.SIGINT)
-        handler(*came[0])
+    try:
+        with noted(lambda *signaled: came.append(signaled)):
+            yield
+    finally:
+        if came:
+            handler: Any = signal.getsignal(signal.SIGINT)
+            handler(*came[0])
 
 
 class Randomness:

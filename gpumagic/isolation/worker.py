@@ -77,7 +77,7 @@ class _Dropping:
 
         def unless_dropped(*args: Any, **options: Any) -> Any:
             if self._quiet.drops():
-                return len(args[0]) if args else 0
+                return len(args[0]) if name == "write" else None
             return real(*args, **options)
 
         return unless_dropped

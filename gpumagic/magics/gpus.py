@@ -67,7 +67,7 @@ def virtual_on(
     from gpumagic.frameworks.known import too_late
 
     if not number.isdecimal():
-        raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
+        raise GpuError(f"--virtual {number}: neither a number nor off; type %gpus --virtual 2")
     before = virtual.enabled()
     virtual.enable(int(number), memory, force=force, asserts=asserts)
     if not before and not quiet:
@@ -96,7 +96,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
             from gpumagic.memory.holders_by_name import memory
 
             made = [row.path for row in memory().holders]
-            cure = "%gpufree releases outputs and errors, .detach() leaves a graph behind"
+            cure = "%gpufree releases outputs and errors; .detach() drops a graph"
         raise GpuError(
             f"--virtual off would lose what was created there: {some(made)}; {cure}, or type "
             "%gpus --virtual off --force"
@@ -119,7 +119,7 @@ def move_back(namespace: dict[str, Any]) -> str:
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
-    """Return the memory of GPUs or variables, or one variable's tree, and all GPUs' report."""
+    """Return what to show for these words, and the report of all GPUs (None without one)."""
     from gpumagic.frameworks.known import started
 
     if torch_here() is None and not started():
@@ -168,7 +168,7 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
         found = ranks.pull(*what)
         shell.user_ns.update(found)
         ranks.keep(*found)
-        print(f"{some(what)}: {'each ' * (len(found) > 1)}a list by rank")
+        print(f"{some(what)}: {'each ' * (len(found) > 1)}a list with an item for each rank")
     elif verb == "checkpoint":
         names = [name for word in what for name in word.split(",") if name]
         print(f"{some(names)} saved to {ranks.checkpoint(*names, to=asked.to)}")

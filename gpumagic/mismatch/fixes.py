@@ -114,7 +114,7 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
 
 
 def _heaviest(leaves: tuple[Part, ...]) -> str:
-    """Return the device of a module, or else with most bytes; a GPU before the CPU."""
+    """Return the device of a module, else the one with the most bytes; a GPU before the CPU."""
 
     def weight(device: str) -> tuple[bool, bool, int]:
         here = [part for part in leaves if device in part.devices]
@@ -158,9 +158,9 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return a call's operands that its function has as these parameters, or as attributes of one.
+    """Return the operands of a call that its function got as the parameters `moved`.
 
-    None if any part is neither.
+    A part may also be an attribute of a parameter. None if any part is neither.
     """
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
@@ -242,7 +242,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return a fix in the calls that create the tensors to move, or only the odd ones; or None."""
+    """Return a fix that creates the tensors there: all of them, else the odd ones; or None."""
     both = [*site.odd, *site.extra]
     return _make_each(both, site, target) or _make_each(site.odd, site, target)
 
@@ -292,7 +292,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
 
 
 def _of_each_turn(site: Site) -> str | None:
-    """Return the device of a loop's module as an expression: each pass may have another."""
+    """Return a module's device as an expression, if each pass of a loop may use another module."""
     for part in site.at.parts if site.at.calls_module else ():
         turns = {name for loop in loops_around(part.node) for name in stored(loop)}
         a_turns = in_own_scope(part.node) or first_name(part.text) in turns

@@ -52,7 +52,7 @@ NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 def device_of(value: Any) -> torch.device | None:
-    """Return the device that a value means: a `torch.device`, a string or a number; or None."""
+    """Return the device that a value denotes: a `torch.device`, a string or a number; or None."""
     if type(value) is _DEVICE:
         return value
     try:
@@ -164,7 +164,7 @@ def bytes_of(tensor: Tensor) -> int | None:
 def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors in a module, or in an object's attributes and containers, with paths.
 
-    A module has parameters, buffers, and tensors as plain attributes. No method is called.
+    Of a module: parameters, buffers, and plain attributes that are tensors. No method is called.
     """
     a_module = issubclass(type(value), nn.Module)
 
@@ -213,7 +213,8 @@ class Reader:
             return self._inner(node)
         if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.IfExp)):
             inner = self._inner(node)
-            one_list = any(part.text != self.text(part.node) for part in inner)  # of two lists
+            # An operation on two lists: their items are the operands.
+            one_list = any(part.text != self.text(part.node) for part in inner)
             return inner if one_list else self._together(node, text, inner)
         if isinstance(node, ast.Call):
             return self._call(node, text)
@@ -225,7 +226,7 @@ class Reader:
         return [part for each in inner for part in self.parts(each)]
 
     def _unread(self, node: Any, text: str) -> list[Part]:
-        """Return a part of a temporary result, or of an object that only its own code can read."""
+        """Return an attribute or item of a temporary result, or one that only code could read."""
         inner = self.part(node.value) if not isinstance(node, ast.Name) else None
         if inner is not None and isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
@@ -290,7 +291,7 @@ class Reader:
         return [] if name in _NO_TENSOR else [_result_of(owner, node, text)]
 
     def _transferred(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
-        without = {"cpu": "cpu", "cuda": full(torch.device("cuda"))}.get(name, "")
+        without = full(torch.device(name)) if name != "to" else ""
         target = self.device(None if name == "cpu" else _argument(node, "device", 0), without)
         devices = owner.devices if target == "" else (target,) if target else ()
         if owner.kind == "module":

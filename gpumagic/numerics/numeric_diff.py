@@ -3,10 +3,10 @@
 Both runs are recorded, on copies, and aligned by operator and shapes. Results of different
 operations need not be equal: after them, only the variables that the code assigns are compared.
 
-Each side may differ by torch.testing's tolerance of one operation. The rounding errors of n
-operations grow as the square root of n (N. J. Higham and T. Mary, "A New Approach to Probabilistic
-Rounding Error Analysis", 2019); at most one decimal digit is allowed here. The error of a sum is
-proportional to its terms.
+Each side may differ from the exact result by torch.testing's tolerance of one operation. The
+rounding errors of n operations grow as the square root of n (N. J. Higham and T. Mary, "A New
+Approach to Probabilistic Rounding Error Analysis", 2019); so does the tolerance here, to ten times
+at most. The error of a sum is proportional to its terms.
 """
 
 import contextvars
@@ -42,7 +42,7 @@ _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 _DIGIT = 10.0
 # Operators that sum terms, which may cancel.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-# Most operations to align after the runs diverge: difflib takes quadratic time.
+# The maximum number of operations to align after the runs diverge: difflib takes quadratic time.
 _ALIGNED = 2_000
 _MOST_LINES = 4
 
@@ -55,12 +55,12 @@ class Gap:
     depth: int = 0  # operations so far, in sequence
     inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
     excess: float = 0.0  # the difference as a share of the allowed one
-    largest: float = 0.0  # the difference; infinite if only one is a number
+    largest: float = 0.0  # the difference; infinite if exactly one is NaN
     scale: float = 0.0  # the largest finite magnitude
     at: tuple[int, ...] = ()
     values: tuple[object, ...] = ()  # there, on each side
     noise: bool = False  # allowed only as the rounding error of cancelled terms
-    choice: bool = False  # between numbers that are equal within the tolerance
+    choice: bool = False  # such as argmax, among numbers that are equal within the tolerance
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
     why: str = ""  # the cause; empty if it is the operation itself
@@ -122,7 +122,7 @@ def diff(
     Examples
     --------
     >>> gpumagic.diff("net(x)", "cpu", 1)
-    cpu and cuda:1 part at train.py, line 7: `x.softmax(-1)` (aten._softmax)
+    cpu and cuda:1 differ at train.py, line 7: `x.softmax(-1)` (aten._softmax)
     """
     cuda_state.check()
     if namespace is None:
@@ -144,7 +144,7 @@ def diff(
         finally:
             cuda_state.collect()
     if not any(run.operations for run in runs):
-        raise GpuError("nothing to compare: no operation of torch's ran")
+        raise GpuError("nothing to compare: the code ran no operation of torch")
     base = max(tolerance(name)[0] for name in pair)  # 0 for devices
     return _compared([run.operations for run in runs], tuple(pair), base, [*notes])
 
@@ -194,42 +194,47 @@ def _compared(
     runs: Sequence[list[RecordedOperation]], sides: tuple[str, ...], base: float, notes: list[str]
 ) -> NumericDiff:
     """Compare two runs; `base` is the relative tolerance if the sides are dtypes."""
-    found, count, largest = dict[str, Gap](), 0, Gap()
+    found, count, largest = dict[str, Gap](), 0, 0.0
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *(each.gap for each in inputs if each.gap)]
-        count += bool(one.results and other.results)  # there was room
+        # Without results, the memory for copies was used up.
+        count += bool(one.results and other.results and not one.is_variable)
         gap = _gap(one, other, known)
         instead = next((each.instead for each in inputs if each.instead), None)
-        if gap.excess > 1 and instead and one.at:
-            # An operation, not a variable: variables must always agree.
+        if gap.excess > 1 and instead and not one.is_variable:
+            # The operation follows a mismatch, so its results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
         if gap.excess <= 1:
-            largest = max(largest, gap, key=lambda each: each.excess)
+            largest = max(largest, gap.relative)
         elif all(each.excess <= 1 for each in known):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # a loop may repeat it
-    said = f"{count:,} of {many(max(map(len, runs)), 'operation')} compared, on copies"
-    return NumericDiff(sides, tuple(found.values()), count, largest.relative, (*notes, said))
+    ran = max(sum(not each.is_variable for each in run) for run in runs)
+    said = f"{count:,} of {many(ran, 'operation')} compared, on copies"
+    return NumericDiff(sides, tuple(found.values()), count, largest, (*notes, said))
 
 
 def _aligned(
     runs: Sequence[list[RecordedOperation]],
 ) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
-    """Yield pairs of operations that both runs have; set `instead` in all others."""
-    keys = [[(each.name, each.shapes) for each in run] for run in runs]
+    """Yield pairs of operations and of variables of both runs; set `instead` in all others."""
+    ran = [[each for each in run if not each.is_variable] for run in runs]
+    keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
-    yield from zip(*(run[:alike] for run in runs), strict=True)
+    yield from zip(*(run[:alike] for run in ran), strict=True)
     left, right = (each[alike : alike + _ALIGNED] for each in keys)
     for how, a, b, c, d in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        pair = runs[0][alike + a : alike + b], runs[1][alike + c : alike + d]
+        pair = ran[0][alike + a : alike + b], ran[1][alike + c : alike + d]
         if how == "equal":
             yield from zip(*pair, strict=True)
         else:
             for each in (*pair[0], *pair[1]):
                 each.instead = pair
+    values, others = ({each.name: each for each in run if each.is_variable} for run in runs)
+    yield from ((values[name], others[name]) for name in values if name in others)
 
 
 def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> Gap:
@@ -252,7 +257,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
 
 
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
-    """Return the largest difference; integers must be equal, and sums agree within their terms."""
+    """Return the largest difference; integers must agree, and sums in proportion to their terms."""
     # A lower precision on one side alone does not raise the tolerance.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))
@@ -292,7 +297,7 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
         blamed, gap = noise, noise.gap
         why = "cancellation: rounding errors are all that is left"
     elif gap.relative <= _DIGIT * gap.inputs:
-        why = "small differences add up: no operation adds a digit"
+        why = "small differences add up: no single operation makes them ten times larger"
     where, line = blamed.place()
     return replace(gap, where=where, line=line, why=why)
 
@@ -324,10 +329,10 @@ def _lines(diff: NumericDiff) -> list[str]:
         return [f"{sides} agree: {words}", *diff.notes]
     values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.values)
     pairs = ", ".join(f"{value} on {side}" for value, side in zip(values, diff.sides, strict=True))
-    numbers = f"max. difference {found.largest:.2g} of {found.scale:.2g}: {pairs}"
+    numbers = f"largest difference {found.largest:.2g} in values up to {found.scale:.2g}: {pairs}"
     numbers += f" at {list(found.at)}" * bool(found.at)
     inputs = f"inputs agreed to {found.inputs:.0e}" if found.inputs else "inputs were equal"
-    how = "agree but for a choice" if diff.agree else "part"
+    how = "agree, except for a choice" if diff.agree else "differ"
     answer = "; ".join(filter(None, [found.why, numbers, inputs]))
     also = [f"also at {each.where}" for each in diff.found if each is not found][:_MOST_LINES]
     return [f"{sides} {how} at {found.where}", answer, *also, *diff.notes]

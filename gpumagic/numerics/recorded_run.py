@@ -1,8 +1,9 @@
 """Record a run of torch code: each operation, the user's line, and a copy of its results.
 
 A dispatch mode also sees autograd's operations. Random numbers are drawn by the CPU's generator in
-float32, so that all devices and dtypes get the same numbers. Unwritten memory is filled with
-different values in each run, so that reading it makes the runs diverge.
+float32, so that all devices and dtypes get the same numbers; fused kernels, and calls with a GPU's
+generator, draw their own. Unwritten memory is filled with different values in each run, so that
+reading it makes the runs diverge.
 """
 
 import sys
@@ -22,7 +23,7 @@ from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.usercode.files import expression, line_at, user_frame
 
-# Most bytes of host memory for the results of one run.
+# The maximum number of bytes of host memory for the results of one run.
 _MOST = 2**29
 # Fused kernels, which the CPU lacks.
 _FUSED = ("attention", "rnn", "lstm", "gru")
@@ -35,11 +36,17 @@ class RecordedOperation:
     name: str  # "aten.mm", or the variable's
     inputs: list["RecordedOperation"]  # the operations that wrote its inputs
     shapes: tuple[torch.Size, ...] = ()  # of its inputs
-    at: tuple[CodeType, int] | None = None  # the user's instruction; in a backward, the forward's
+    # The user's instruction; for an operation of a backward pass, that of its forward operation.
+    at: tuple[CodeType, int] | None = None
     backward: bool = False
     results: list[Tensor] = field(default_factory=list)  # copies on the host
     gap: Any = None  # the difference from the same operation of the other run
-    instead: Any = None  # the operations of both runs at a mismatch
+    instead: Any = None  # if the other run did something else here: the operations of both
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether this is a variable: the name of an operation has a dot."""
+        return "." not in self.name
 
     @property
     def empty(self) -> bool:
@@ -117,7 +124,7 @@ class Recorder(TorchDispatchMode):
             made.results = [each.detach().to("cpu", copy=True) for each in results]
 
     def _line(self) -> tuple[Any, bool]:
-        """Return the user's instruction, and whether it runs backward."""
+        """Return the user's instruction, and whether this is part of a backward pass."""
         frame = user_frame(sys._getframe(3))
         at = None if frame is None else (frame.f_code, frame.f_lasti)
         node: Any = torch._C._current_autograd_node()
@@ -145,7 +152,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors whose numbers are in one storage."""
+    """Return the strided tensors that have data."""
     found = (each for each in tree_leaves(value) if isinstance(each, Tensor))
     return [t for t in found if t.layout is torch.strided and not (t.is_meta or t.is_quantized)]
 

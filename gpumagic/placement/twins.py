@@ -4,7 +4,8 @@ A twin looks up the placement of its context and calls the original with that de
 placement, or with an explicit `device=`, `out=` or `pin_memory=`, it only calls the original.
 
 A library that picks the first GPU by name or number gets the placement's GPU, as it would with
-CUDA_VISIBLE_DEVICES. Code of the user, torch and Python, and existing devices, are not affected.
+CUDA_VISIBLE_DEVICES. The code of the user, of torch and of Python is not affected, nor are existing
+device objects.
 """
 
 import types
@@ -75,7 +76,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether this string object is in the user's code: ``pipeline(device="cuda:0")``."""
+    """Whether the user's code or variables have this string: ``pipeline(device="cuda:0")``."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or given != _FIRST:
@@ -329,7 +330,7 @@ def _legacy(real: Any) -> Function:
 
 # -- functions of libraries that read the default device, or choose devices for threads
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a check of a `device_map`, which refuses a default device without accelerate."""
+    """Adapt a check of a `device_map`: without accelerate it refuses a default device."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -339,7 +340,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a function that computes a `device_map`: make its numbers devices, for its threads."""
+    """Adapt a function that computes a `device_map`: its threads get devices, not numbers."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map

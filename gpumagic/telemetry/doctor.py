@@ -1,4 +1,4 @@
-"""Check every step from the hardware to this process's GPUs, with a cure for the first failure.
+"""Check every step from the hardware to this process's GPUs, with a cure for what fails first.
 
 The doctor only reads. It opens nothing on the GPU, and imports neither torch nor any heavy module.
 AMD's and Intel's files and groups are from the installation guides of ROCm
@@ -75,9 +75,9 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# NVML answers these without the driver.
+# Faults found before the driver is asked: they say nothing about the driver.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
-_Card = tuple[str, str, str | None]  # as drm.pci_gpus has it
+_Card = tuple[str, str, str | None]  # as `drm.pci_gpus` returns it
 
 
 class Doctor:
@@ -104,7 +104,7 @@ class Doctor:
         self._wsl = "microsoft" in self._files.text("proc/sys/kernel/osrelease").lower()
 
     def checks(self) -> list[Check]:
-        """Return the checks from hardware to notebook; the first failed check has the cure."""
+        """Return the checks from hardware to notebook; a vendor's first failure has a cure."""
         self._door.retry()
         cards = self._cards()
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
@@ -137,7 +137,7 @@ class Doctor:
         names = [gpu.name or "unknown model" for gpu in self._door.gpus() if not gpu.parent]
         fault = self._door.fault
         answers = fault is None or fault.code not in _NOT_ASKED
-        if not self._wsl:  # which shows no PCI bus
+        if not self._wsl:  # WSL shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
             # A container or a virtual machine may hide a card that works.
             ok = cards > 0 or (None if answers else False)
@@ -161,7 +161,7 @@ class Doctor:
         found = [
             Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{told}"),
             self._driver(needs, cards),
-            *map(self._nodes, needs.nodes),
+            *(self._nodes(name, needs.nodes) for name in needs.nodes),
             *([self._level_zero(needs)] if needs.libraries else []),
         ]
         every = len(needs.gpus({}, self._root))
@@ -180,15 +180,15 @@ class Doctor:
         version = self._files.text(f"sys/module/{cards[0][2]}/version")
         return Check(name, True, version or f"{cards[0][2]}, part of the kernel")
 
-    def _nodes(self, name: str) -> Check:
+    def _nodes(self, name: str, needed: Sequence[str]) -> Check:
         """Check that the device files exist and that this user may open them."""
         nodes = sorted(self._root.glob(_NODES[name]))
         paths = ", ".join(f"/{node.relative_to(self._root)}" for node in nodes)
         closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
         cure = "sudo dmesg | grep -e kfd -e drm"
         if self._container:
-            options = "--device /dev/kfd --device /dev/dri --group-add render"
-            cure = f"start the container with {options}"
+            options = " ".join(f"--device {node}" for node in needed)
+            cure = f"start the container with {options} --group-add render"
         elif closed:
             cure = "sudo usermod -aG render,video $USER, then log in again"
         if closed:
@@ -197,7 +197,9 @@ class Doctor:
         return Check(name, bool(nodes), paths or f"no /{_NODES[name]}", cure)
 
     def _level_zero(self, needs: _Vendor) -> Check:
-        cure = "install it: sudo apt install libze1 libze-intel-gpu1 (on others: level-zero)"
+        cure = (
+            "install it: sudo apt install libze1 libze-intel-gpu1 (other distributions: level-zero)"
+        )
         for library in needs.libraries:
             if not any((self._root / folder / library).exists() for folder in _FOLDERS):
                 return Check("Level Zero", False, f"no {library}", cure)
@@ -217,7 +219,7 @@ class Doctor:
             return Check("torch", None, 'not installed (pip install "gpumagic[torch]")')
         has = {"amd": build.hip, "intel": build.xpu}
         lacks = [needs.build for name, needs in _VENDORS.items() if name in cards and not has[name]]
-        lacks += ["CUDA"] if version.endswith("+cpu") and self._door.gpus() else []
+        lacks += ["CUDA"] if not build.cuda and self._door.gpus() else []
         if lacks:
             cure = f"install a {lacks[0]} build: {_BUILDS}; or {as_typed('%gpus --virtual 2')}"
             return Check("torch", False, f"{version}, a build without {lacks[0]}", cure)

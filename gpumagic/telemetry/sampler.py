@@ -79,7 +79,7 @@ def checked(period_s: Any) -> float:
 
 def stalled(seconds: float) -> Problem:
     """Return the problem of a driver that has not answered for this many seconds."""
-    cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values are older"
+    cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values are from before"
     cure = (
         "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
         "if it goes on, see dmesg, and restart the machine"
@@ -88,7 +88,7 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-_MAX_AGE = 0.9  # of a reading in its intervals: a tick may be slightly early
+_MAX_AGE = 0.9  # of a reading, as a share of its interval: a tick may be slightly early
 
 
 class Sampler:
@@ -100,7 +100,7 @@ class Sampler:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        stalled_s: float = 2.0,  # a driver that has not answered for this long stalls
+        stalled_s: float = 2.0,  # a driver that has not answered for so long has stalled
         threads: bool = True,
     ) -> None:
         self._source = source or Collector()
@@ -120,7 +120,7 @@ class Sampler:
         self._delivering = threading.RLock()
         self._asking = False  # whether the thread runs
         self._watching: list[Subscription] = []
-        self._called_at: float | None = None  # the begin of the driver's current call
+        self._called_at: float | None = None  # when the current call of the driver began
         self._stalled = False
         # The fastest subscriber's period, and the last tick.
         self._period_s, self._ticked = math.inf, -math.inf
@@ -139,7 +139,7 @@ class Sampler:
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
         """Return a future of a snapshot that is at most ``max_age_s`` seconds old, taken now if
-        necessary. The future does not fail: if the driver stalls, it has :meth:`latest`."""
+        necessary. The future does not fail: if the driver stalls, its result is :meth:`latest`."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
         since = self._monotonic() - max_age_s

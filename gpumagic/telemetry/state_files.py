@@ -1,4 +1,4 @@
-"""Publish this process's virtual GPUs and the death of its CUDA, and read those of this user.
+"""Publish this process's virtual GPUs and its CUDA's death; read what this user's others publish.
 
 Each process has one small file of each kind in the user's runtime directory. A GPU's counters are
 written through shared memory in about 50 ns. A file that is incomplete, of another version, or left
@@ -232,7 +232,7 @@ def unpublish_death() -> None:
 
 def dead_cuda() -> list[Problem]:
     """Return a problem for each live process whose CUDA is dead, this process first."""
-    death = cuda_state.death()  # a thread of the sampler's must not ask CUDA
+    death = cuda_state.death()  # the sampler's thread must not call CUDA
     found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
     for path in sorted(state_folder().glob("*.dead")):
         if death is None or path.stem != str(os.getpid()):

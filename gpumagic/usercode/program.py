@@ -1,8 +1,8 @@
 """Compile a cell's code, to run once or inline in a loop.
 
 All code that IPython accepts in a cell compiles here, including top-level `await`. As in `timeit`,
-the loop is part of the compiled code. It is at the top of a module, so the code has the same
-meaning and the same cost as in a cell. Lines and file are the user's.
+the loop is part of the compiled code. It is at module level, so the code has the same meaning and
+the same cost as in a cell. Lines and file are the user's.
 """
 
 import __future__ as future
@@ -51,8 +51,10 @@ def awaits(node: ast.AST) -> int | None:
     """Return the line of the first `await` outside functions; None without one."""
     if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
         return node.lineno
-    if isinstance(node, _LATER):
-        return None
+    if isinstance(node, _LATER):  # its decorators, defaults and first iterable run at once
+        now = [*getattr(node, "decorator_list", ()), getattr(node, "args", ast.Pass())]
+        now += [each.iter for each in getattr(node, "generators", ())[:1]]
+        return next(filter(None, map(awaits, now)), None)
     if isinstance(node, _COMPREHENSIONS) and any(each.is_async for each in node.generators):
         return node.lineno
     return next(filter(None, (awaits(child) for child in ast.iter_child_nodes(node))), None)
@@ -78,7 +80,7 @@ def own_code(code: CodeType) -> CodeType:
 
 @dataclass(frozen=True)
 class Program:
-    """Record code that can run many times; a given function is the variable `FUNCTION`."""
+    """Code that is compiled to run many times. A given function is called as `FUNCTION`."""
 
     text: str  # as shown to the user
     filename: str  # as shown in tracebacks
@@ -127,7 +129,7 @@ def program(
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
-        raise GpuError("the set-up awaits at its top; put what it waits for into a cell before")
+        raise GpuError("the set-up awaits; await that in an earlier cell, and use the result")
     if isinstance(code, str):
         name, function = filename or _remember(code), None
         tree = ast.parse(code, name)
@@ -135,8 +137,8 @@ def program(
             raise GpuError("there is no code to run; give some, such as 'a @ a'")
         if line := awaits(tree):
             raise GpuError(
-                f"line {line} awaits, which cannot be run again and again; await it in a cell "
-                "before"
+                f"line {line} awaits, which cannot be run again and again; await it in an earlier "
+                "cell"
             )
         text = code if text is None else text
         read = names_read(ast.Module([*before.body, *tree.body], []))

@@ -2,8 +2,8 @@
 
 PyTorch has two rules for devices: operators built on TensorIterator accept CPU scalars and say
 "found at least two devices"; most others check each argument in a generated wrapper, whose name is
-in the text. The rule of each operator is read from torch's ``native_functions.yaml`` when tensors
-are first on several devices.
+in the text. The rule of each operator is read from torch's ``native_functions.yaml``, the
+first time that an operator gets tensors on several devices.
 
 With ``asserts=True`` an operator with a bad index succeeds and returns wrong numbers, as on a GPU.
 The next wait raises CUDA's error. From then on every operator raises it, until the virtual GPUs are
@@ -112,7 +112,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# Errors of the CPU's kernels where CUDA's kernels assert. The host checks sizes and dimensions.
+# Errors of the CPU's kernels where CUDA's kernels assert. CUDA too checks sizes on the host.
 _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -175,7 +175,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Replace indices by 0 and probabilities by 0.5."""
+    """Replace integers by 0 and floating numbers by 0.5."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

@@ -37,6 +37,7 @@ t = x[T([], dtype=torch.long)]
 
 y = x[T([[0, 1], [2, -1]])]
 z = x[[[0, 1], [1, 2]]]
+y = x[[[0, 1], [1, 3]]]
 w = x[x.new_ones(3).bool()]
 v = x[:, [0, 3]]
 
@@ -56,6 +57,8 @@ y = x.index_put([i, i], T(1.0))
 
 y = F.cross_entropy(x, labels)
 z = F.cross_entropy(x, x.softmax(1))
+v = F.cross_entropy(x, x)
+u = F.cross_entropy(x[:, :1], torch.ones(3, 1))
 w = F.cross_entropy(x[0], T(3))
 
 y = F.nll_loss(torch.randn(2, 3, 4, 4), torch.zeros(2, 4, 4).long())

@@ -48,6 +48,9 @@ def test_each_rank_is_shown_its_gpu_by_the_variable_that_its_torch_reads(monkeyp
         monkeypatch.setattr(device, "torch_build", lambda build=build: build)
         plan = launching.local("2")
         assert [each.environment[name] for each in plan.sets] == ["GPU-0a5f", "GPU-1a5f"]
+        for no_gpu in ("cpu", "9?"):
+            with pytest.raises(GpuError, match="type 0, 1"):
+                launching.local(no_gpu)
 
 
 def test_too_many_virtual_gpus_are_refused(monkeypatch):
@@ -57,7 +60,7 @@ def test_too_many_virtual_gpus_are_refused(monkeypatch):
     with pytest.raises(gpumagic.GpuError, match="GPU-4f: this machine has no GPU; type"):
         launching.local("GPU-4f")
     for where in ("0", "65", "99"):
-        with pytest.raises(gpumagic.GpuError, match=f"{where} engines: 1 to 64 virtual GPUs are"):
+        with pytest.raises(gpumagic.GpuError, match=f"{where} engines: there can be 64 engines"):
             launching.local(where)
 
 
@@ -80,6 +83,7 @@ def test_each_way_to_start_has_a_plan(monkeypatch):
     for wrong in (
         lambda: launching.slurm("8", None, None),
         lambda: launching.ssh("host:x", None, None),
+        lambda: launching.ssh("host:0", None, None),
         lambda: launching.mpi("0", None),
     ):
         with pytest.raises(GpuError, match="; type --"):
@@ -181,7 +185,7 @@ def test_slurm(no_ranks, monkeypatch, tmp_path, shell):
     monkeypatch.chdir(tmp_path)
     result = shell.run("%gpucluster start --slurm 1x2 --ip 127.0.0.1")
     assert result.error is None, result.text
-    assert "2 engines of Slurm" in result.text
+    assert "2 engines started by Slurm" in result.text
     ranks, its = gpu_cluster.current(), mark()
     assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
     assert not [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]

@@ -244,7 +244,7 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
         ("0,1 --split net\nnet", "Linear cannot be split"),
         ("0,1 --split x,two\nx, two", "different lengths: 'x' has 17, 'two' has 2; give all"),
         ("0,5 --split x\n1", "no GPU 5"),
-        ("0,0 --split x\n1", "stands twice"),
+        ("0,0 --split x\n1", "is named twice"),
         ("0,1 --split x\nawait x", "line 2 awaits"),
         ("0,1 --split x\n%time y = x", "the cell says %time, and a magic runs"),
         ("0,1 --split x\nx, opened", "opened cannot be copied (cannot copy an open file)"),

@@ -28,6 +28,7 @@ ENDS = {
     "os.rmdir('folder')": "removing a folder: a dry run does not",
     "input()": "asking for input: a dry run does not",
     "k = torch.equal(X, X)": "equal depends on data",
+    "k = torch.full(size=(y[0].item(),), fill_value=0)": "full with .item() depends on data",
 }
 
 
@@ -37,6 +38,16 @@ def test_it_ends_where_data_decides(notebook):
         assert ended(result) == (3, reason)
         assert set(assigned(result)) - {"subprocess"} == {"before"}
         assert f"ended at line 3: {reason} · {statement}" in str(result)
+
+
+def test_a_condition_on_several_numbers_is_torchs_own_error(notebook):
+    result = dry(notebook, "if X > 0: pass")
+    assert "Boolean value of Tensor with more than one value is ambiguous" in result.error
+
+
+def test_an_unknown_number_may_be_divided(notebook):
+    result = dry(notebook, "n = y[0].item()\na, b = n // X, n % X")
+    assert result.complete, result
 
 
 def test_nothing_is_sent_in_a_process_group():

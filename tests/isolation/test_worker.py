@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from gpumagic.isolation.worker import Worker
+from gpumagic.isolation.worker import Quiet, Worker
 
 
 def test_a_worker_that_is_interrupted_between_jobs_goes_on():
@@ -46,3 +46,15 @@ def test_a_profiler_runs_after_an_interrupted_worker():
     """In a process of its own: where it hangs, no signal ends it."""
     done = subprocess.run([sys.executable, "-c", PROFILED], timeout=100, check=False)
     assert done.returncode == 0
+
+
+def test_every_way_to_write_is_discarded(capsys):
+    with Quiet():
+        assert sys.stdout.write("abc") == 3
+        sys.stdout.writelines(text for text in ("a", "b"))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_display_that_is_cleared_is_discarded(shell):
+    with Quiet():
+        shell.ip.run_cell("from IPython.display import clear_output; clear_output()").raise_error()

@@ -28,9 +28,9 @@ def test_it_shows_the_line_the_operation_and_both_values(filled):
     done = filled.run(f"%%gpudiff cpu 1 -o found{PROGRAM}")
     count = filled.ip.execution_count - 1
     assert done.text.startswith(
-        f"cpu and cuda:1 part at In [{count}], line 4: `h.half()` (aten._to"
+        f"cpu and cuda:1 differ at In [{count}], line 4: `h.half()` (aten._to"
     )
-    assert "nothing on cpu, aten._to_copy on cuda:1; max. difference" in done.text
+    assert "nothing on cpu, aten._to_copy on cuda:1; largest difference" in done.text
     assert filled.ns["found"].first.line == 4
     assert "<code>h.half()</code>" in filled.ns["found"]._repr_html_()
     assert done.result is None
@@ -77,7 +77,7 @@ def test_an_error_has_no_frame_of_the_recorder(filled):
 
 def test_code_that_runs_no_operation_of_torchs_is_not_said_to_agree(filled):
     said = filled.run("%%gpudiff cpu 1\nn = sum(range(9))").text
-    assert said == "UsageError: %%gpudiff: nothing to compare: no operation of torch's ran\n"
+    assert said == "UsageError: %%gpudiff: nothing to compare: the code ran no operation of torch\n"
 
 
 @pytest.mark.parametrize(

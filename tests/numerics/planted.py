@@ -1,4 +1,4 @@
-"""Programs that part at a known place: the line with a comment, and programs that do not part.
+"""Programs whose runs differ at a known place, the line with a comment, or not at all.
 
 Each is the text of a cell, the two sides, and what the answer must say.
 """
@@ -173,14 +173,14 @@ y = torch.log(one) * 1e7  # here""",
 h = torch.tensor([[1.0, 1.001, 0.5], [2.0, 1.0, 0.0]])
 best = h.argmax(1)  # here
 y = best + 1""",
-        "agree but for a choice",
+        "agree, except for a choice",
     ),
     "topk of a tie": (
         BRAIN,
         """
 h = torch.tensor([[1.0, 1.001, 3.0]])
 values, places = h.topk(2)  # here""",
-        "agree but for a choice",
+        "agree, except for a choice",
     ),
     "memory that nothing has written": (
         DEVICES,

@@ -10,7 +10,7 @@ from torch import nn
 import gpumagic
 from gpumagic import faults
 from gpumagic.display.table import JSON
-from gpumagic.numerics import recorded_run
+from gpumagic.numerics import numeric_diff, recorded_run
 
 pytestmark = pytest.mark.usefixtures("gpus")
 x = torch.arange(12.0).reshape(3, 4) + 1
@@ -43,17 +43,31 @@ def test_the_display_is_text_html_and_json():
     told = found._repr_mimebundle_()[JSON]
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert told["found"][0]["line"] == found.first.line
-    assert repr(found).splitlines()[0] == f"cpu and cuda:1 part at {found.first.where}"
+    assert repr(found).splitlines()[0] == f"cpu and cuda:1 differ at {found.first.where}"
     assert '"gm-answer gm-bad"' in found._repr_html_()
     assert '"gm-answer"' in gpumagic.diff(right)._repr_html_()
 
 
 def test_without_room_it_says_how_much_was_not_compared(monkeypatch):
-    monkeypatch.setattr(recorded_run, "_MOST", 100)
+    monkeypatch.setattr(recorded_run, "_MOST", 30)
     found = gpumagic.diff(right, "cpu", 1)
     assert "results beyond 512 MiB are not compared" in found.notes
-    assert "3 of 4 operations compared, on copies" in found.notes
+    assert "1 of 2 operations compared, on copies" in found.notes
     assert not faults.unreported
+
+
+def test_variables_are_compared_however_many_operations_follow_a_mismatch(monkeypatch):
+    monkeypatch.setattr(numeric_diff, "_ALIGNED", 3)
+
+    def parted():
+        h = x.half() if x.is_cuda else x
+        for _ in range(5):
+            h = h * 2
+        return h.float() + x.is_cuda
+
+    found = gpumagic.diff(parted, "cpu", 1)
+    assert not found.agree
+    assert found.first.largest == 1
 
 
 @pytest.fixture

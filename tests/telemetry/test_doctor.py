@@ -26,7 +26,7 @@ def look(
     gpus: tuple[object, ...] = (),
     fault: Problem | None = None,
     installed: dict[str, str] | None = None,
-    build: TorchBuild = TorchBuild(),  # noqa: B008  it does not change
+    build: TorchBuild = TorchBuild(cuda="13.0"),  # noqa: B008  it does not change
     apple: bytes = b"",
     **env: str,
 ) -> dict[str, Check]:
@@ -129,8 +129,8 @@ def test_wsl_has_no_pci_bus(tmp_path: Path) -> None:
 
 def test_a_build_of_torch_without_cuda_beside_a_gpu(tmp_path: Path) -> None:
     installed = {"torch": "2.13.0+cpu"}
-    assert look(tmp_path, gpus=(GPU,), installed=installed)["torch"].ok is False
-    assert look(tmp_path, installed=installed)["torch"].ok is True
+    assert look(tmp_path, gpus=(GPU,), installed=installed, build=TorchBuild())["torch"].ok is False
+    assert look(tmp_path, installed=installed, build=TorchBuild())["torch"].ok is True
 
 
 def test_visible_devices(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ GEN = "async def gen():\n    yield 1\n    yield 2\n"
         ("async def f():\n    await g()", None),
         ("z = (i async for i in gen())", None),
         ("[i for i in gen()]", None),
+        ("z = sum(x for x in await f())", 1),
+        ("def f(a=await g()): pass", 1),
+        ("@(await d())\nasync def f(): pass", 1),
     ],
 )
 def test_the_first_await_at_the_top_is_found_and_compiles(code, line):
