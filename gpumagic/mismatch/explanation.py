@@ -10,12 +10,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    first_name,
-    loops_around,
-    statement,
-)
+from gpumagic.usercode.frames import FailedFrame, loops_around, statement
 
 
 @dataclass(frozen=True)
@@ -149,6 +144,7 @@ def _cost(fix: Fix) -> str:
 
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
+_BOUND = (ast.Name, ast.Attribute, ast.Subscript)
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Assert, ast.Delete)
 
 
@@ -204,11 +200,14 @@ def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
 def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
     """Return the outermost loop around a statement, if a line before it may use `texts`."""
     loops = loops_around(stmt)
-    names = {first_name(text) for text in texts}
     if not loops or not can_precede(frame, loops[-1]):
         return stmt
-    nodes = [n for n in ast.walk(loops[-1]) if isinstance(n, ast.Name) and statement(n) is not stmt]
-    return stmt if names & {n.id for n in nodes if isinstance(n.ctx, ast.Store)} else loops[-1]
+    # For `self.layers[i]` also `self`, `self.layers` and `i`: the loop may bind each.
+    used = [n for text in texts for n in ast.walk(ast.parse(text, mode="eval"))]
+    names = {ast.unparse(n) for n in used if isinstance(n, _BOUND)}
+    nodes = [n for n in ast.walk(loops[-1]) if isinstance(n, _BOUND) and statement(n) is not stmt]
+    bound = {ast.unparse(n) for n in nodes if isinstance(n.ctx, ast.Store)}
+    return stmt if names & bound else loops[-1]
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:

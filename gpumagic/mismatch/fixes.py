@@ -306,7 +306,7 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
     stmt, moved = statement(site.at.node), [*site.odd, *site.extra]
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
-    start = before_loops(site.frame, stmt, [part.text for part in moved])
+    start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
     start = stmt if _of_each_turn(site) else start
     once = once and all(_can_be_bound(part, site.frame, start) for part in moved)
     return start if once else stmt

@@ -9,13 +9,23 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix, Operand, around
-from gpumagic.mismatch.operand import FACTORIES, NAMED, TRANSFERS, Part, Reader, describe, full
+from gpumagic.mismatch.operand import (
+    FACTORIES,
+    NAMED,
+    TRANSFERS,
+    Part,
+    Reader,
+    describe,
+    full,
+    is_torch,
+)
 from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
 from gpumagic.usercode.frames import FailedFrame, function_of, loops_around, statement, uses
-from gpumagic.usercode.values import MISSING, contents, own
+from gpumagic.usercode.values import MISSING, contents, of_function, own
 
 # Statements that register a value (module, name, value) so that `.to()` moves it. Buffers are not
 # persistent, so that checkpoints do not change.
@@ -136,7 +146,9 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
     node, frame, target = at.node, at.reader.frame, moved[part.key]
     made = only_assignment(part.text, node)
     call = Reader(frame).part(made.value) if made is not None else None
-    if made is None or call is None:
+    always = function_of(node) is getattr(made, "parent", None)
+    # The caller may have given a parameter that is assigned on some paths only.
+    if made is None or call is None or (part.text in frame.parameters and not always):
         return None
     if not (call.factory or (is_leaf(part) and with_device(made.value, frame, ""))):
         return None
@@ -161,11 +173,14 @@ def is_leaf(part: Part) -> bool:
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
 
-def only_assignment(text: str, node: ast.AST) -> ast.Assign | None:
-    """Return the only statement in a node's function that assigns `text`, except from itself."""
+def only_assignment(text: str, node: Any) -> ast.Assign | None:
+    """Return the only statement that assigns `text` in a node's function, if it is above the node.
+
+    Statements that compute `text` from itself do not count.
+    """
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
-    return made[0] if len(made) == 1 else None
+    return made[0] if len(made) == 1 and made[0].lineno <= node.lineno else None
 
 
 def assigns(stmt: ast.AST | None, text: str) -> bool:
@@ -175,13 +190,14 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
     """Return an expression's outermost calls that create tensors, each with the device added."""
-    name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
+    name = str(of_function(function, "__name__")) if is_torch(function) else ""  # not NumPy's
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
-    makes = name == "Generator" or name in FACTORIES or name.endswith("_like")
+    makes = function is torch.Generator or name in FACTORIES or name.endswith("_like")
     if not isinstance(node, ast.Call) or "device" in given or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]
-    if name == "Generator":
+    if function is torch.Generator:
         return [(node, f"{frame.text(node.func)}({device})")]
     text = frame.text(node)
     if given & {"generator", "out", None}:

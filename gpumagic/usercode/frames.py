@@ -152,7 +152,8 @@ class FailedFrame:
     def text(self, node: ast.AST) -> str:
         """Return the source of an expression, on one line."""
         found = self._asttext.get_text(node) if self.tree is not None else ""
-        found = found or ast.unparse(node)
+        # Lines cannot be joined if one has a comment.
+        found = ast.unparse(node) if not found or "\n" in found else found
         return " ".join(line.strip() for line in found.splitlines())
 
 

@@ -475,3 +475,66 @@ def test_operands_behind_a_partial_in_a_map_and_of_numpy(code, fixed):
     fix = gpumagic.explain(run(code)).fix
     assert fix.code == fixed
     assert run(fix.apply(code)) is None
+
+
+def test_a_fix_of_several_lines_with_comments_is_python():
+    code = (
+        'g = torch.ones(2, 3, device="cuda")\nx = torch.zeros(\n    2,  # rows\n    3,\n)\n'
+        "y = g * x\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "x = torch.zeros(2, 3, device=g.device)"
+    assert run(fix.apply(code)) is None
+
+
+def test_a_function_of_numpy_is_given_no_device():
+    code = (
+        "w = torch.from_numpy(np.random.randn(2)).requires_grad_()\n"
+        'y = torch.ones(2, device="cuda") * w\n'
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == 'w.data = w.data.to("cuda:0")'
+    assert run(fix.apply(code)) is None
+
+
+BOUND_BY_THE_LOOP = [
+    (
+        "nets = [nn.Linear(2, 1), nn.Linear(2, 1)]\nfor i in range(2):\n    y = nets[i](x)\n",
+        "    nets[i].to(x.device)",
+    ),
+    (
+        "from types import SimpleNamespace\ns = SimpleNamespace(mask=torch.ones(2))\n"
+        "for _ in range(2):\n    y = x * s.mask\n    s.mask = torch.zeros(2)\n",
+        "    y = x * s.mask.to(x.device)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "fixed"), BOUND_BY_THE_LOOP)
+def test_no_line_before_a_loop_moves_what_the_loop_binds(code, fixed):
+    code = 'x = torch.ones(2, device="cuda")\n' + code
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == fixed
+    assert run(fix.apply(code)) is None
+
+
+GIVEN_BY_ANOTHER = [
+    (
+        "def f(h=None):\n    if h is None:\n        h = torch.zeros(2)\n    return x * h\n"
+        "f(torch.ones(2))\n",
+        "    h = h.to(x.device)",
+    ),
+    (
+        "def f(h):\n    for _ in range(2):\n        y = x * h\n        h = torch.zeros(2)\n"
+        "f(torch.ones(2))\n",
+        "        y = x * h.to(x.device)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "fixed"), GIVEN_BY_ANOTHER)
+def test_an_assignment_that_may_not_have_run_is_not_where_an_operand_was_made(code, fixed):
+    code = 'x = torch.ones(2, device="cuda")\n' + code
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == fixed
+    assert run(fix.apply(code)) is None
