@@ -221,6 +221,9 @@ def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> l
         begin = starts[node.lineno - first] + node.col_offset  # type: ignore[attr-defined]
         end = starts[node.end_lineno - first] + node.end_col_offset  # type: ignore[attr-defined]
         spans.append((begin, end, new.encode()))
-    for begin, end, put in sorted(set(spans), reverse=True):
+    outer = [
+        a for a in spans if not any(b[0] <= a[0] and a[1] <= b[1] and a[:2] != b[:2] for b in spans)
+    ]
+    for begin, end, put in sorted(set(outer), reverse=True):
         text = text[:begin] + put + text[end:]
     return text.decode().split("\n")

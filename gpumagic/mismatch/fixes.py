@@ -103,11 +103,15 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
         return None
     others = [part.device for part in found.parts if part.device not in (fixed.device, "cpu")]
     gpu, stmt = next(iter(others), None), statement(found.node)
-    lasts = frame.at_top or isinstance(fixed.node, ast.Attribute)
-    if gpu and (
-        maker_of(fixed, {fixed.key: gpu}, found)
+    if gpu is None:
+        return fixed.device
+    lasts = frame.at_top or isinstance(fixed.node, (ast.Attribute, ast.Subscript))
+    made = [fixed, *also_needed(frame, found.node, [fixed], gpu)]
+    moved = {part.key: gpu for part in made}
+    if (
+        all(maker_of(part, moved, found) for part in made)
         or owner_of(fixed, frames, gpu)
-        or (lasts and stmt is not None and _can_be_bound(fixed, frame, stmt))
+        or (lasts and stmt is not None and _can_be_bound(fixed, frame, stmt, True))
     ):
         return None
     return fixed.device
@@ -179,10 +183,16 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
     return found
 
 
-def _written_device(site: Site, target: str, line: ast.stmt) -> str:
-    """Return an expression for the device, as the user would write it at `line`."""
-    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site))]
+def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
+    """Return an expression for the device, as the user would write it at `line`.
+
+    With `inside`, only the failing expression of a comprehension is edited.
+    """
+    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     unknown = _bound_later(line, site)
+    if inside:
+        within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
+        unknown -= {name for node in within for name in stored(node)}
     # The code of a class should not depend on the notebook's variables.
     if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
         unknown |= {*map(first_name, names)} - {*site.frame.scope.local}
@@ -194,11 +204,14 @@ def _written_device(site: Site, target: str, line: ast.stmt) -> str:
     return f'"{target}"'
 
 
-def _at_hand(site: Site) -> list[str]:
-    """Return the names of the operation, and the function's arguments."""
+def _at_hand(site: Site, inside: bool) -> list[str]:
+    """Return the names of the operation, the function's arguments, and its layers' weights."""
     nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
-    nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and not in_own_scope(n)]
-    names = [*map(ast.unparse, nodes), *site.frame.parameters]
+    nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute))]
+    nodes = [n for n in nodes if inside or not in_own_scope(n)]
+    layers = [part.text for part in site.at.parts if part.kind == "module"]
+    layers = [] if site.frame.at_top else [f"{name}.weight" for name in layers]
+    names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
     return [name for name in names if not name.endswith((".grad", ".data"))]
 
 
@@ -229,7 +242,8 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     if all(part.kind == "module" for part in choice.odd):
         return _move(above, choice)
     if choice.to_host:
-        given = [part for part in above.at.parts if part.devices and part.device != "cpu"]
+        # Code that reads one argument on the host reads all; a check of one reads that one.
+        given = _on_gpus(above) if _on_gpus(site) == site.odd else above.odd
         climbed = above is not site and all(part in given for part in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)
@@ -239,6 +253,10 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         above = replace(above, extra=[*above.extra, *more])
         fix = _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)
+
+
+def _on_gpus(site: Site) -> list[Part]:
+    return [part for part in site.at.parts if part.devices and part.device != "cpu"]
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
@@ -279,7 +297,8 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     if ways is None:
         return None
     above, standing = ways
-    device = '"cpu"' if to_host else _written_device(site, choice.target, stmt)
+    inside = not above and _in_one_scope(site)
+    device = '"cpu"' if to_host else _written_device(site, choice.target, stmt, inside=inside)
     # A line above a comprehension cannot use the comprehension's variables.
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _of_each_turn(site) or device
@@ -289,6 +308,14 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     nbytes = {part.key: 0 if part.factory else part.nbytes for part in moved}
     edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
     return edit.fix(total(nbytes.values())) if moved else None
+
+
+def _in_one_scope(site: Site) -> bool:
+    """Whether all uses of the operands to move are in comprehensions of the failing statement."""
+    stmt = statement(site.at.node)
+    moved = {part.key for part in [*site.odd, *site.extra]}
+    found = [use for key in moved for use in uses(function_of(site.at.node) or site.at.node, key)]
+    return all(in_own_scope(use) and statement(use) is stmt for use in [site.at.node, *found])
 
 
 def _of_each_turn(site: Site) -> str | None:
@@ -308,7 +335,8 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
         return None
     start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
     start = stmt if _of_each_turn(site) else start
-    once = once and all(_can_be_bound(part, site.frame, start) for part in moved)
+    fixed = site.at.fixed
+    once = once and all(_can_be_bound(part, site.frame, start, part is fixed) for part in moved)
     return start if once else stmt
 
 
@@ -319,7 +347,7 @@ def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], lis
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
         stands = once and may_stand and part.kind != "module" and (to_host or not is_leaf(part))
-        if not stands and _can_be_bound(part, site.frame, stmt):
+        if not stands and _can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)
         elif may_stand:
             standing.append(part)
@@ -358,8 +386,11 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
-def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether a line above can bind the operand's name again without running the user's setters."""
+def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False) -> bool:
+    """Whether a line above can bind the operand's name again without running the user's setters.
+
+    An item of a list or dict is bound again only if the operation writes to it.
+    """
     node, value = part.node, part.value
     if in_own_scope(node) or not can_precede(frame, stmt):
         return False
@@ -372,6 +403,8 @@ def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
         return False
     if isinstance(node, ast.Attribute):
         return _can_be_set(frame.scope.value(node.value), node.attr)
+    if isinstance(node, ast.Subscript) and written:
+        return type(frame.scope.value(node.value)) in (list, dict)
     own_names = (*frame.code.co_varnames, *frame.code.co_cellvars)
     named = isinstance(node, ast.Name) and part.text == node.id
     return named and (frame.at_top or part.text in own_names)

@@ -53,7 +53,8 @@ _KINDS = {
     "replicas": r"must have its parameters and buffers on device",
     "ordinal": r"CUDA error: invalid device ordinal",
     "host": r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"
-    r"|legacy constructor expects device type: cpu but device type: \w+ was passed",
+    r"|legacy constructor expects device type: cpu but device type: \w+ was passed"
+    r"|RNG state must be a torch\.ByteTensor",
     "mixed": r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"
     r"|\w+ must be a CUDA tensor"
     r"|found two different devices|\bon different devices\b|on a different device"
@@ -163,13 +164,22 @@ def _call(node: ast.Call, reader: Reader) -> Operation | None:
     if owner is not None and owner.kind in called:
         receiver = [owner]
     else:
-        name = getattr(node.func, "attr", "")
-        receiver = reader.parts(node.func.value) if isinstance(node.func, ast.Attribute) else []
-        out += receiver if name.endswith("_") and not name.endswith("__") else []
+        written = _writes(node)
+        of: Any = node.func.value if isinstance(node.func, ast.Attribute) else None
+        while written and _writes(of):  # in `x.mul_(2).add_(y)`, `x` is written
+            of = of.func.value
+        receiver = reader.parts(of) if of is not None else []
+        out += receiver if written else []
     parts = (*receiver, *reader.given(node))
     fixed = next((part for part in parts if part in out), None)
     calls_module = any(part.kind == "module" for part in receiver)
     return Operation(reader, node, parts, fixed, calls_module) if parts else None
+
+
+def _writes(node: ast.AST) -> bool:
+    """Whether a node calls a method that writes to its tensor, such as ``x.add_(1)``."""
+    name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+    return name.endswith("_") and not name.endswith("__")
 
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:

@@ -1,0 +1,100 @@
+"""`gpumagic.explain`: the fix stands where the data was made or is kept, and names no number."""
+
+import pytest
+import torch
+from snippets import names_told, run
+
+import gpumagic
+
+pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
+
+GRAPH = """
+class Mean(nn.Module):
+    def forward(self, x, source, target):
+        sums = torch.zeros(x.size(0), x.size(1))
+        count = torch.zeros(x.size(0))
+        sums.index_add_(0, target, x[source])
+        count.scatter_add_(0, target, torch.ones_like(target, dtype=torch.float))
+        return sums / count.clamp(min=1).unsqueeze(1)
+index = torch.zeros(5, dtype=torch.long, device="cuda:1")
+y = Mean()(torch.ones(3, 2, device="cuda:1"), index, index)
+"""
+AVERAGE = """
+class Average:
+    def __init__(self, net):
+        self.shadow = {k: v.detach().clone() for k, v in net.state_dict().items()}
+    def update(self, net):
+        for k, v in net.state_dict().items():
+            self.shadow[k].mul_(0.9).add_(v, alpha=0.1)
+net = nn.Linear(3, 2)
+average = Average(net)
+average.update(net.cuda())
+"""
+PENALTY = """
+def penalty(net):
+    return sum((weight[n] * (p - old[n]) ** 2).sum() for n, p in net.named_parameters())
+net = nn.Linear(3, 2)
+weight = {n: torch.ones_like(p) for n, p in net.named_parameters()}
+old = {n: p.detach().clone() for n, p in net.named_parameters()}
+penalty(net.cuda(1))
+"""
+TEXT = """
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+    def forward(self, batch):
+        return self.words(batch["text"]["ids"])
+Text().cuda(1)({"text": {"ids": torch.zeros(2, 3, dtype=torch.long), "raw": "a"}})
+"""
+FOCAL = """
+SHARE = torch.tensor([0.25, 0.5, 0.75])
+def focal(target):
+    return torch.where(target > 0, SHARE, 1 - SHARE)
+focal(torch.ones(2, 3, device="cuda"))
+"""
+LENGTHS = """
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(9, 4), nn.GRU(4, 5, batch_first=True)
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(x), lengths, batch_first=True)
+        return self.rnn(packed)[1]
+net, x = Encoder().cuda(), torch.ones(2, 3, dtype=torch.long, device="cuda")
+lengths = (x != 0).sum(1)
+h = net(x, lengths)
+"""
+RESUMED = """
+state = {"rng": torch.get_rng_state().cuda()}
+torch.set_rng_state(state["rng"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "fixed"),
+    [
+        (GRAPH, "sums = torch.zeros(x.size(0), x.size(1), device=target.device)"),
+        (AVERAGE, "self.shadow[k] = self.shadow[k].to(v.device)"),
+        (PENALTY, "weight[n].to(p.device) * (p - old[n].to(p.device)) ** 2"),
+        (TEXT, 'batch["text"]["ids"].to(self.words.weight.device)'),
+        (FOCAL, "SHARE.to(target.device), (1 - SHARE).to(target.device))"),
+        (LENGTHS, "h = net(x, lengths.cpu())"),
+        (RESUMED, 'torch.set_rng_state(state["rng"].cpu())'),
+    ],
+)
+def test_the_fix_runs_and_is_where_it_lasts(code, fixed):
+    explanation = gpumagic.explain(run(code))
+    assert fixed in explanation.fix.code
+    assert run(explanation.fix.apply(code)) is None
+
+
+def test_a_tensor_that_is_written_twice_in_a_row_is_named_itself():
+    told = names_told(gpumagic.explain(run(AVERAGE)))
+    assert told["self.shadow[k]"].odd
+    assert told["v"].devices == ("cuda:0",)
+
+
+def test_a_state_that_is_no_state_of_a_generator_is_torchs_matter():
+    assert gpumagic.explain(run("torch.set_rng_state(torch.ones(3))")) is None
+    assert torch.get_rng_state().is_cpu
