@@ -267,7 +267,8 @@ _INNER = {
     FunctionType: ("__wrapped__",),
     type(functools.lru_cache(str)): ("__wrapped__",),
     MethodType: ("__func__", "__self__"),
-    functools.partial: ("func", "args"),
+    functools.partial: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     property: ("fget", "fset"),
@@ -293,6 +294,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
             held = _methods(value, module)
         else:
             held = [type(part) for part in value.modules()] if is_module(value) else [kind]
+            held += [each for each in own(value).values() if type(each) in _INNER]
         return [((".", ""), each) for each in held]
 
     try:
@@ -300,6 +302,17 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
     except Exception:  # noqa: BLE001  a module without its __init__
         return []
     return [each for each in found if type(each) is FunctionType and each.__module__ == module]
+
+
+def values_held(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a function's closure variables and default arguments."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not bound yet
+            yield name, cell.cell_contents
+    first = code.co_argcount - len(defaults)
+    yield from zip(code.co_varnames[first : code.co_argcount], defaults, strict=False)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def globals_of(code: CodeType) -> list[str]:
