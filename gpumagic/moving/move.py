@@ -243,6 +243,7 @@ class MovePlan:
         reason = ""
         try:
             brought = held.value.to(device)
+            brought = held.value if brought is None else brought
         except Exception as error:  # noqa: BLE001  a library's own, told in the report
             brought, reason = held.value, f".to({str(device)!r}) raised {first_line(error)}"
         if brought is not held.value:
@@ -433,7 +434,8 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
     for value, origin in brought_away() if origins is None else origins:
         if origin.named:
             own(value).update(origin.named)
-            _origins.pop(value, None)
+            if origins is None:
+                _origins.pop(value, None)
         else:
             by_device.setdefault(origin.device, []).append((origin.name, value))
     made: list[Moves] = []
