@@ -349,8 +349,9 @@ class Run:
 
     def _new_variables(self) -> Iterable[str]:
         """Return the variables that the cell has bound to new values."""
-        now = own_variables(self._namespace)
-        return [name for name, value in now.items() if self._bound.get(name) != id(value)]
+        now, bound = own_variables(self._namespace), self._bound
+        arrays = {name for share in self._shares for name in share.made}
+        return [name for name in now if bound.get(name) != id(now[name]) or name in arrays]
 
     def _made_there(self, names: Iterable[str]) -> Iterator[str]:
         """Yield the variables with arrays on the device; none if the device is the CPU."""
