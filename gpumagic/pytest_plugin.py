@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from gpumagic.display.units import NOT_KNOWN, size
+from gpumagic.display.units import NOT_KNOWN, many, size
 from gpumagic.errors import GpuError
 
 if TYPE_CHECKING:
@@ -142,7 +142,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             return
         except GpuError as error:
             reason = _plain(error)
-    needs = f"needs {wanted.number} GPUs" + (f" of {wanted.memory}" if wanted.memory else "")
+    needs = f"needs {many(wanted.number, 'GPU')}" + (
+        f" of {wanted.memory}" if wanted.memory else ""
+    )
     raise pytest.skip.Exception(f"{needs}: {reason}", _use_item_location=True)
 
 
@@ -178,7 +180,8 @@ def pytest_runtest_makereport(
 
 
 def _compared(name: str) -> Any:
-    return lambda self, other: getattr(int, name)(self, int(Bytes(other)))
+    compare = getattr(int, name)
+    return lambda self, other: compare(self, Bytes(other) if isinstance(other, str) else other)
 
 
 class Bytes(int):
