@@ -23,6 +23,7 @@ _ITEMS = "type a number above 0, or an expression for one, such as len(sentences
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
 # torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
+_WHOLE = 2**63  # letters of a label that is not cut
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 
@@ -123,10 +124,10 @@ def _checked(name: Any, given: Any) -> tuple[Any, ...]:
     values = tuple(islice(given, MOST_POINTS + 1))  # the iterator may be endless
     if not 0 < len(values) <= MOST_POINTS:
         raise GpuError(f"sweep: {name} needs 1 to {MOST_POINTS:,} values; {TYPE}")
-    labels = [label(value) for value in values]
+    labels = [label(value, _WHOLE) for value in values]
     twice = next((each for n, each in enumerate(labels) if each in labels[:n]), None)
     if twice is not None:
-        raise GpuError(f"sweep: {name} = {twice} is there twice; give each value once")
+        raise GpuError(f"sweep: {name} = {label(twice)} is there twice; give each value once")
     return values
 
 
@@ -147,7 +148,7 @@ def label(value: Any, most: int = 40) -> str:
 
 def key(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return a hashable key of a point."""
-    return tuple(sorted((name, label(value)) for name, value in values.items()))
+    return tuple(sorted((name, label(value, _WHOLE)) for name, value in values.items()))
 
 
 def number(value: Any) -> float | None:

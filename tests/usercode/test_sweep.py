@@ -35,6 +35,9 @@ def test_any_object_may_be_a_value():
     assert label(numpy.int64(4)) == label(4) == "4"
     assert key({"n": numpy.float64(0.5)}) == key({"n": 0.5})
     assert len(label(list(range(1000)))) == 40
+    paths = [f"/data/experiments/with/a/very/long/path/{n}.pt" for n in range(2)]
+    assert check({"path": paths}) == {"path": tuple(paths)}
+    assert len({key({"path": path}) for path in paths}) == 2
 
 
 def test_points_are_every_pair_and_one_without_a_sweep():
