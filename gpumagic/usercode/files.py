@@ -141,7 +141,7 @@ _LONG = 60  # maximum length of a displayed line
 _TIMED = ("<timed ", "<magic-timeit")
 _TIMING = ("time", "timeit")
 # IPython's code for `%timeit x.sum()`.
-_MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
+_MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def line_of(code: CodeType, at: int) -> int:
 
 def source_of(file: str, line: int) -> str:
     """Return a line of a file, as typed."""
-    return _MAGIC.sub(r"%\1 \2", linecache.getline(file, line).strip())
+    return _MAGIC.sub(r"%\1 \3", linecache.getline(file, line).strip())
 
 
 @lru_cache(maxsize=1024)
@@ -269,7 +269,7 @@ def expression(code: CodeType, at: int) -> str:
     if not (text := text or _columns(code, at)):
         return source_of(code.co_filename, line_of(code, at))
     text = " ".join(row.strip() for row in text.splitlines())
-    return _MAGIC.sub(r"%\1 \2", text.replace(" .", "."))
+    return _MAGIC.sub(r"%\1 \3", text.replace(" .", "."))
 
 
 def executing(code: CodeType, at: int) -> Any:
