@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot = commands.add_parser("snapshot", help="the table of %%gpus")
     snapshot.add_argument("--json", action="store_true", help="as JSON")
     snapshot.add_argument("--processes", action="store_true", help="a line for each process")
-    snapshot.add_argument("--watch", type=seconds, metavar="SECONDS", help="repeat after so long")
+    snapshot.add_argument("--watch", type=seconds, metavar="SECONDS", help="repeat every SECONDS")
     snapshot.set_defaults(run=_snapshot)
     doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
     doctor.set_defaults(run=_doctor)

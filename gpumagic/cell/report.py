@@ -236,7 +236,7 @@ def _moved(report: Report) -> str:
 
 def _taken(report: Report) -> str:
     was = "was" if len(report.taken) == 1 else "were"
-    return f"{' and '.join(report.taken)} {was} taken as {report.device}"
+    return f"{' and '.join(report.taken)} {was} replaced by {report.device}"
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:

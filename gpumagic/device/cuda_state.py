@@ -42,7 +42,7 @@ _CURES = {
     "uncorrectable ECC error": "restart the kernel; if it comes again, the GPU must be reset "
     "(sudo nvidia-smi --gpu-reset)",
     "launch timed out": "restart the kernel, and give each call less work",
-    "GPU lost": "restart the machine (sudo dmesg tells of Xid 79)",
+    "GPU lost": "restart the machine (sudo dmesg shows Xid 79)",
 }
 _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have it for itself (compute mode "

@@ -36,7 +36,7 @@ _DEPTH, _OBJECTS = 4, 500
 # Attributes that may name an object's device.
 DEVICE_NAMES = ("device", "_device")
 
-NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
+NUMPY_STAYS = "its library uses NumPy, which reads only tensors on the CPU"
 
 
 @dataclass(frozen=True)

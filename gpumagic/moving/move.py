@@ -250,9 +250,7 @@ class MovePlan:
             if len(held.steps) == 1 and namespace.get(name) is held.value:
                 namespace[name] = brought
             else:
-                reason = (
-                    f"its .to({str(device)!r}) makes another object: bind that where it is used"
-                )
+                reason = f".to({str(device)!r}) returns a new object: assign it where it is used"
         if reason:
             self.left.append(Left(written(held.steps), reason))
         elif moving:  # otherwise, all its tensors moved with another variable
@@ -393,8 +391,8 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     free = size(cuda_state.room(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
-        f"({names}); nothing was moved; free some ({as_typed('%gpus')} shows who holds it) or type "
-        "--no-move"
+        f"({names}); nothing was moved; free some memory ({as_typed('%gpus')} shows who holds it) "
+        "or type --no-move"
     )
 
 

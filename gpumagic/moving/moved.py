@@ -7,7 +7,7 @@ from typing import Any
 
 from gpumagic.display.units import duration, size, some
 
-DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
+DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are copied"
 
 
 @dataclass(frozen=True)

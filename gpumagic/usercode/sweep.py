@@ -127,7 +127,7 @@ def _checked(name: Any, given: Any) -> tuple[Any, ...]:
     labels = [label(value, _WHOLE) for value in values]
     twice = next((each for n, each in enumerate(labels) if each in labels[:n]), None)
     if twice is not None:
-        raise GpuError(f"sweep: {name} = {label(twice)} is there twice; give each value once")
+        raise GpuError(f"sweep: {name} = {label(twice)} is given twice; give each value once")
     return values
 
 
@@ -190,7 +190,7 @@ def worked_through(
     try:
         code = compile(str(items).strip(), "<items>", "eval") if isinstance(items, str) else None
     except (SyntaxError, ValueError):
-        raise GpuError(f"items {items} is no expression; {_ITEMS}") from None
+        raise GpuError(f"items {items} is not an expression; {_ITEMS}") from None
     found: list[float | None] = []
     for values in points:
         given = ", ".join([f"items {items}", *(f"{n} = {value!r}" for n, value in values.items())])

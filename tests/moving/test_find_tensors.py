@@ -397,7 +397,7 @@ def test_where_to_makes_another_object_the_name_is_bound_anew(library):
     assert [m.name for m in moves.moved] == ["frozen"]
     (left,) = move_all([("held", [frozen])], GPU1, namespace=space).left
     assert left.name == "held[0]"
-    assert "makes another object" in left.reason
+    assert "returns a new object" in left.reason
 
 
 def test_an_object_whose_to_returns_nothing_keeps_its_name(library):

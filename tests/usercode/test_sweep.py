@@ -17,7 +17,7 @@ from gpumagic.usercode.sweep import check, key, label, number, points
         ({3: [1]}, "3 cannot be a variable's name"),
         ({"n": iter(int, 1)}, "n needs 1 to 1,000 values"),
         ({"n": iter(range(10**9))}, "n needs 1 to 1,000 values"),
-        ({"n": [1, 2, 1]}, "n = 1 is there twice"),
+        ({"n": [1, 2, 1]}, "n = 1 is given twice"),
     ],
 )
 def test_python_values_are_checked_too(given_, said):
