@@ -79,7 +79,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def seconds(text: str) -> float:
-    """Parse seconds that time.sleep accepts; argparse shows the error and this function's name."""
+    """Parse a number of seconds; argparse shows this function's name in its own error."""
     found = float(text)
     if not 0 < found <= 86400:
         raise argparse.ArgumentTypeError(f"{text} s is out of bounds; type --watch 2")
@@ -89,7 +89,7 @@ def seconds(text: str) -> float:
 def _top(args: argparse.Namespace) -> int:
     try:
         from gpumagic.gputable.top import top
-    except ImportError:  # of curses, on Windows
+    except ImportError:  # Windows has no curses
         raise GpuError("this Python has no curses; type gpumagic snapshot --watch 2") from None
     return top(args.period)
 

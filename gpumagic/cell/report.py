@@ -158,7 +158,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """Return the line, with more clauses, each variable's bytes and each device's memory folded."""
+    """Return the line; other clauses, the variables' bytes and the memory are folded below it."""
     (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'

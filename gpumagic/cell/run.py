@@ -27,7 +27,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-# Objects of these packages' classes are not an unsupported library's arrays.
+# Packages whose objects are never arrays of an unsupported library.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
 
 
@@ -161,7 +161,7 @@ class Run:
     def start(self, line: Callable[[], Any] | None = None) -> None:
         """Move and place, or raise `GpuError` with nothing moved; `line` shows a long move."""
         for share in self._shares:
-            share.framework.own(self.device)  # raises before any move if it cannot use it
+            share.framework.own(self.device)  # raises, before any move, if it cannot be used
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():
@@ -217,7 +217,7 @@ class Run:
     def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
         try:
             return step()
-        except Exception as error:  # noqa: BLE001  kept, and said under the cell
+        except Exception as error:  # noqa: BLE001  recorded, and reported below the cell
             faults.keep(doing, error)
             self._complete = False
 
@@ -228,7 +228,7 @@ class Run:
     def finish(self, error: BaseException | None = None) -> Report | None:
         """Undo the placement and report what happened; None if `start` did not succeed.
 
-        If Ctrl-C arrives during this, the rest is still undone before it is raised.
+        If Ctrl-C arrives meanwhile, everything is still undone before KeyboardInterrupt is raised.
         """
         if self._undo is None:
             return None

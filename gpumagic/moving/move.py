@@ -244,7 +244,7 @@ class MovePlan:
         try:
             brought = held.value.to(device)
             brought = held.value if brought is None else brought
-        except Exception as error:  # noqa: BLE001  a library's own, told in the report
+        except Exception as error:  # noqa: BLE001  the library's error goes into the report
             brought, reason = held.value, f".to({str(device)!r}) raised {first_line(error)}"
         if brought is not held.value:
             if len(held.steps) == 1 and namespace.get(name) is held.value:
@@ -369,7 +369,7 @@ def _parts_of(value: Any) -> list[tuple[Step, Any]]:
     try:
         count = length_hint(value) if issubclass(type(value), CONTAINERS) else 0
         return parts_of(value) if count <= _FEW else []
-    except Exception:  # noqa: BLE001  what the user's own class may raise
+    except Exception:  # noqa: BLE001  the user's own class may raise anything
         return []
 
 
@@ -409,7 +409,7 @@ def origin_of(value: object) -> Origin | None:
     """Return the origin of an object that a cell moved; None if no cell moved it."""
     try:
         found: Origin | None = _origins.get(value)
-    except TypeError:  # what cannot be referred to weakly
+    except TypeError:  # weak references to it are impossible
         return None
     # The user may have moved a tensor since. Other objects are not checked.
     moved_since = isinstance(value, Tensor) and found and value.device != found.there

@@ -78,7 +78,7 @@ def is_users(file: str | None) -> bool:
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a library generated the file, as its module's package is installed elsewhere."""
+    """Whether a library generated the file: its module belongs to an installed package."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -122,12 +122,12 @@ def label(file: str) -> str:
 
 
 def last_cell() -> str:
-    """Return the running or last cell: ``"In [3]"``; empty outside of IPython."""
+    """Return the running or last cell: ``"In [3]"``; ``"In [0]"`` outside of IPython."""
     return f"In [{_typed() - 1}]"
 
 
 def next_cell() -> str:
-    """Return IPython's next cell, without `execution_count`, which differs by version."""
+    """Return IPython's next cell. Its `execution_count` differs by version, so it is not used."""
     return f"In [{_typed()}]"
 
 
@@ -262,7 +262,7 @@ def source_of(file: str, line: int) -> str:
 
 @lru_cache(maxsize=1024)
 def expression(code: CodeType, at: int) -> str:
-    """Return the expression of an instruction in one line; if unknown, its line or empty."""
+    """Return an instruction's expression in one line; if unknown, its source line or empty."""
     found = executing(code, at)
     text = ast.get_source_segment(found.source.text, found.node) if found.node else None
     # executing finds no node for a jump, such as that of an `if`.
@@ -282,7 +282,7 @@ def executing(code: CodeType, at: int) -> Any:
 
 
 def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
-    """Return the variable in a frame's expression for whose value `is_it` is true, or empty."""
+    """Return the first name in a frame's expression whose value satisfies `is_it`, or empty."""
     names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))
     values = ((name, frame.f_locals.get(name, frame.f_globals.get(name))) for name in names)
     return next((name for name, value in values if is_it(value)), "")

@@ -47,9 +47,9 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Remove the frames of gpumagic from an error's tracebacks, if the error is not its own.
+    """Remove the frames of gpumagic from an error's tracebacks.
 
-    Frames below the user's innermost one stay, unless they are of a patch of torch or Python.
+    Below the user's innermost frame, only those of patches of torch or Python are removed.
     """
     for each in errors(error):
         chain = _chain(each.__traceback__)

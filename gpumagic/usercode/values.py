@@ -143,7 +143,7 @@ Step = tuple[str, Any]
 Path = tuple[Any, ...]
 """The path to a value: the variable's name, then one step per attribute or item."""
 
-# Objects without data.
+# Types whose objects are not searched.
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 # Only mappings in memory, because iterating over a file's values would read it.
@@ -282,7 +282,7 @@ def _methods(kind: type, module: str) -> list[Any]:
 
 
 def functions_in(value: Any, module: str) -> list[FunctionType]:
-    """Return the functions of `module` in a value: decorated, as methods, or in containers."""
+    """Return a value's functions of `module`: decorated, methods, in containers or attributes."""
 
     def into(value: Any) -> list[tuple[Step, Any]]:
         kind = type(value)
