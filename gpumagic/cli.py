@@ -39,9 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "gpumagic", description="GPUs for notebooks.", epilog=_EXAMPLES, formatter_class=raw
     )
-    parser.add_argument(
-        "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
-    )
+    version = f"gpumagic {metadata.version('gpumagic')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True)
     keys = "q quits, the arrows scroll, s sorts by the next column, p lists each process."
     live = commands.add_parser("top", help="the table of %%gpus, live in a terminal", epilog=keys)

@@ -69,9 +69,8 @@ def library_needed(library: str, what: str, install: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
-        raise GpuError(
-            f"{what} needs {library}, which is not installed; type: pip install {install}"
-        ) from None
+        said = f"{what} needs {library}, which is not installed; type: pip install {install}"
+        raise GpuError(said) from None
 
 
 def torch_needed(what: str) -> AbstractContextManager[None]:

@@ -50,9 +50,8 @@ class AutoFix(FunctionMode):
         if len({tensor.device for tensor in tensors}) < 2:
             return None
         # A tensor that the call writes to cannot be replaced by a copy.
-        written = tree_leaves(kwargs.get("out"))
-        if _writes(func):
-            written += tree_leaves(args[0] if args else tensors[0])
+        first = (args[:1] or tensors[:1]) if _writes(func) else ()
+        written = tree_leaves((kwargs.get("out"), first))
         homes = {x.device for x in written if isinstance(x, Tensor)} or {self._device}
         if len(homes) > 1:
             return None

@@ -139,7 +139,7 @@ def last_report() -> Report | None:
 
 
 # The report has its own clause for loaders; displayed values are not worth reporting.
-_SAID = ("loader", "display")
+_OMITTED = ("loader", "display")
 _CLAUSES = 2  # clauses in the line; the others are folded
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
@@ -216,7 +216,7 @@ def _happened(report: Report) -> Iterator[str]:
         yield _moved(report)
     if report.taken and (taken := _taken(report)) not in report.said:
         yield taken
-    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
+    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_OMITTED)):
         yield said
     if left := [part for part in _left(report.left) if part not in report.said]:
         yield f"left {'; '.join(left)}"

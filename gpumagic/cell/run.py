@@ -195,9 +195,8 @@ class Run:
                 self._during(undo, "recording memory", self._recorder.start, self._read_peak)
             undo.callback(self._leave)
             for share in self._shares:
-                placed = share.framework.place(
-                    self.device, batches=self._move, namespace=self._namespace
-                )
+                place, space = share.framework.place, self._namespace
+                placed = place(self.device, batches=self._move, namespace=space)
                 share.placed = self._placed.enter_context(placed)
             if self._profiler is not None:
                 self._during(undo, "profiling", self._profiler.start, self._stop_profiler)

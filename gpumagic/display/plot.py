@@ -71,9 +71,8 @@ class Scale:
     def __call__(self, value: float) -> float:
         """Return the pixel of a value."""
         low, high, at = map(math.log10 if self.log else float, (self.low, self.high, value))
-        return self.start + (self.end - self.start) * (
-            0.5 if high == low else (at - low) / (high - low)
-        )
+        share = 0.5 if high == low else (at - low) / (high - low)
+        return self.start + share * (self.end - self.start)
 
 
 def ticks(low: float, high: float) -> list[float]:

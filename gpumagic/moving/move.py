@@ -126,9 +126,8 @@ class MovePlan:
             for start, stop, family in self._families:
                 base = family[0].tensor.untyped_storage().data_ptr()
                 if bytes_[0] < base + stop and base + start < bytes_[1]:
-                    self.left.append(
-                        Left(name, f"it no longer shares memory with {family[0].path}")
-                    )
+                    reason = f"it no longer shares memory with {family[0].path}"
+                    self.left.append(Left(name, reason))
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, raise GpuError with nothing moved."""

@@ -42,7 +42,6 @@ _STAND_INS = (
     os.path.join(_OURS, "usercode", "files.py"),
 )
 
-
 # torch's folder, found without importing it; the null device if torch is not installed.
 _place = getattr(find_spec("torch"), "origin", None)
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(_place)), "") if _place else os.devnull

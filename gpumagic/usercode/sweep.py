@@ -180,9 +180,7 @@ def unread(
 
 
 def worked_through(
-    items: float | str | None,
-    namespace: Mapping[str, Any],
-    points: Sequence[Mapping[str, Any]],
+    items: float | str | None, namespace: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> list[float | None]:
     """Return the number of items per run, for each point of a sweep; GpuError unless positive."""
     if items is None:

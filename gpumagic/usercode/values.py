@@ -310,8 +310,7 @@ def values_held(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # not bound yet
             yield name, cell.cell_contents
-    first = code.co_argcount - len(defaults)
-    yield from zip(code.co_varnames[first : code.co_argcount], defaults, strict=False)
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
     yield from (function.__kwdefaults__ or {}).items()
 
 
