@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """``%load_ext gpumagic``."""
+    """Turn the magics on, for ``%load_ext gpumagic``."""
     if sys.platform == "emscripten":  # JupyterLite
         print("gpumagic needs a server: Python in the browser has no GPUs, no torch, no processes")
         return
@@ -37,7 +37,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """``%unload_ext gpumagic``."""
+    """Turn the magics off, for ``%unload_ext gpumagic``."""
     from gpumagic.magics.loading import unload
 
     unload(shell)

@@ -39,9 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "gpumagic", description="GPUs for notebooks.", epilog=_EXAMPLES, formatter_class=raw
     )
-    parser.add_argument(
-        "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
-    )
+    version = f"gpumagic {metadata.version('gpumagic')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True)
     keys = "q quits, the arrows scroll, s sorts by the next column, p lists each process."
     live = commands.add_parser("top", help="the table of %%gpus, live in a terminal", epilog=keys)
@@ -50,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot = commands.add_parser("snapshot", help="the table of %%gpus")
     snapshot.add_argument("--json", action="store_true", help="as JSON")
     snapshot.add_argument("--processes", action="store_true", help="a line for each process")
-    snapshot.add_argument("--watch", type=seconds, metavar="SECONDS", help="repeat after so long")
+    snapshot.add_argument("--watch", type=seconds, metavar="SECONDS", help="repeat every SECONDS")
     snapshot.set_defaults(run=_snapshot)
     doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
     doctor.set_defaults(run=_doctor)
@@ -79,7 +78,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def seconds(text: str) -> float:
-    """Parse seconds that time.sleep accepts; argparse shows the error and this function's name."""
+    """Parse a number of seconds; argparse shows this function's name in its own error."""
     found = float(text)
     if not 0 < found <= 86400:
         raise argparse.ArgumentTypeError(f"{text} s is out of bounds; type --watch 2")
@@ -89,7 +88,7 @@ def seconds(text: str) -> float:
 def _top(args: argparse.Namespace) -> int:
     try:
         from gpumagic.gputable.top import top
-    except ImportError:  # of curses, on Windows
+    except ImportError:  # Windows has no curses
         raise GpuError("this Python has no curses; type gpumagic snapshot --watch 2") from None
     return top(args.period)
 

@@ -1,4 +1,4 @@
-"""Define the error for bad input, a problem of the machine, warnings, and missing libraries."""
+"""Define the errors and warnings that users see, and helpers for their messages."""
 
 import re
 import sys
@@ -63,37 +63,36 @@ def meant(given: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def library_needed(library: str, what: str, install: str) -> Iterator[None]:
-    """Import a library within; raise GpuError, which says how to install it, if it is missing."""
+    """Turn a missing library in this context into a GpuError that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
-        raise GpuError(
-            f"{what} needs {library}, which is not installed; type: pip install {install}"
-        ) from None
+        said = f"{what} needs {library}, which is not installed; type: pip install {install}"
+        raise GpuError(said) from None
 
 
 def torch_needed(what: str) -> AbstractContextManager[None]:
-    """Import modules that need torch within."""
+    """Turn a missing torch in this context into a GpuError that says how to install it."""
     return library_needed("torch", what, '"gpumagic[torch]"')
 
 
 def cluster_needed(what: str) -> AbstractContextManager[None]:
-    """Import modules that need ipyparallel within."""
+    """Turn a missing ipyparallel in this context into a GpuError that says how to install it."""
     return library_needed("ipyparallel", what, '"gpumagic[cluster]"')
 
 
 class CrossDeviceWarning(UserWarning):
-    """Warn of a copy between devices, or a wait for one, for which the code names no device.
+    """Warn of a copy between devices, or a wait for one, that the code does not ask for.
 
-    For example `.item()`, or a mask. It is issued once for each line of a cell. Filter it like any
-    warning: ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
+    Examples are `.item()` and indexing with a mask. Each line of a cell warns once. Filter it like
+    any warning: ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
 
 
 class ImplicitCopyError(CrossDeviceWarning, RuntimeError):
-    """A copy or a wait that the code does not ask for, where ``--strict`` allows none.
+    """Raised with ``--strict`` for a copy or a wait that the code does not ask for.
 
-    Until the next version it is also a `CrossDeviceWarning`, the class it had before.
+    Until the next version it is also a `CrossDeviceWarning`, which ``--strict`` raised before.
     """

@@ -25,7 +25,7 @@ class Fault:
         return f"gpumagic failed while {self.doing}: {self.error}{times}"
 
 
-_MOST = 64  # kinds
+_MOST = 64  # maximum number of kinds
 # Reentrant: a finalizer that fails may run while this thread records another fault.
 _lock = threading.RLock()
 unreported: list[Fault] = []  # kinds that no cell has reported yet
@@ -37,7 +37,7 @@ def keep(doing: str, error: BaseException) -> None:
     """Record a caught fault of gpumagic. Never raises."""
     if any(is_it(error) for is_it in not_ours):
         return
-    # The place of the error identifies a kind, since messages contain addresses and sizes.
+    # Errors raised at one place are of one kind: their messages may differ in addresses and sizes.
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     key = (doing, type(error).__name__, where)
@@ -70,7 +70,7 @@ def in_words(error: BaseException) -> str:
 
 @contextmanager
 def kept(doing: str) -> Iterator[None]:
-    """Run code of gpumagic within, and record its failure instead of raising it."""
+    """Record an error that code of gpumagic raises in this context, instead of raising it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  recorded, and shown by the doctor

@@ -1,6 +1,6 @@
 """Run GPU tests with pytest, on virtual GPUs if the machine has no GPU.
 
-The plugin is idle, without torch, until an option, ini setting, marker or fixture asks for GPUs.
+It does nothing, and imports no torch, until an option, ini setting, marker or fixture needs GPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from gpumagic.display.units import NOT_KNOWN, size
+from gpumagic.display.units import NOT_KNOWN, many, size
 from gpumagic.errors import GpuError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
 _HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
 _MOST_HOLDERS = 3
-_owner = pytest.StashKey[object]()  # what virtual GPUs are on for: "run", a marker, or None
+_owner = pytest.StashKey[object]()  # why virtual GPUs are on: "run", a marker, or None
 _failed = pytest.StashKey[bool]()
 _ledger = pytest.StashKey["GpuLedger"]()
 _memory = pytest.StashKey["GpuMemory"]()
@@ -142,7 +142,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             return
         except GpuError as error:
             reason = _plain(error)
-    needs = f"needs {wanted.number} GPUs" + (f" of {wanted.memory}" if wanted.memory else "")
+    needs = f"needs {many(wanted.number, 'GPU')}" + (
+        f" of {wanted.memory}" if wanted.memory else ""
+    )
     raise pytest.skip.Exception(f"{needs}: {reason}", _use_item_location=True)
 
 
@@ -178,7 +180,8 @@ def pytest_runtest_makereport(
 
 
 def _compared(name: str) -> Any:
-    return lambda self, other: getattr(int, name)(self, int(Bytes(other)))
+    compare = getattr(int, name)
+    return lambda self, other: compare(self, Bytes(other) if isinstance(other, str) else other)
 
 
 class Bytes(int):
@@ -201,7 +204,7 @@ class Bytes(int):
 
 
 class GpuLedger(NamedTuple):
-    """The copies between devices and the waits of a test so far: ``gpu_ledger.watch.ledger``."""
+    """The implicit copies and waits of a test so far; ``gpu_ledger.watch.ledger`` has all."""
 
     watch: Any
 
@@ -222,7 +225,7 @@ class GpuMemory:
     """The memory of a test on each CUDA device, by torch's allocator."""
 
     may_leave: str | int = 0
-    """The most bytes that the test may leave allocated on each GPU."""
+    """The maximum number of bytes that the test may leave allocated on each GPU."""
 
     def __init__(self) -> None:
         from gpumagic.ledger.dispatch import MemoryMeter
@@ -232,7 +235,7 @@ class GpuMemory:
         self.meter.start()
 
     def peak(self, where: object) -> Bytes:
-        """Return the most bytes that were allocated on a GPU at once since the test began."""
+        """Return the peak of the bytes allocated on a GPU since the test began."""
         from gpumagic.device import resolve_one
 
         __tracebackhide__ = True

@@ -1,5 +1,6 @@
 """The pytest plugin, in runs of pytest within this one: its options, its marker, its fixtures."""
 
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import torch
 
 from gpumagic import virtual
 from gpumagic.device import Device
+from gpumagic.errors import GpuError
 from gpumagic.placement import torch_devices
 from gpumagic.pytest_plugin import Bytes
 
@@ -109,7 +111,7 @@ def test_too_small(): assert False
 """
     shown = run(code, "--virtual-gpus=2", passed=2, skipped=2)
     assert "needs 2 GPUs: cuda:0 has 15.0 GiB; set CUDA_VISIBLE_DEVICES=" in shown
-    assert "needs 1 GPUs of 16GiB: cuda:0 has 15.0 GiB" in shown
+    assert "needs 1 GPU of 16GiB: cuda:0 has 15.0 GiB" in shown
 
 
 def test_a_marked_test_has_virtual_gpus_and_others_have_none(run):
@@ -254,6 +256,11 @@ def test_bytes_compare_with_texts_and_numbers():
     assert half != "1GiB"
     assert "1GiB" >= half > 5
     assert {half} == {2**29}
+    assert half == pytest.approx(2**29 + 1, rel=0.1)
+    assert half not in (None, [half])
+    with pytest.raises(GpuError, match="not a size"):
+        assert half < "8 gigs"
+    assert 1.5 < half < math.inf
     assert repr(half) == "512 MiB"
 
 

@@ -44,16 +44,18 @@ class AutoFix(FunctionMode):
         return func(*args, **kwargs)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments on one device; None if they already were on one device."""
+        """Return the arguments on one device; None if they already are, or cannot be."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({tensor.device for tensor in tensors}) < 2:
             return None
         # A tensor that the call writes to cannot be replaced by a copy.
-        written = [x for x in tree_leaves(kwargs.get("out")) if isinstance(x, Tensor)]
-        if _writes(func) and (not args or tensors[0] is args[0]):
-            written.append(tensors[0])
-        home = written[0].device if written else self._device
+        first = (args[:1] or tensors[:1]) if _writes(func) else ()
+        written = tree_leaves((kwargs.get("out"), first))
+        homes = {x.device for x in written if isinstance(x, Tensor)} or {self._device}
+        if len(homes) > 1:
+            return None
+        home = homes.pop()
         copies = {id(tensor): tensor.to(home) for tensor in tensors}
         together: tuple[Any, Any] = tree_unflatten([copies.get(id(x), x) for x in leaves], spec)
         return together

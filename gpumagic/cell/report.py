@@ -139,7 +139,7 @@ def last_report() -> Report | None:
 
 
 # The report has its own clause for loaders; displayed values are not worth reporting.
-_SAID = ("loader", "display")
+_OMITTED = ("loader", "display")
 _CLAUSES = 2  # clauses in the line; the others are folded
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
@@ -158,7 +158,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """Return the line, with more clauses, each variable's bytes and each device's memory folded."""
+    """Return the line; other clauses, the variables' bytes and the memory are folded below it."""
     (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
@@ -216,7 +216,7 @@ def _happened(report: Report) -> Iterator[str]:
         yield _moved(report)
     if report.taken and (taken := _taken(report)) not in report.said:
         yield taken
-    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
+    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_OMITTED)):
         yield said
     if left := [part for part in _left(report.left) if part not in report.said]:
         yield f"left {'; '.join(left)}"
@@ -236,7 +236,7 @@ def _moved(report: Report) -> str:
 
 def _taken(report: Report) -> str:
     was = "was" if len(report.taken) == 1 else "were"
-    return f"{' and '.join(report.taken)} {was} taken as {report.device}"
+    return f"{' and '.join(report.taken)} {was} replaced by {report.device}"
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:

@@ -27,7 +27,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-# Objects of these packages' classes are not an unsupported library's arrays.
+# Packages whose objects are never arrays of an unsupported library.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
 
 
@@ -161,7 +161,7 @@ class Run:
     def start(self, line: Callable[[], Any] | None = None) -> None:
         """Move and place, or raise `GpuError` with nothing moved; `line` shows a long move."""
         for share in self._shares:
-            share.framework.own(self.device)  # raises before any move if it cannot use it
+            share.framework.own(self.device)  # raises, before any move, if it cannot be used
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():
@@ -195,9 +195,8 @@ class Run:
                 self._during(undo, "recording memory", self._recorder.start, self._read_peak)
             undo.callback(self._leave)
             for share in self._shares:
-                placed = share.framework.place(
-                    self.device, batches=self._move, namespace=self._namespace
-                )
+                place, space = share.framework.place, self._namespace
+                placed = place(self.device, batches=self._move, namespace=space)
                 share.placed = self._placed.enter_context(placed)
             if self._profiler is not None:
                 self._during(undo, "profiling", self._profiler.start, self._stop_profiler)
@@ -217,7 +216,7 @@ class Run:
     def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
         try:
             return step()
-        except Exception as error:  # noqa: BLE001  kept, and said under the cell
+        except Exception as error:  # noqa: BLE001  recorded, and reported below the cell
             faults.keep(doing, error)
             self._complete = False
 
@@ -228,7 +227,7 @@ class Run:
     def finish(self, error: BaseException | None = None) -> Report | None:
         """Undo the placement and report what happened; None if `start` did not succeed.
 
-        If Ctrl-C arrives during this, the rest is still undone before it is raised.
+        If Ctrl-C arrives meanwhile, everything is still undone before KeyboardInterrupt is raised.
         """
         if self._undo is None:
             return None
@@ -349,8 +348,9 @@ class Run:
 
     def _new_variables(self) -> Iterable[str]:
         """Return the variables that the cell has bound to new values."""
-        now = own_variables(self._namespace)
-        return [name for name, value in now.items() if self._bound.get(name) != id(value)]
+        now, bound = own_variables(self._namespace), self._bound
+        arrays = {name for share in self._shares for name in share.made}
+        return [name for name in now if bound.get(name) != id(now[name]) or name in arrays]
 
     def _made_there(self, names: Iterable[str]) -> Iterator[str]:
         """Yield the variables with arrays on the device; none if the device is the CPU."""

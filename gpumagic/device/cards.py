@@ -44,7 +44,7 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Card:
-    """A card that this machine need not have."""
+    """A card, which need not be in this machine."""
 
     name: str
     total: int  # bytes, including CUDA's context and the workspace

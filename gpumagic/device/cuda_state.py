@@ -1,7 +1,7 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
 Some of CUDA's errors are permanent: each later call fails with the same error, and only a new
-process can use the GPUs again. The check calls CUDA: an error's text may be another process's.
+process can use the GPUs again. The check calls CUDA: the text may be another process's error.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ _CURES = {
     "uncorrectable ECC error": "restart the kernel; if it comes again, the GPU must be reset "
     "(sudo nvidia-smi --gpu-reset)",
     "launch timed out": "restart the kernel, and give each call less work",
-    "GPU lost": "restart the machine (sudo dmesg tells of Xid 79)",
+    "GPU lost": "restart the machine (sudo dmesg shows Xid 79)",
 }
 _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have it for itself (compute mode "
@@ -107,7 +107,7 @@ def working() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals with a context. Using another GPU would create one, of 0.5 GiB."""
+    """Return the ordinals of GPUs with a context. Use of another would create one, of 0.5 GiB."""
     if (cuda := working()) is None:
         return []
     # This is torch's own test. A CPU build lacks it; there all virtual GPUs count as started.
@@ -116,7 +116,7 @@ def started() -> list[int]:
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Check for the death of CUDA after the code `where` and its error, without waiting."""
+    """Check, without waiting, whether CUDA died in the code at `where`, which raised `error`."""
     global _death
     if (cuda := working()) is not None:
         said = _asked(cuda)
@@ -156,7 +156,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException) -> str:
-    """Return the advice on a bad index or a CUDA error that is not permanent; empty otherwise."""
+    """Return advice on a bad index, a missing GPU or a temporary CUDA error; else empty."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
     if _said(error) == "invalid device ordinal":
@@ -193,7 +193,7 @@ def give_back() -> None:
     """Collect garbage, and return the unused memory in torch's cache to the driver."""
     collect()
     if (cuda := working()) is not None:
-        with suppress(RuntimeError):  # of a GPU that has failed; the code's own error says more
+        with suppress(RuntimeError):  # a GPU has failed; the user's own error says more
             cuda.empty_cache()
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
-LETTER = 6.3  # pixels, about, of a letter of 11 px
+LETTER = 6.3  # average width in pixels of a letter of 11 px
 
 
 class Look(NamedTuple):
@@ -71,9 +71,8 @@ class Scale:
     def __call__(self, value: float) -> float:
         """Return the pixel of a value."""
         low, high, at = map(math.log10 if self.log else float, (self.low, self.high, value))
-        return self.start + (self.end - self.start) * (
-            0.5 if high == low else (at - low) / (high - low)
-        )
+        share = 0.5 if high == low else (at - low) / (high - low)
+        return self.start + share * (self.end - self.start)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -87,7 +86,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def even_ticks(low: float, high: float) -> list[float]:
-    """Return about six round values between two, with a round step."""
+    """Return about six round values between `low` and `high`, with a round step."""
     if high <= low:
         return [low]
     rough = (high - low) / 5
@@ -103,9 +102,9 @@ _WIDTH, _HEIGHT = 680.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
 FOOT = _HEIGHT - _BOTTOM
 _LINE_HEIGHT = 15.0
-# The least width to which a plot shrinks; in less room it scrolls.
+# The minimum width of a plot; in a narrower page it scrolls.
 _LEAST = 0.6 * _WIDTH
-# Curves of more points than this get small dots.
+# Curves with more points than this get small dots.
 _FEW = 24
 
 
@@ -153,8 +152,8 @@ class Plot:
     def svg(
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
-        """Return the SVG element: `name` is the variable's, `label` is for screen readers."""
-        # Names are placed first: other labels are left out where a name is.
+        """Return the SVG element: `name` labels the x axis, `label` is for screen readers."""
+        # Crossings and reasons are placed after names, and left out where they would overlap them.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]

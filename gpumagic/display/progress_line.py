@@ -29,7 +29,7 @@ def _bar(now: object) -> dict[str, str]:
 
 
 class ProgressLine:
-    """A context with a progress line, whose first update is shown when a timer ends."""
+    """A context manager that shows updates in one line, from `PATIENCE_S` seconds on."""
 
     def __init__(self, shell: Any, *, silent: bool = False) -> None:
         self._notebook = hasattr(shell, "kernel")
@@ -52,7 +52,7 @@ class ProgressLine:
         self.close()
 
     def update(self, now: object) -> None:
-        """Show ``str(now)`` if an update is due; the bar's length is ``now.share``, from 0 to 1."""
+        """Show ``str(now)``, once the line is shown; the bar's length is ``now.share``, 0 to 1."""
         self._latest = now
         if self._due:
             self._write()
@@ -83,7 +83,7 @@ class ProgressLine:
             return
 
         class Line(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # no thread that would live on
+            monitor_interval = 0  # starts no thread, which would not end
 
         # `disable=None` shows nothing without a terminal.
         self._line = Line(

@@ -41,7 +41,7 @@ _BYTES = re.compile(
     r"|total|traceback_holds|used|wanted"
 )
 _LEFT_OUT = {"file", "filename", "html", "others_by_name", "processes", "uuid"}
-_MOST_ITEMS = 10  # items of each list, so that a notebook's file stays small
+_MOST_ITEMS = 10  # maximum length of a list, so that a notebook's file stays small
 
 
 def as_json(record: object) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Shown:
         return str(view(self).html(self))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """The record as JSON; of a measurement also its title and bars, for JupyterLab's panel."""
+        """Return the record as JSON; for a measurement, also the title and bars of the panel."""
         panel = getattr(view(self), "panel", None)
         return {JSON: as_json(self) | (panel(self) if panel else {})}
 
@@ -101,7 +101,7 @@ def sheet(name: str) -> str:
 
 
 def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
-    """Return HTML with the palette and these style sheets, by default the tables'."""
+    """Return HTML with the palette and these style sheets; the default is that of tables."""
     rules = "".join(sheet(name) for name in ("palette", *(sheets or ("table",))))
     return f'<div class="{css}"><style>{rules}</style>{content}</div>'
 
@@ -145,7 +145,7 @@ class Column:
     head: str
     cells: Sequence[str]
     number: bool = False  # right-aligned
-    # How cells are narrowed if the text is too wide, "cut" or "wrap"; and their least width.
+    # How cells are narrowed if the text is too wide, "cut" or "wrap"; and their minimum width.
     fit: str = ""
     least: int = 20
     # A note below each row, from this column to the table's end; "" for none.
@@ -192,7 +192,7 @@ def width(text: str) -> int:
 
 
 def short(text: str, most: int) -> str:
-    """Return a text, cut to a width."""
+    """Return a text, cut to the width `most`."""
     if width(text) <= most:
         return text
     # First cut by length, since a text may be very long; then by width.

@@ -22,7 +22,7 @@ def both(words: Iterable[str]) -> str:
 
 
 def many(count: int, word: str) -> str:
-    """``"1 tensor"``, ``"3 tensors"``."""
+    """Return a count with its noun: ``"1 tensor"``, ``"3 tensors"``."""
     return f"{count} {word}{'s' * (count != 1)}"
 
 

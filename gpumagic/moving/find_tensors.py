@@ -28,7 +28,7 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# A module's dictionaries, and the attributes that all modules have: of these, only hooks matter.
+# A module's dictionaries of parts. Of the other attributes of every module, only hooks matter.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
 # Limits for objects of libraries: the depth of nesting, and the number of objects per variable.
@@ -36,7 +36,7 @@ _DEPTH, _OBJECTS = 4, 500
 # Attributes that may name an object's device.
 DEVICE_NAMES = ("device", "_device")
 
-NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
+NUMPY_STAYS = "its library uses NumPy, which reads only tensors on the CPU"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TensorFinder:
         self.left: list[Left] = []  # values that stay as a whole, or could not be searched
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
-        self.movable: list[Held] = []  # by a `to` of their own
+        self.movable: list[Held] = []  # objects with their own `to`
         self.naming: list[tuple[Any, str]] = []  # objects that name a device, and their variable
         self._module = module
         self._depth = self._objects = 0
@@ -100,7 +100,7 @@ class TensorFinder:
             self._depth = self._objects = 0
             try:
                 self.value(value, (name,))
-            except Exception as error:  # noqa: BLE001  what the user's own containers may raise
+            except Exception as error:  # noqa: BLE001  the user's own containers may raise anything
                 self.left.append(Left(name, f"looking into it raised {type(error).__name__}"))
 
     @property
@@ -227,7 +227,7 @@ class TensorFinder:
 
 
 def nbytes_held(variables: Iterable[tuple[str, Any]], device: str = "") -> int:
-    """Return the bytes of the variables' storages, each once; only those on `device` if given."""
+    """Return the bytes of the variables' storages, each counted once; only on `device` if given."""
     finder = TensorFinder()
     finder.variables(variables)
     storages = {}

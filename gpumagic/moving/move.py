@@ -126,9 +126,8 @@ class MovePlan:
             for start, stop, family in self._families:
                 base = family[0].tensor.untyped_storage().data_ptr()
                 if bytes_[0] < base + stop and base + start < bytes_[1]:
-                    self.left.append(
-                        Left(name, f"it no longer shares memory with {family[0].path}")
-                    )
+                    reason = f"it no longer shares memory with {family[0].path}"
+                    self.left.append(Left(name, reason))
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, raise GpuError with nothing moved."""
@@ -243,15 +242,14 @@ class MovePlan:
         reason = ""
         try:
             brought = held.value.to(device)
-        except Exception as error:  # noqa: BLE001  a library's own, told in the report
+            brought = held.value if brought is None else brought
+        except Exception as error:  # noqa: BLE001  the library's error goes into the report
             brought, reason = held.value, f".to({str(device)!r}) raised {first_line(error)}"
         if brought is not held.value:
             if len(held.steps) == 1 and namespace.get(name) is held.value:
                 namespace[name] = brought
             else:
-                reason = (
-                    f"its .to({str(device)!r}) makes another object: bind that where it is used"
-                )
+                reason = f".to({str(device)!r}) returns a new object: assign it where it is used"
         if reason:
             self.left.append(Left(written(held.steps), reason))
         elif moving:  # otherwise, all its tensors moved with another variable
@@ -370,7 +368,7 @@ def _parts_of(value: Any) -> list[tuple[Step, Any]]:
     try:
         count = length_hint(value) if issubclass(type(value), CONTAINERS) else 0
         return parts_of(value) if count <= _FEW else []
-    except Exception:  # noqa: BLE001  what the user's own class may raise
+    except Exception:  # noqa: BLE001  the user's own class may raise anything
         return []
 
 
@@ -392,8 +390,8 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     free = size(cuda_state.room(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
-        f"({names}); nothing was moved; free some ({as_typed('%gpus')} shows who holds it) or type "
-        "--no-move"
+        f"({names}); nothing was moved; free some memory ({as_typed('%gpus')} shows who holds it) "
+        "or type --no-move"
     )
 
 
@@ -410,7 +408,7 @@ def origin_of(value: object) -> Origin | None:
     """Return the origin of an object that a cell moved; None if no cell moved it."""
     try:
         found: Origin | None = _origins.get(value)
-    except TypeError:  # what cannot be referred to weakly
+    except TypeError:  # weak references to it are impossible
         return None
     # The user may have moved a tensor since. Other objects are not checked.
     moved_since = isinstance(value, Tensor) and found and value.device != found.there
@@ -433,7 +431,8 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
     for value, origin in brought_away() if origins is None else origins:
         if origin.named:
             own(value).update(origin.named)
-            _origins.pop(value, None)
+            if origins is None:
+                _origins.pop(value, None)
         else:
             by_device.setdefault(origin.device, []).append((origin.name, value))
     made: list[Moves] = []

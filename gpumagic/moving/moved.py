@@ -7,7 +7,7 @@ from typing import Any
 
 from gpumagic.display.units import duration, size, some
 
-DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
+DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are copied"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Origin:
     kind: type | None = None  # type of the variable's value, if the variable was rebound
     committed: bool = True  # whether JAX's arrays are committed: JAX then does not move them
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """By each copy's id, a weak reference to it and its original, None after `keep_origins`."""
+    """By each copy's id: a weak reference to the copy; its original, None after `keep_origins`."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Former values of attributes that name a device."""
 

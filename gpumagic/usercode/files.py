@@ -42,7 +42,6 @@ _STAND_INS = (
     os.path.join(_OURS, "usercode", "files.py"),
 )
 
-
 # torch's folder, found without importing it; the null device if torch is not installed.
 _place = getattr(find_spec("torch"), "origin", None)
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(_place)), "") if _place else os.devnull
@@ -78,7 +77,7 @@ def is_users(file: str | None) -> bool:
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a library generated the file, as its module's package is installed elsewhere."""
+    """Whether a library generated the file: its module belongs to an installed package."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -122,12 +121,12 @@ def label(file: str) -> str:
 
 
 def last_cell() -> str:
-    """Return the running or last cell: ``"In [3]"``; empty outside of IPython."""
+    """Return the running or last cell: ``"In [3]"``; ``"In [0]"`` outside of IPython."""
     return f"In [{_typed() - 1}]"
 
 
 def next_cell() -> str:
-    """Return IPython's next cell, without `execution_count`, which differs by version."""
+    """Return IPython's next cell. Its `execution_count` differs by version, so it is not used."""
     return f"In [{_typed()}]"
 
 
@@ -141,7 +140,7 @@ _LONG = 60  # maximum length of a displayed line
 _TIMED = ("<timed ", "<magic-timeit")
 _TIMING = ("time", "timeit")
 # IPython's code for `%timeit x.sum()`.
-_MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
+_MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
 
 @dataclass(frozen=True)
@@ -257,19 +256,19 @@ def line_of(code: CodeType, at: int) -> int:
 
 def source_of(file: str, line: int) -> str:
     """Return a line of a file, as typed."""
-    return _MAGIC.sub(r"%\1 \2", linecache.getline(file, line).strip())
+    return _MAGIC.sub(r"%\1 \3", linecache.getline(file, line).strip())
 
 
 @lru_cache(maxsize=1024)
 def expression(code: CodeType, at: int) -> str:
-    """Return the expression of an instruction in one line; if unknown, its line or empty."""
+    """Return an instruction's expression in one line; if unknown, its source line or empty."""
     found = executing(code, at)
     text = ast.get_source_segment(found.source.text, found.node) if found.node else None
     # executing finds no node for a jump, such as that of an `if`.
     if not (text := text or _columns(code, at)):
         return source_of(code.co_filename, line_of(code, at))
     text = " ".join(row.strip() for row in text.splitlines())
-    return _MAGIC.sub(r"%\1 \2", text.replace(" .", "."))
+    return _MAGIC.sub(r"%\1 \3", text.replace(" .", "."))
 
 
 def executing(code: CodeType, at: int) -> Any:
@@ -282,7 +281,7 @@ def executing(code: CodeType, at: int) -> Any:
 
 
 def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
-    """Return the variable in a frame's expression for whose value `is_it` is true, or empty."""
+    """Return the first name in a frame's expression whose value satisfies `is_it`, or empty."""
     names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))
     values = ((name, frame.f_locals.get(name, frame.f_globals.get(name))) for name in names)
     return next((name for name, value in values if is_it(value)), "")

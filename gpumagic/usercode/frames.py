@@ -47,9 +47,9 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Remove the frames of gpumagic from an error's tracebacks, if the error is not its own.
+    """Remove the frames of gpumagic from an error's tracebacks.
 
-    Frames below the user's innermost one stay, unless they are of a patch of torch or Python.
+    Below the user's innermost frame, only those of patches of torch or Python are removed.
     """
     for each in errors(error):
         chain = _chain(each.__traceback__)
@@ -78,8 +78,7 @@ def end_at_user(error: BaseException) -> None:
 def libraries_hidden(error: BaseException) -> Iterator[None]:
     """Make IPython count libraries' frames in a traceback, instead of showing them."""
     frames = [tb.tb_frame for tb in tracebacks(error)]
-    libraries = [frame for frame in frames if not is_users(frame.f_code.co_filename)]
-    hidden = [frame for frame in libraries if not frame.f_locals.get(_HIDE)]
+    hidden = [f for f in frames if not (is_users(f.f_code.co_filename) or f.f_locals.get(_HIDE))]
     for frame in hidden:
         frame.f_locals[_HIDE] = True
     try:
@@ -144,10 +143,8 @@ class FailedFrame:
             return [self._node]
         every = [*ast.walk(self.tree)] if self.tree is not None else []
         # A line of a cell may have two statements.
-        found: list[ast.AST] = [
-            n for n in every if isinstance(n, ast.expr) and _place(n) == self._place
-        ]
-        return found[:1] or [n for n in every if getattr(n, "lineno", 0) == self.line]
+        found = [n for n in every if isinstance(n, ast.expr) and _place(n) == self._place]
+        return [*found[:1]] or [n for n in every if getattr(n, "lineno", 0) == self.line]
 
     def text(self, node: ast.AST) -> str:
         """Return the source of an expression, on one line."""

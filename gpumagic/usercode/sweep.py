@@ -23,6 +23,7 @@ _ITEMS = "type a number above 0, or an expression for one, such as len(sentences
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
 # torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
+_WHOLE = 2**63  # letters of a label that is not cut
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 
@@ -123,10 +124,10 @@ def _checked(name: Any, given: Any) -> tuple[Any, ...]:
     values = tuple(islice(given, MOST_POINTS + 1))  # the iterator may be endless
     if not 0 < len(values) <= MOST_POINTS:
         raise GpuError(f"sweep: {name} needs 1 to {MOST_POINTS:,} values; {TYPE}")
-    labels = [label(value) for value in values]
+    labels = [label(value, _WHOLE) for value in values]
     twice = next((each for n, each in enumerate(labels) if each in labels[:n]), None)
     if twice is not None:
-        raise GpuError(f"sweep: {name} = {twice} is there twice; give each value once")
+        raise GpuError(f"sweep: {name} = {label(twice)} is given twice; give each value once")
     return values
 
 
@@ -147,7 +148,7 @@ def label(value: Any, most: int = 40) -> str:
 
 def key(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return a hashable key of a point."""
-    return tuple(sorted((name, label(value)) for name, value in values.items()))
+    return tuple(sorted((name, label(value, _WHOLE)) for name, value in values.items()))
 
 
 def number(value: Any) -> float | None:
@@ -179,9 +180,7 @@ def unread(
 
 
 def worked_through(
-    items: float | str | None,
-    namespace: Mapping[str, Any],
-    points: Sequence[Mapping[str, Any]],
+    items: float | str | None, namespace: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> list[float | None]:
     """Return the number of items per run, for each point of a sweep; GpuError unless positive."""
     if items is None:
@@ -189,7 +188,7 @@ def worked_through(
     try:
         code = compile(str(items).strip(), "<items>", "eval") if isinstance(items, str) else None
     except (SyntaxError, ValueError):
-        raise GpuError(f"items {items} is no expression; {_ITEMS}") from None
+        raise GpuError(f"items {items} is not an expression; {_ITEMS}") from None
     found: list[float | None] = []
     for values in points:
         given = ", ".join([f"items {items}", *(f"{n} = {value!r}" for n, value in values.items())])

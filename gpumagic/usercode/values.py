@@ -143,7 +143,7 @@ Step = tuple[str, Any]
 Path = tuple[Any, ...]
 """The path to a value: the variable's name, then one step per attribute or item."""
 
-# Objects without data.
+# Types whose objects are not searched.
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 # Only mappings in memory, because iterating over a file's values would read it.
@@ -267,7 +267,8 @@ _INNER = {
     FunctionType: ("__wrapped__",),
     type(functools.lru_cache(str)): ("__wrapped__",),
     MethodType: ("__func__", "__self__"),
-    functools.partial: ("func", "args"),
+    functools.partial: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
     property: ("fget", "fset"),
@@ -281,7 +282,7 @@ def _methods(kind: type, module: str) -> list[Any]:
 
 
 def functions_in(value: Any, module: str) -> list[FunctionType]:
-    """Return the functions of `module` in a value: decorated, as methods, or in containers."""
+    """Return a value's functions of `module`: decorated, methods, in containers or attributes."""
 
     def into(value: Any) -> list[tuple[Step, Any]]:
         kind = type(value)
@@ -293,6 +294,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
             held = _methods(value, module)
         else:
             held = [type(part) for part in value.modules()] if is_module(value) else [kind]
+            held += [each for each in own(value).values() if type(each) in _INNER]
         return [((".", ""), each) for each in held]
 
     try:
@@ -300,6 +302,16 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
     except Exception:  # noqa: BLE001  a module without its __init__
         return []
     return [each for each in found if type(each) is FunctionType and each.__module__ == module]
+
+
+def values_held(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a function's closure variables and default arguments."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not bound yet
+            yield name, cell.cell_contents
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def globals_of(code: CodeType) -> list[str]:

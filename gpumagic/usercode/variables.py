@@ -11,11 +11,10 @@ import symtable
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from types import CodeType
+from types import FunctionType
 from typing import Any
 
-from gpumagic.usercode.values import bases_of, functions_in, globals_of, members_of
+from gpumagic.usercode.values import bases_of, functions_in, globals_of, members_of, values_held
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
@@ -27,6 +26,7 @@ _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size
 _METADATA_OF = {"id", "len", "type"}
 # Code with one of these may read variables whose names are in its string constants.
 _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
+_WORD = re.compile(r"[^\W\d]\w*")
 _NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -132,7 +132,7 @@ class NamesReader(ast.NodeVisitor):
 
     # -- nested scopes
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.visit_all(node.decorator_list)
+        self.visit_all(node.decorator_list, node.returns)
         self._function(node.args, node.body, node.name)
         self.bound.add(node.name)
 
@@ -142,9 +142,10 @@ class NamesReader(ast.NodeVisitor):
         self._function(node.args, [node.body])
 
     def _function(self, args: ast.arguments, body: list[Any], *names: str) -> None:
-        self.visit_all(args.defaults, args.kw_defaults)
+        parameters = [a for a in ast.iter_child_nodes(args) if isinstance(a, ast.arg)]
+        self.visit_all(args.defaults, args.kw_defaults, [a.annotation for a in parameters])
         inner = [each for node in body for each in ast.walk(node)]
-        local = {*names, *(a.arg for a in ast.iter_child_nodes(args) if isinstance(a, ast.arg))}
+        local = {*names, *(a.arg for a in parameters)}
         local |= {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         for node in inner:
             if isinstance(node, (ast.Global, ast.Nonlocal)):
@@ -204,8 +205,10 @@ class NamesReader(ast.NodeVisitor):
             return
         # The text after the magic's name is also Python: a statement, or the set-up of %%timeit.
         for text in (_OPTIONS.sub("", texts[1]).strip(), *texts[2:]):
-            with suppress(SyntaxError):
+            try:
                 self.visit(ast.parse(self._transform(text)))
+            except SyntaxError:  # an option has a value: %lprun -f train train(X)
+                self.visit_all([ast.Name(word, ast.Load()) for word in _WORD.findall(text)])
 
 
 # IPython's names for its history; they do not count as variables.
@@ -228,7 +231,7 @@ def names_read(
     if _BY_NAME & reader.read.keys():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))
+                reader.read.update(dict.fromkeys(_WORD.findall(node.value)))
     return [name for name in reader.read if name not in NOT_VARIABLES]
 
 
@@ -245,7 +248,7 @@ def variables_read(
     """Yield `(name, value)` for the names, and for names that their functions of `module` read."""
     queue = deque(names)
     seen: set[str] = set()
-    followed: set[CodeType] = set()
+    followed: set[FunctionType] = set()
     while queue:
         name = queue.popleft()
         if name in seen or name not in namespace:
@@ -256,16 +259,10 @@ def variables_read(
         functions = deque([] if _is_array(value) else functions_in(value, module))
         while functions:
             function = functions.popleft()
-            if function.__code__ in followed:
+            if function in followed:
                 continue
-            followed.add(function.__code__)
+            followed.add(function)
             queue.extend(globals_of(function.__code__))
-            for free, cell in zip(
-                function.__code__.co_freevars, function.__closure__ or (), strict=True
-            ):
-                try:
-                    held = cell.cell_contents
-                except ValueError:  # a closure variable that is not bound yet
-                    continue
-                yield f"{name}.{free}", held
+            for inner, held in values_held(function):
+                yield f"{name}.{inner}", held
                 functions.extend(functions_in(held, module))

@@ -54,14 +54,14 @@ def test_the_line_has_two_clauses_and_the_others_are_behind_it():
     stays = Left("data", "a dataset stays where it is")
     report = replace(FULL, taken=("accelerate's cuda:0",), left=(stays,))
     line, more = str(report).splitlines()
-    assert line.endswith(" in 3.1 ms · accelerate's cuda:0 was taken as cuda:1")
+    assert line.endswith(" in 3.1 ms · accelerate's cuda:0 was replaced by cuda:1")
     assert more == "  more: left data: a dataset stays where it is · 2 batches: 512 B copied"
     folded = report._repr_html_().partition("</summary>")
-    assert "taken as" in folded[0]
+    assert "replaced by" in folded[0]
     assert "<div>left data: a dataset" in folded[2]
     assert "<div>2 batches" in folded[2]
     two = replace(PLAIN, taken=("trainer's cuda:0", "transformers' cuda:0"))
-    assert str(two).endswith(" · trainer's cuda:0 and transformers' cuda:0 were taken as cuda:1")
+    assert str(two).endswith(" · trainer's cuda:0 and transformers' cuda:0 were replaced by cuda:1")
 
 
 def test_many_names_are_cut():

@@ -96,6 +96,17 @@ def test_an_error_without_a_message_is_told_by_its_type(monkeypatch):
     assert [(left.name, left.reason) for left in report.left] == [("X", "RuntimeError")]
 
 
+def test_a_new_tensor_at_the_address_of_an_old_one_is_new():
+    space = {"x": torch.ones(2)}
+    for _ in range(100):  # in some of them, the last y is where the first one was
+        run = made(space, ["x"], back=True)
+        run.start()
+        for _ in range(3):
+            space["y"] = space["x"] * 2
+            space["y"] = space["y"].relu()
+        assert run.finish().results == ("y",)
+
+
 def test_every_touched_device_is_waited_for(monkeypatch):
     waits = []
     run = made()

@@ -206,7 +206,7 @@ def test_a_gpu_that_is_lost(notebook):
     kernel = notebook()
     shown = kernel.cell("%%ongpu 0\nstandin_cuda.lose(0)\nz + 1")
     found = explained(shown, "GPU lost in In [3], line 3 or before")
-    assert found[2] == "restart the machine (sudo dmesg tells of Xid 79)"
+    assert found[2] == "restart the machine (sudo dmesg shows Xid 79)"
     assert "CUDA in this kernel is dead (GPU lost" in kernel.line("%gpumem")
     assert "CUDA in this kernel is dead (GPU lost" in kernel.line("%%ongpu 1\nX + 1")
     shown = kernel.cell("%gpus")

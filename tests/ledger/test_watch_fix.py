@@ -40,6 +40,16 @@ def test_what_is_written_to_decides(fix):
     assert rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
+def test_a_call_that_writes_to_several_tensors(fix):
+    kept, new = [torch.zeros(2), torch.zeros(3)], [torch.ones(n, device="cuda:0") for n in (2, 3)]
+    torch._foreach_add_(kept, new)
+    assert [x.tolist() for x in kept] == [[1, 1], [1, 1, 1]]
+    apart = [torch.zeros(2), torch.zeros(2, device="cuda:0")]
+    with pytest.raises(RuntimeError, match="same device"):
+        torch._foreach_add_(apart, new[:1] * 2)
+    assert [x.tolist() for x in apart] == [[0, 0], [0, 0]]
+
+
 def test_what_autograd_tracks_is_copied_for_the_call(fix):
     w = torch.ones(3, requires_grad=True)
     x = torch.ones(3, 3, device="cuda:0")

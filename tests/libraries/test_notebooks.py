@@ -126,7 +126,7 @@ USED = "print([torch.cuda.memory_stats(n)['allocation.all.allocated'] > 0 for n 
 def test_a_trainer_uses_the_cells_gpu_alone():
     _, placed, used = shown(NET, f"%%ongpu 1\n{TRAINER}\n{TRAIN}", USED)
     assert "trained on cuda:1 1 cuda:1" in placed
-    assert "transformers' cuda:0 was taken as cuda:1" in placed
+    assert "transformers' cuda:0 was replaced by cuda:1" in placed
     assert "[False, True]" in used
 
 
@@ -135,7 +135,7 @@ def test_a_trainer_of_an_earlier_cell_comes_along_and_goes_home():
         NET, TRAINER, f"%%ongpu 1\n{TRAIN}", TRAIN, "%ongpu home", "print(args.device, args.n_gpu)"
     )
     assert "trained on cuda:1 1 cuda:1" in placed
-    assert "trainer's cuda:0 was taken as cuda:1" in placed
+    assert "trainer's cuda:0 was replaced by cuda:1" in placed
     assert "trained on cuda:1 1 cuda:1" in plain
     assert "cuda:0 2" in home
 
@@ -174,7 +174,7 @@ def test_a_device_map_of_two_gpus_is_the_users_wish():
         f"%%ongpu 1\nprint(sorted({{str(p.device) for p in {made.format(two)}.parameters()}}))",
     )
     assert "cuda:1\n" in first
-    assert "transformers' cuda:0 was taken as cuda:1" in first
+    assert "transformers' cuda:0 was replaced by cuda:1" in first
     assert "cuda:0\n" in named
-    assert "taken as" not in named
+    assert "replaced by" not in named
     assert "['cuda:0', 'cuda:1']" in both

@@ -44,7 +44,7 @@ def test_blanks_within_a_word_are_none(line, where, sweep):
         ("%%gputime cpu --help\n1", "unexpected --help; type %%gputime WHERE"),
         ("%%gputime 0+\n1", "a device is missing in 0+; type two or more, such as 0+1"),
         ("%%gputime cpu --items nope\n1", "items nope: NameError: name 'nope' is not defined"),
-        ("%%gputime cpu --items (1\n1", "items (1 is no expression"),
+        ("%%gputime cpu --items (1\n1", "items (1 is not an expression"),
         ("%%gputime cpu --items -3\n1", "items -3: -3 is not a number above 0"),
         ("%%gputime cpu --items 0\n1", "items 0: 0 is not a number above 0"),
         ("%%gputime cpu --items n-2 --sweep n=5,1\nn", "items n-2, n = 1: -1 is not a number"),

@@ -279,6 +279,8 @@ class Frozen:                           # as a TensorDict
     def to(self, *args): return Frozen(self.x.to(*args))
 class Stubborn(Frozen):
     def to(self, device): raise NotImplementedError("not for quantized ones")
+class Average(Frozen):                  # as an ExponentialMovingAverage of torch_ema
+    def to(self, device=None): self.x = self.x.to(device)
 class Unit:                             # as a Quantity of astropy
     def __init__(self): self.value = 1
     def to(self, unit): raise AssertionError("asked to convert")
@@ -395,7 +397,16 @@ def test_where_to_makes_another_object_the_name_is_bound_anew(library):
     assert [m.name for m in moves.moved] == ["frozen"]
     (left,) = move_all([("held", [frozen])], GPU1, namespace=space).left
     assert left.name == "held[0]"
-    assert "makes another object" in left.reason
+    assert "returns a new object" in left.reason
+
+
+def test_an_object_whose_to_returns_nothing_keeps_its_name(library):
+    average = library.Average(torch.ones(2))
+    space = {"average": average}
+    moves = move_all(space.items(), GPU1, namespace=space)
+    assert ([m.name for m in moves.moved], moves.left) == (["average"], ())
+    assert space["average"] is average
+    assert average.x.device == GPU1
 
 
 def test_an_object_whose_to_fails_is_left(library):

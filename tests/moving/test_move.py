@@ -390,6 +390,17 @@ def test_the_gpu_that_an_object_names_follows_its_tensors_and_goes_home():
     assert not brought_away()
 
 
+def test_the_gpu_that_an_object_names_goes_home_after_a_cell_with_back():
+    strategy, earlier, later = Strategy(), [], []
+    move_all([("strategy", strategy)], GPU1, origins=earlier)
+    remember(earlier, "In [1]")
+    move_all([("strategy", strategy)], GPU0, origins=later)
+    bring_home({}, later)
+    assert strategy.root_device == strategy.weights.device == GPU1
+    bring_home({})
+    assert (strategy.root_device, strategy.weights.device) == (GPU0, CPU)
+
+
 def test_the_gpu_of_an_object_whose_tensors_stay_is_kept():
     strategy = Strategy()
     strategy.weights = (strategy.weights.requires_grad_() * 2).view(-1)  # autograd tracks it

@@ -1,5 +1,6 @@
 """Which files are the user's: one answer, on which every part of gpumagic agrees."""
 
+import linecache
 import os
 import sys
 
@@ -8,7 +9,7 @@ import torch
 
 import gpumagic
 from gpumagic.frameworks.watching import watch
-from gpumagic.usercode.files import is_users, label, module_of
+from gpumagic.usercode.files import is_users, label, module_of, source_of
 
 LIBRARY = "import torch\nfrom torch import zeros\ndef score(x):\n    return x.sum().item()\n"
 
@@ -63,6 +64,15 @@ def test_a_librarys_module_is_named():
     assert module_of(torch.__file__) == "torch"
     assert module_of("/opt/elsewhere/site-packages/libx/deep.py") == "libx.deep"
     assert module_of("/home/me/train.py") == ""
+
+
+def test_a_magics_line_is_shown_as_typed():
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    for typed in ("%time x.sum()", "%time d['x'].sum()"):
+        code = TransformerManager().transform_cell(typed)
+        linecache.cache["<ipython-input-7>"] = len(code), None, [code], "<ipython-input-7>"
+        assert source_of("<ipython-input-7>", 1) == typed
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_it_is_known_at_each_point(items, found):
         ("n - 2", "items n - 2, n = 2, b = 1: 0 is not a number above 0"),
         ("'7'", "7 is not a number above 0"),
         ("x", "ValueError: only one element tensors"),
-        ("1 +", "is no expression"),
+        ("1 +", "is not an expression"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("missing", "NameError: name 'missing' is not defined"),
     ],

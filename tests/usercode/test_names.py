@@ -31,6 +31,7 @@ CASES = {
     "{k: v for k, v in d.items()}": "d",
     "def f(a, b=c):\n    d = a\n    return d + g": "c g",
     "def f():\n    global d\n    d = d + 1": "d",
+    "async def f(a: A, *b: B, c: C = c) -> list[D]: ...": "list D c A B C",
     "lambda a: a + b": "b",
     "def f(a, key=lambda x: 1):\n    return x": "x",
     "class A(B):\n    x = y\n    def f(self): return z": "B y z",
@@ -50,6 +51,7 @@ CASES = {
     "get_ipython().run_cell_magic('bash', '', 'echo X')": "",
     "get_ipython().run_line_magic('timeit', 'not python')": "python",
     "get_ipython().run_line_magic('time', ')(')": "",
+    "get_ipython().run_line_magic('lprun', '-f net.f train(X)')": "net f train X",
     "get_ipython().run_line_magic('time')": "",
     "get_ipython().run_line_magic(magic_name='time', line=x)": "x",
 }

@@ -17,7 +17,7 @@ from gpumagic.usercode.sweep import check, key, label, number, points
         ({3: [1]}, "3 cannot be a variable's name"),
         ({"n": iter(int, 1)}, "n needs 1 to 1,000 values"),
         ({"n": iter(range(10**9))}, "n needs 1 to 1,000 values"),
-        ({"n": [1, 2, 1]}, "n = 1 is there twice"),
+        ({"n": [1, 2, 1]}, "n = 1 is given twice"),
     ],
 )
 def test_python_values_are_checked_too(given_, said):
@@ -35,6 +35,9 @@ def test_any_object_may_be_a_value():
     assert label(numpy.int64(4)) == label(4) == "4"
     assert key({"n": numpy.float64(0.5)}) == key({"n": 0.5})
     assert len(label(list(range(1000)))) == 40
+    paths = [f"/data/experiments/with/a/very/long/path/{n}.pt" for n in range(2)]
+    assert check({"path": paths}) == {"path": tuple(paths)}
+    assert len({key({"path": path}) for path in paths}) == 2
 
 
 def test_points_are_every_pair_and_one_without_a_sweep():

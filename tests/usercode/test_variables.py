@@ -43,6 +43,20 @@ def test_closures_classes_and_instances_are_followed_but_not_libraries():
     assert [n for n, _ in variables_read(["parse"], {"parse": ast.parse, "sys": 1})] == ["parse"]
 
 
+def test_each_closure_of_the_same_code_is_read():
+    space = {"__name__": "__main__"}
+    exec("def scaled(by): return lambda x: x * by\na, b = scaled('one'), scaled('two')", space)
+    found = dict(variables_read(["a", "b"], space))
+    assert (found["a.by"], found["b.by"]) == ("one", "two")
+
+
+def test_default_arguments_are_read():
+    space = {"__name__": "__main__"}
+    exec("def f(x, y=1, z='tensor', *more, w='kept', **others): v = x", space)
+    found = dict(variables_read(["f"], space))
+    assert found == {"f": space["f"], "f.y": 1, "f.z": "tensor", "f.w": "kept"}
+
+
 def test_recursion_ends():
     space = {"__name__": "__main__"}
     exec("def f(): return g()\ndef g(): return f()", space)
@@ -97,6 +111,16 @@ LEADS = {
         "x = nn.Sequential(nn.Sequential(Block()))"
     ),
     "a cached function": "import functools\n@functools.cache\ndef x(): return net",
+    "a cached property": (
+        "from functools import cached_property\nclass A:\n    @cached_property\n"
+        "    def m(self): return net\nx = A()"
+    ),
+    "a keyword of a partial": "import functools\nx = functools.partial(map, f=lambda: net)",
+    "an attribute": (
+        "class A:\n    def __init__(self, loss): self.loss = loss\nx = A(lambda out: out @ net)"
+    ),
+    "a default": "def x(a, loss=lambda: net): pass",
+    "a default by name": "def x(*, loss=lambda: net): pass",
 }
 
 
