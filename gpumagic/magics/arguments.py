@@ -34,7 +34,7 @@ from gpumagic.usercode.files import user_namespace
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 # The text before an unquoted -- between blanks.
-_BEFORE_CODE = re.compile(rf"""((?:[^\s'"]+|{_QUOTED}|\s+)*?)(?<!\S)--(?:\s+|$)""")
+_BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)""")
 # Blanks around an unquoted comma, plus or equals sign.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 # A variable in braces, outside quotes.
