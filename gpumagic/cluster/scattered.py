@@ -70,6 +70,11 @@ def _take_rows(tensor: Tensor, items: slice) -> Tensor:
     return part.requires_grad_(tensor.requires_grad)
 
 
+def _take_array(array: Any, items: slice) -> Any:
+    part = array[items]
+    return part.copy() if part.flags.writeable else part
+
+
 def _join_arrays(parts: Sequence[Any]) -> Any:
     numpy: Any = sys.modules["numpy"]
     masked = any(isinstance(part, numpy.ma.MaskedArray) for part in parts)
@@ -117,9 +122,9 @@ _KINDS = {
         lambda parts: (tuple if type(parts[0]) is tuple else list)(chain.from_iterable(parts)),
     ),
     ("builtins.dict", "collections.UserDict"): _COLUMNS,
-    ("numpy.ndarray",): Kind(getitem, _join_arrays),
+    ("numpy.ndarray",): Kind(_take_array, _join_arrays),
     ("pandas.DataFrame", "pandas.Series"): Kind(
-        lambda value, items: value.iloc[items], _join_frames
+        lambda value, items: value.iloc[items].copy(), _join_frames
     ),
     ("datasets.Dataset",): Kind(
         lambda value, items: value.select(range(items.start, items.stop)),
