@@ -257,7 +257,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
             if how == "mean":  # torch has no mean of integers
                 return stacked.sum(0) / len(parts)
             return getattr(stacked, {"min": "amin", "max": "amax"}.get(how, how))(0)
-        if any(comes_from(type(part), "numpy.ndarray") for part in parts):
+        if any(comes_from(type(part), "numpy.ndarray", "numpy.generic") for part in parts):
             return getattr(sys.modules["numpy"].stack(list(parts)), how)(axis=0)
         if all(isinstance(part, Number) for part in parts):
             return _NUMBERS[how](parts)
