@@ -71,9 +71,9 @@ class CellOnRanks:
         # Source text of the cells by file, to explain errors in ranks.
         self._sources = {there: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
-        names = [name for name in read if name not in asked.split]
+        whole = {name: value for name, value in space.items() if name not in asked.split}
         hidden = ipython.user_ns_hidden if ipython else {}
-        found = sending.prints_of(variables_read(names, space), space, hidden)
+        found = sending.prints_of(variables_read(read, whole), whole, hidden)
         self._values, self._prints = found
         assigned = sending.prints_here(names_assigned(tree))
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
