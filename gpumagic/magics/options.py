@@ -112,7 +112,7 @@ def _nan(text: str) -> str:
 def variable(text: str) -> str:
     """Return the name of a variable."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise ArgumentTypeError(f"{text} cannot be the name of a variable")
+        raise ArgumentTypeError(f"{text or 'an empty word'} cannot be the name of a variable")
     return text
 
 
