@@ -1,8 +1,8 @@
 """Save variables of the ranks by `torch.distributed.checkpoint`, and load them again.
 
 A checkpoint is a directory. torch writes its `.metadata` last, so a directory without one is
-incomplete, and the previous checkpoint stays valid. It fits any number of ranks, with or without
-DDP or `fully_shard`. All ranks call `save` or `restore`; if one fails, none proceeds.
+incomplete, and the previous checkpoint stays valid. Any number of ranks can load a checkpoint, with
+or without DDP or `fully_shard`. All ranks call `save` or `restore`; if one fails, none proceeds.
 """
 
 import warnings
@@ -32,7 +32,7 @@ _FAILURES = (Exception, CheckpointException)  # torch's derives from BaseExcepti
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint: its directory and variables; or the reason that there is none."""
+    """One checkpoint: its directory and variables; or why there is none."""
 
     path: str
     variables: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
     """Return the state of a variable, with placeholders for the checkpoint's entries."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
-        return _assigned(name, space, _room(whole))
+        return _assigned(name, space, _slot(whole))
     if name not in space:
         raise GpuError(f"there is no {name}; read or make it in a cell of %%ongpu @all")
     value = space[name]
@@ -96,7 +96,7 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
 
 
 def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
-    """Return the state of a variable whose object a load replaces instead of changing it."""
+    """Return the state of a variable to which loading assigns a new object."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 
@@ -107,7 +107,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
     values = {f"{n}/{key}": v for n, held in now["state"].items() for key, v in held.items()}
     if saved:  # a new optimizer has no state before its first step
         numbered = {path: int(path.partition("/")[0]) for path in saved if "/" in path}
-        values = {path: _room(saved[path], parameters.get(n)) for path, n in numbered.items()}
+        values = {path: _slot(saved[path], parameters.get(n)) for path, n in numbered.items()}
     shapes = [tuple(each.shape) for each in mine]
     values |= {"groups": _on_cpu(now["param_groups"]), "of": [type(optimizer).__name__, shapes]}
 
@@ -121,7 +121,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
     return State(values, put)
 
 
-def _room(at: Any, parameter: Any = None) -> Any:
+def _slot(at: Any, parameter: Any = None) -> Any:
     """Return a tensor to load into, sharded like its parameter if the shapes match; 0 for data."""
     if not hasattr(at, "properties"):
         return 0
@@ -135,7 +135,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of the variables here; raise `GpuError` if they do not fit."""
+    """Return the states of the checkpoint's variables here; raise `GpuError` if they do not fit."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
@@ -143,7 +143,7 @@ def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
     for name, each in saved.items():
         # torch itself checks shapes, and that the checkpoint has every entry.
         if lacking := sorted(each.keys() - found[name].values.keys()):
-            raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
+            raise GpuError(f"{name}: the checkpoint has {lacking[0]}, which is missing here")
     return found
 
 
@@ -163,7 +163,7 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
     """Run a step on each rank and return all results; if one fails, raise `GpuError` on all."""
     try:
         mine = step(), ""
-    except _FAILURES as error:  # raised below, on all ranks
+    except _FAILURES as error:  # raised below as GpuError, on all ranks
         mine = None, _why(error)
     found: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(found, mine)
@@ -213,7 +213,7 @@ def restore(directory: str) -> Checkpoint:
             dcp.load(read, checkpoint_id=path, planner=planner, no_dist=True)
         for name, each in found.items():
             if each.values.get("of", 0) != read.get(f"{name}/of", 0):
-                raise GpuError(f"{name}: it is not the optimizer of the checkpoint")
+                raise GpuError(f"{name}: its class or shapes differ from the checkpoint's")
         return path
 
     try:

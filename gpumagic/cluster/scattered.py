@@ -1,9 +1,9 @@
 """Split values into parts by their items, and join the results of the parts.
 
 Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` undoes it. A part is a
-copy, since a view would be sent with its whole storage. Gathered tensors are on the CPU, without
-their autograd graph, which is not sent. Results that cannot be joined are returned as a list of the
-parts, so no work is lost.
+copy: a view would be sent with its whole storage, and a thread would write to the notebook's value.
+Gathered tensors are on the CPU, without their autograd graph. Results that cannot be joined are
+returned as a list of the parts, so no work is lost.
 """
 
 import ast
@@ -70,6 +70,11 @@ def _take_rows(tensor: Tensor, items: slice) -> Tensor:
     return part.requires_grad_(tensor.requires_grad)
 
 
+def _take_array(array: Any, items: slice) -> Any:
+    part = array[items]
+    return part.copy() if part.flags.writeable else part
+
+
 def _join_arrays(parts: Sequence[Any]) -> Any:
     numpy: Any = sys.modules["numpy"]
     masked = any(isinstance(part, numpy.ma.MaskedArray) for part in parts)
@@ -86,7 +91,7 @@ def _take_columns(value: Any, items: slice) -> Any:
     made = copy.copy(value)  # keeps the class without calling its constructor
     for name, column in value.items():
         made[name] = take(column, items.start, items.stop)
-    # Other results of HuggingFace's tokenizers, with an item for each text.
+    # HuggingFace's tokenizers also keep an encoding for each text.
     if encodings := getattr(value, "_encodings", None):
         made._encodings = encodings[items]
     return made
@@ -94,7 +99,7 @@ def _take_columns(value: Any, items: slice) -> Any:
 
 def _join_columns(parts: Sequence[Any]) -> Any:
     if any(part.keys() != parts[0].keys() for part in parts):
-        raise GpuError("the parts have different keys; assign the same ones on each")
+        raise GpuError("the parts have different keys; assign the same keys in all parts")
     made = copy.copy(parts[0])
     for name in parts[0]:
         made[name] = gather([part[name] for part in parts])
@@ -117,9 +122,9 @@ _KINDS = {
         lambda parts: (tuple if type(parts[0]) is tuple else list)(chain.from_iterable(parts)),
     ),
     ("builtins.dict", "collections.UserDict"): _COLUMNS,
-    ("numpy.ndarray",): Kind(getitem, _join_arrays),
+    ("numpy.ndarray",): Kind(_take_array, _join_arrays),
     ("pandas.DataFrame", "pandas.Series"): Kind(
-        lambda value, items: value.iloc[items], _join_frames
+        lambda value, items: value.iloc[items].copy(), _join_frames
     ),
     ("datasets.Dataset",): Kind(
         lambda value, items: value.select(range(items.start, items.stop)),
@@ -185,14 +190,14 @@ def parts_in_words(name: str, bounds: list[Bounds]) -> str:
 
 
 class SplitValues:
-    """The variables of `--split`: a part for each rank, even without variables; or `--chunk`'s."""
+    """The split variables and their parts: one part for each rank, or one for `--chunk` items."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}
         count = length(self._values)
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
-        # Without items, one empty part runs, so that the result has the right type.
+        # If there are no items, one empty part runs, so that the result has the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)
@@ -219,7 +224,7 @@ def gather(parts: Sequence[Any]) -> Any:
     kinds = {_kind_of(part): type(part).__name__ for part in parts}
     if len(kinds) > 1:
         names = " and ".join(kinds.values())
-        raise GpuError(f"the parts are of different kinds: {names}; assign the same kind on each")
+        raise GpuError(f"the parts are of different kinds: {names}; assign one kind in all parts")
     ((kind, name),) = kinds.items()
     if kind is None:
         raise GpuError(f"{name} has no items to gather; type --reduce, or assign {_WHAT}")
@@ -252,7 +257,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
             if how == "mean":  # torch has no mean of integers
                 return stacked.sum(0) / len(parts)
             return getattr(stacked, {"min": "amin", "max": "amax"}.get(how, how))(0)
-        if any(comes_from(type(part), "numpy.ndarray") for part in parts):
+        if any(comes_from(type(part), "numpy.ndarray", "numpy.generic") for part in parts):
             return getattr(sys.modules["numpy"].stack(list(parts)), how)(axis=0)
         if all(isinstance(part, Number) for part in parts):
             return _NUMBERS[how](parts)
@@ -297,7 +302,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
     """Raise `GpuError` for an `await`, an unknown reduction, or a name unknown to the cell."""
     if line := awaits(tree):
-        raise GpuError(f"line {line} awaits, and here is no loop; await it in a cell before")
+        raise GpuError(f"line {line} awaits, but no event loop runs here; await in an earlier cell")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
     assigned, hows = names_assigned(tree), dict(asked.reduce)
     for option, names, known, does in (

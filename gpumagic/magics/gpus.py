@@ -156,6 +156,8 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     from gpumagic.cluster import gpu_cluster
 
     verb, what = asked.verb or "status", asked.what
+    if verb in ("pull", "restart", "checkpoint"):
+        what = [each for word in what for each in word.split(",") if each]
     _check_arguments(verb, what)
     if verb == "start":
         ways = ("slurm", "partition", "ssh", "mpi", "ip", "python")
@@ -170,8 +172,7 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
         ranks.keep(*found)
         print(f"{some(what)}: {'each ' * (len(found) > 1)}a list with an item for each rank")
     elif verb == "checkpoint":
-        names = [name for word in what for name in word.split(",") if name]
-        print(f"{some(names)} saved to {ranks.checkpoint(*names, to=asked.to)}")
+        print(f"{some(what)} saved to {ranks.checkpoint(*what, to=asked.to)}")
     elif verb == "restore":
         loaded = ranks.restore(what[0])
         print(f"{some(loaded.variables)} loaded from {loaded.path}")

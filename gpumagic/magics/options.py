@@ -21,9 +21,9 @@ class Magic(NamedTuple):
     number: str = "?"  # as argparse's `nargs`
     verbs: tuple[str, ...] = ()  # words that may come first
     completes: tuple[str, ...] = ("devices",)  # or "gpus", "dtypes", "variables"
-    needs: Mapping[str, str] = {}  # an option, and the one without which it means nothing
-    excludes: tuple[tuple[str, ...], ...] = ()  # options of which a line has one at most
-    alone: tuple[str, ...] = ()  # options with which nothing else is named
+    needs: Mapping[str, str] = {}  # an option, and the option that it needs
+    excludes: tuple[tuple[str, ...], ...] = ()  # groups; a line may have one option of each
+    alone: tuple[str, ...] = ()  # options of lines without an argument
 
 
 class Option(NamedTuple):
@@ -112,7 +112,7 @@ def _nan(text: str) -> str:
 def variable(text: str) -> str:
     """Return the name of a variable."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise ArgumentTypeError(f"{text} cannot be the name of a variable")
+        raise ArgumentTypeError(f"{text or 'an empty word'} cannot be the name of a variable")
     return text
 
 
@@ -189,7 +189,7 @@ OPTIONS = (
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
     Option("ongpu gpuwatch", "--strict", "raise an error at the first implicit copy or wait"),
     Option(
-        *("ongpu gpuwatch", "--check [nan]", "an error at a bad index or label; where NaN is made"),
+        *("ongpu gpuwatch", "--check [nan]", "fail at a bad index or label; nan: also at a NaN"),
         *(_nan,),
     ),
     Option("ongpu", "--fix", "copy operands from other devices to this one, and say so"),

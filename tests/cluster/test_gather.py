@@ -52,8 +52,14 @@ def test_numbers_are_reduced(how, want):
     assert reduce([torch.tensor([k, 0]) for k in (1, 3, 2)], how).tolist() == [want, 0]
     assert reduce([np.array([k, 0]) for k in (1, 3, 2)], how).tolist() == [want, 0]
     assert reduce([Fraction(k, 7) for k in (1, 3, 2)], how) == Fraction(want) / 7
+    assert reduce([np.float32(k) for k in (1, 3, 2)], how) == want
     mixed = reduce([torch.tensor(1.0), 3, torch.tensor(2.0)], how)
     assert float(mixed) == want
+
+
+def test_truth_values_of_numpy_are_reduced():
+    assert not reduce([np.True_, np.False_], "min")
+    assert reduce([np.True_, np.False_], "mean") == 0.5
 
 
 def test_tensors_of_several_devices_are_reduced_on_the_cpu(gpus):

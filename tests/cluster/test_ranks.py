@@ -80,6 +80,21 @@ def test_what_a_rank_cannot_make_is_told_and_sent_again_when_it_can(shell):
     assert out(shell, "%%ongpu @all\nodd").result == [7, 7]
 
 
+def test_of_a_split_variable_that_a_function_reads_ranks_get_only_parts(shell):
+    shell.run("import torch\nbig = torch.ones(2**18)\ndef total(): return big.sum()")
+    done = out(shell, "%%ongpu @all --split big --reduce s=sum\ns = total()")
+    assert shell.ns["s"] == 2**18
+    assert "sent big, total: 1.0 MiB in" in done.text
+    assert out(shell, "%%ongpu @all\ntotal().item()").result == [2**18] * 2
+
+
+def test_commas_may_separate_names_and_ranks(shell):
+    out(shell, "%%ongpu @all\na, b = 1, dist.get_rank()")
+    out(shell, "%gpucluster pull a, b")
+    assert (shell.ns["a"], shell.ns["b"]) == ([1, 1], [0, 1])
+    assert "7, 8: the ranks are 0 to 1" in failed(shell, "%gpucluster restart 7,8")
+
+
 REFUSED = {
     "what cannot be sent": "%%ongpu @all\nnext(gen)",
     "await": "%%ongpu @all\nimport asyncio\nawait asyncio.sleep(0)",

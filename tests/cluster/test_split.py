@@ -136,6 +136,16 @@ def test_a_part_has_memory_of_its_own():
     assert x.sum() == 0
 
 
+def test_a_part_of_an_array_has_memory_of_its_own_unless_it_is_read_only():
+    whole = {"array": np.zeros(4), "series": pd.Series(np.zeros(4)), "frozen": np.zeros(4)}
+    whole["frozen"].flags.writeable = False
+    part = take(whole, 0, 2)
+    part["array"] += 1
+    part["series"].iloc[:] = 1
+    assert whole["array"].sum() == whole["series"].sum() == 0
+    assert np.shares_memory(part["frozen"], whole["frozen"])
+
+
 def test_a_part_of_what_is_trained_is_a_leaf():
     x = torch.ones(4, requires_grad=True)
     first, second = split(x * 2, 2)

@@ -29,6 +29,7 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
         ("%%ongpu 0,1 --split X --dry-run", "--dry-run is for one device"),
         ("%%ongpu @all --dry-run", "--dry-run is for one device; leave it out, or type one"),
         ("%%ongpu 0,1 --split 1X", "1X cannot be the name of a variable"),
+        ("%%ongpu 0,1 --split X,", "an empty word cannot be the name of a variable"),
         ("%%ongpu 0,1 --split X,X", "X is there twice"),
         ("%%ongpu 0,1 --split X --chunk 0", "0 is not a whole number above 0"),
         ("%%ongpu 0,1 --split X --gather y --reduce y=mean", "y is in --gather and in"),

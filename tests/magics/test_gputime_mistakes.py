@@ -1,6 +1,7 @@
 """`%%gputime` as people type it: what is put right, what is refused, and in which words."""
 
 import pytest
+from IPython.core.error import UsageError
 
 from gpumagic.magics.arguments import timing_request
 from gpumagic.timing import last_comparison
@@ -25,6 +26,11 @@ def test_blanks_within_a_word_are_none(line, where, sweep):
     found, code = timing_request(line, "1", "gputime")
     assert (found.where, found.sweep, code) == (where, sweep, "1")
     assert found.setup in (None, "x, = y")
+
+
+def test_a_long_line_without_the_dashes_is_refused_at_once():
+    with pytest.raises(UsageError, match="no code; put it after --"):
+        timing_request("cpu 0 " + "net(images).argmax(1)" * 5, None, "gputime")
 
 
 @pytest.mark.parametrize(
