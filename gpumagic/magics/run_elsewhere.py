@@ -175,14 +175,16 @@ def _earlier(named: str, names: Mapping[str, Any]) -> Any:
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     """Find the largest value with which `text`, the code below the line `magic`, fits."""
+    wheres = [word for word in asked.where if "=" not in word]
+    ranges = [word for word in asked.where if "=" in word]
     with suppress(SyntaxError):  # reported below
-        only_torch("%%gpufit", shell, ast.parse(shell.transform_cell(text)))
+        # The variable may have any value now: the cell reads it after it is set.
+        swept = "".join(f"{word.partition('=')[0]} = 0\n" for word in ranges)
+        only_torch("%%gpufit", shell, ast.parse(swept + shell.transform_cell(text)))
     with torch_needed("%%gpufit"):
         from gpumagic.device.cards import cards
         from gpumagic.fitting.fit import fit
 
-    wheres = [word for word in asked.where if "=" not in word]
-    ranges = [word for word in asked.where if "=" in word]
     if len(ranges) != 1:
         raise GpuError("one variable with its values is needed; type batch=1..4096")
     if len(wheres) + (asked.on is not None) > 1:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.cuda import synchronize  # the original: a watch replaces it in torch.cuda
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gpumagic.device import cuda_state
@@ -426,10 +427,19 @@ def brought_away() -> Origins:
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-    """Move objects back to their origins: those in `origins`, or all that cells moved."""
+    """Move objects back to their origins: those in `origins`, or all that cells moved.
+
+    Gradients and the states of optimizers follow the parameters, wherever they were made.
+    """
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
-    for value, origin in brought_away() if origins is None else origins:
-        if origin.named:
+    away = brought_away() if origins is None else origins
+    states = [[*optimizer.state.values()] for _, optimizer in optimizers_in(namespace)]
+    leaves = (value for value, _ in away if isinstance(value, Tensor) and value.is_leaf)
+    following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)])) - {id(None)}
+    for value, origin in away:
+        if id(value) in following:
+            _origins.pop(value, None)
+        elif origin.named:
             own(value).update(origin.named)
             if origins is None:
                 _origins.pop(value, None)

@@ -314,6 +314,22 @@ def test_what_cells_brought_comes_home_with_its_gradients_and_its_optimizers_sta
     assert bring_home(space).moved == ()
 
 
+@pytest.mark.parametrize("last", [GPU1, CPU])
+def test_a_state_that_a_cell_made_goes_home_with_the_parameters(last):
+    net, x = nn.Linear(2, 2), torch.ones(2)
+    adam = torch.optim.Adam(net.parameters())
+    space = {"net": net, "x": x, "adam": adam}
+    for device in (GPU1, CPU, last):
+        brought(space, device)
+        net(x).sum().backward()
+        adam.step()
+    bring_home(space)
+    assert {t.device for t in (*net.parameters(), adam.state[net.weight]["exp_avg"])} == {CPU}
+    assert brought_away() == []
+    net(x).sum().backward()
+    adam.step()
+
+
 def test_home_is_where_it_was_before_the_first_cell_that_brought_it():
     x = torch.ones(2)
     brought({"x": x}, GPU0, "In [1]")
