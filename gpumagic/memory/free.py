@@ -98,7 +98,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("garbage", told=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
-    gone = [name for name in names if name not in skipped and not outputs.has(name)]
+    gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
     # Only the objects to release or delete hold this memory.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     meter.due = spare
@@ -151,10 +151,11 @@ def _skipped(
     found: Iterable[FoundStorage],
 ) -> dict[str, str]:
     """Return the reason for each name that cannot be deleted; GpuError if none can be deleted."""
-    holding = {name for each in found for name in each.roots}
+    known = {*namespace, *outputs.numbered()}
+    holding = {name for each in found for name in each.roots if name in known}
     skipped = {
         name: f"{name} holds nothing on a GPU"
-        if name in namespace
+        if name in known
         else f"there is no variable {name!r}"
         for name in names
         if name not in holding and not outputs.has(name)

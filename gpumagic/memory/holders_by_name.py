@@ -302,7 +302,7 @@ def names_and_gpus(
         else:
             there = devices(memory=isinstance(each, str) and "free" in each)
             gpus |= {str(device) for device in resolve(each, there, cpu=False)}
-    return names, gpus
+    return list(dict.fromkeys(names)), gpus
 
 
 def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
