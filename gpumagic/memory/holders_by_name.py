@@ -24,7 +24,7 @@ from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.memory_report import UNREACHED, DeviceMemory, MemoryHolder, MemoryReport
 from gpumagic.memory.object_graph import Paths, Root, Walk, Way, is_other_array, no_collections
-from gpumagic.memory.roots import Roots, walk_unreachable
+from gpumagic.memory.roots import KeptOutputs, Roots, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
 from gpumagic.usercode.files import user_namespace
@@ -279,10 +279,12 @@ def memory(*what: object) -> MemoryReport:
     start = perf_counter()
     namespace = user_namespace()
     names, gpus = names_and_gpus(what, namespace)
-    parts = [Root(name, value_of(name, namespace)) for name in names if name not in namespace]
+    is_output = KeptOutputs(namespace).has
+    others = [name for name in names if name not in namespace or is_output(name)]
+    roots = [Root(name, value_of(name, namespace)) for name in others]
     with no_collections():  # until the visited objects are released
         allocator = allocations()
-        found = find(namespace, before=parts, allocator=allocator)
+        found = find(namespace, before=roots, allocator=allocator)
         shown = [with_holders(each, found, allocator, names) for each in figures()]
     return MemoryReport(tuple(shown), perf_counter() - start).of(gpus)
 
@@ -315,7 +317,9 @@ def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return eval(name, {}, namespace)
+            value = eval(name, {}, namespace)
+            # A walk does not enter `Out`, but its copy.
+            return {**value} if value is namespace.get("_oh", {}) else value
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
