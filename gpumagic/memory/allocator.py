@@ -308,7 +308,8 @@ class PeakRecorder:
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,
-            complete=len(whole) < PEAK_RING and missing <= _ROUNDED * peak.nbytes,
+            # An event before the cell shows that the record has dropped none of the cell's.
+            complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )
