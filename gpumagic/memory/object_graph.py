@@ -367,13 +367,15 @@ def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
     base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
+    parts = dict[int, list[Edge]]()  # of sparse tensors, because torch makes new objects each time
 
     def edges(tensor: Any) -> list[Edge]:
-        found = []
-        if layout(tensor) is not strided:
+        found = [*parts.get(id(tensor), ())]
+        if layout(tensor) is not strided and not found:
             for name in (*_SPARSE, "values"):
                 with no_grad(), suppress(RuntimeError):  # a part of another layout
                     found.append(Edge(getattr(base, name)(tensor), f".{name}()"))
+            parts[id(tensor)] = [*found]
         try:
             function = grad_fn(tensor)
         except RuntimeError:  # a view whose base was changed in a way that autograd forbids
