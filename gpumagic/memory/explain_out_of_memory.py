@@ -213,12 +213,11 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is not None and trial.need is not None:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
-    cuda = torch_here().cuda
-    for ordinal in range(cuda.device_count()):
-        free = cuda.mem_get_info(ordinal)[0]
-        if ordinal != s.shortage.ordinal and free >= needed:
-            fits = trial.fits(trial.need, free) if trial else None
-            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free, fits)
+    for gpu in holders_by_name.figures():  # torch would make a context on the GPU to ask it
+        kind, _, ordinal = gpu.device.partition(":")
+        if kind == "cuda" and gpu.device != s.name and gpu.free and gpu.free >= needed:
+            fits = trial.fits(trial.need, gpu.free) if trial else None
+            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", gpu.free, fits)
             return
 
 
