@@ -192,7 +192,7 @@ def record(on: bool) -> str:
         raise GpuError("--record is for CUDA GPUs, and this process has none")
     running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()
     if running and not _recording:
-        return "memory history is recorded already, as your code asked; it stays so"
+        return "your code records memory history already; that record stays on"
     if on and not running:
         memory._record_memory_history("all", "alloc", "python", max_entries=RING)
     if running and not on:
@@ -274,7 +274,7 @@ class PeakRecorder:
 
     def __init__(self, device: torch.device, save: str | None = None) -> None:
         if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):
-            raise GpuError(f"--memory is about the memory of a CUDA GPU, and {device} is none")
+            raise GpuError(f"--memory needs a CUDA GPU, and {device} is not one")
         if save and not Path(save).absolute().parent.is_dir():
             raise GpuError(f"--save: there is no folder {Path(save).absolute().parent}")
         self._device, self._index, self._save = device, device.index or 0, save
@@ -382,7 +382,7 @@ def _columns(peak: MemoryPeak) -> list[Column]:
 def _notes(peak: MemoryPeak) -> list[str]:
     found = [f"Recording added up to {duration(peak.added_seconds)} to the cell's time."]
     if not peak.complete:
-        found.append("More happened than the record holds: what came first is missing.")
+        found.append("The record was too short for all events: the first ones are missing.")
     if peak.saved:
         found.append(f"{peak.saved} is for the viewer at https://docs.pytorch.org/memory_viz")
     return found

@@ -53,7 +53,7 @@ def explain_out_of_memory(
         None for any other error.
     """
     # In an except block, an error raised here would hide the user's error.
-    with faults.kept("explaining an error for want of memory"):
+    with faults.kept("explaining an out-of-memory error"):
         found = read(error)
         if found is not None:
             said, shortage = found
@@ -94,8 +94,8 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     trial = t.best
     if trial is None or trial.need is None:
         rows = s.device.holders[:1]
-        most = "".join(f", most of it by {row.path} ({size(row.nbytes)})" for row in rows)
-        left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""
+        most = "".join(f", the most by {row.path} ({size(row.nbytes)})" for row in rows)
+        left = f"; {size(s.short_by)} more must be free" if s.short_by > 0 else ""
         return f"{size(s.device.allocated)} are in use{most}{left}"
     if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
@@ -217,13 +217,13 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         kind, _, ordinal = gpu.device.partition(":")
         if kind == "cuda" and gpu.device != s.name and gpu.free and gpu.free >= needed:
             fits = trial.fits(trial.need, gpu.free) if trial else None
-            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", gpu.free, fits)
+            yield Lever(f"`%%ongpu {ordinal}`, where this much is free", gpu.free, fits)
             return
 
 
 # -- memory that each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
-_BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
+_BACKWARD = "call `.backward()` in each pass, on what the pass adds to `{}`, not after the loop"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -338,7 +338,7 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` if no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
-        do = "`with torch.no_grad():` around it: no backward pass follows"
+        do = "`with torch.no_grad():` around the code: no backward pass follows"
         path = s.adds_to(t.loop.rest) if t.loop is not None else ""
         grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
         yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
@@ -349,9 +349,9 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if t.whole is not None and t.loop is None:
         torch = torch_here()
         autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
-        do = '`with torch.autocast("cuda", torch.bfloat16):` around it'
+        do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
         yield from _helps(t.whole, do, within=autocast)
-        do = "`dtype=torch.bfloat16` for the tensors that it makes"
+        do = "`dtype=torch.bfloat16` for the tensors that the code makes"
         # In a dry run's process nothing needs to be restored.
         made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
         yield from _helps(t.whole, do, within=made)

@@ -179,7 +179,7 @@ def allocated() -> dict[str, int]:
 
 def _release_gradients(namespace: Mapping[str, Any]) -> None:
     if (torch := torch_here()) is None:
-        raise GpuError("gradients are torch's to keep; JAX's are variables: %gpufree NAME")
+        raise GpuError("--grads needs torch; JAX's gradients are variables: %gpufree NAME")
     from gpumagic.moving.find_tensors import TensorFinder
 
     finder = TensorFinder()
@@ -246,9 +246,9 @@ def html(freed: Freed) -> str:
 
 
 def _nothing(released: Released) -> str:
-    """`x: nothing, for y holds it too`."""
+    """`x: nothing, because y holds it too`."""
     hold = "hold" if len(released.held_by) > 1 else "holds"
-    still = f", for {some(released.held_by)} {hold} it too" if released.held_by else ""
+    still = f", because {some(released.held_by)} {hold} it too" if released.held_by else ""
     return f"{released.cause}: nothing{still}"
 
 

@@ -76,7 +76,7 @@ def _lines(found: MemoryChanges) -> list[str]:
         for name, before, after in found.allocated
         if before != after
     ]
-    return lines or [f"unchanged{' in all' * bool(found.changes)} since the last %gpumem"]
+    return lines or [f"{'the total is ' * bool(found.changes)}unchanged since the last %gpumem"]
 
 
 def difference(nbytes: int) -> str:

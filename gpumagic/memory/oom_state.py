@@ -155,7 +155,7 @@ _NO_POOL = {
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
 # Row of temporary memory: allocated at the time of the error, bound to no name, free now.
-_ON_THEIR_WAY = "results on their way"
+_ON_THEIR_WAY = "unnamed results"
 # A holder of less than this share of the GPU's memory is not shown.
 _WORTH = 0.05
 

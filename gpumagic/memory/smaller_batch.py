@@ -47,7 +47,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
         cut = {name: trial.names[name][:number] for name in names}
         return trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, number))
 
-    added = ", the gradients of {} added up" if any(rest.backward for rest in s.rests) else ""
+    added = ", accumulating the gradients of {}" if any(rest.backward for rest in s.rests) else ""
     do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, tried, _PAIRED)
 

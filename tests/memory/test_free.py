@@ -176,7 +176,7 @@ def test_names_come_back_and_say_who_else_holds_them(held):
     assert "y" not in held.ns
     assert "z" not in held.ns
     assert "4.0 MiB on cuda:1" in said
-    assert "y: nothing, for x holds it too" in said
+    assert "y: nothing, because x holds it too" in said
     assert "4.0 MiB on cuda:0 still allocated, most by x" in said
     assert torch.cuda.memory_allocated(1) == 0
 

@@ -127,13 +127,13 @@ def test_a_ring_that_is_too_short_is_said(net):
     torch.cuda.memory._record_memory_history(max_entries=20)
     found = peak(net, TRAIN)
     assert not found.complete
-    assert "what came first is missing" in repr(found)
+    assert "the first ones are missing" in repr(found)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("%%ongpu cpu --memory", "--memory is about the memory of a CUDA GPU, and cpu is none"),
+        ("%%ongpu cpu --memory", "--memory needs a CUDA GPU, and cpu is not one"),
         ("%%ongpu 1 --memory --save /no/such/folder/x", "there is no folder /no/such/folder"),
         ("%%ongpu 1 --save x", "--save needs --memory; type --memory --save"),
         (
