@@ -52,7 +52,7 @@ class Allocator:
 
     def __init__(self) -> None:
         segments = _segments()
-        self._tells = segments is not None
+        self._lists_blocks = segments is not None
         self._blocks: dict[int, dict[int, Mapping[str, Any]]] = {}
         for segment in segments or ():
             blocks = self._blocks.setdefault(segment["device"], {})
@@ -121,7 +121,7 @@ class Allocator:
     def _alone(self, storage: Any) -> Place | None:
         """Return the storage itself as a block if the allocator does not list blocks."""
         device, address = storage.device, storage.data_ptr()
-        if (self._tells and device.type == "cuda") or not address:
+        if (self._lists_blocks and device.type == "cuda") or not address:
             return None  # the memory is another library's, or there is none
         return Place(str(device), address, in_blocks(storage.nbytes()))
 
@@ -291,7 +291,7 @@ class PeakRecorder:
         for module in _GRAPHS:
             run = getattr(module, _RUN)
             self._stack.callback(setattr, module, _RUN, run)
-            setattr(module, _RUN, self._noting(run))
+            setattr(module, _RUN, self._timed(run))
         self._before = Allocator().blocks(self._index)
         self._start = time_ns() // 1000
 
@@ -314,7 +314,7 @@ class PeakRecorder:
             added_seconds=perf_counter() - began,
         )
 
-    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Record time and line of each backward pass: autograd's threads have no user line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:

@@ -95,7 +95,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter = _Meter()
     _clear_backward_queue()
     gc.collect()
-    meter.take("garbage", told=False)
+    meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
@@ -114,7 +114,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
 
         clear_workspaces()
         torch.cuda.empty_cache()
-    meter.take("cuBLAS workspace", told=False)
+    meter.take("cuBLAS workspace", always=False)
     left = tuple(holders_by_name.grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
 
@@ -203,7 +203,7 @@ class _Meter:
         cause: str,
         holders: Collection[str] = (),
         *,
-        told: bool = True,
+        always: bool = True,
         held_by: tuple[str, ...] = (),
     ) -> None:
         """Record the bytes that a release freed; collect garbage if more bytes should be free."""
@@ -216,7 +216,7 @@ class _Meter:
             gc.collect()
             now = allocated()
         came = {d: max(before - now.get(d, 0), 0) for d, before in self._before.items()}
-        if told or any(came.values()):
+        if always or any(came.values()):
             others = () if any(came.values()) else held_by
             self.released.append(Released(cause, came, others))
         self._before = now

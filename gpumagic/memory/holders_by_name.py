@@ -84,14 +84,14 @@ def find(
         walk = Walk([*roots.closed(), *closed], roots.is_users_class)
         for group in (before, *roots.near(), after):
             walk.walk(group)
-        met = _met(walk, allocator)
-        if allocator is not None and (missing := _missing(allocator, met)):
+        visited = _visited(walk, allocator)
+        if allocator is not None and (missing := _missing(allocator, visited)):
             walk_unreachable(walk, missing)
-            met = _met(walk, allocator)
-        return _storages(walk, met, allocator, paths)
+            visited = _visited(walk, allocator)
+        return _storages(walk, visited, allocator, paths)
 
 
-def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
+def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
     """Return the visited tensors, by number, at each place of torch's memory."""
     found: dict[Place, list[int]] = {}
     if allocator is not None:
@@ -102,19 +102,19 @@ def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
     return found
 
 
-def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
+def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
     """Return the ids of tensors whose GPU memory was not visited, without references to them."""
-    if sum(place.nbytes for place in met) == allocator.total:
+    if sum(place.nbytes for place in visited) == allocator.total:
         return set()
     kind = torch_here().Tensor
     every = [obj for obj in gc.get_objects() if issubclass(type(obj), kind)]
-    return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
+    return {id(each) for each in every if (at := allocator.place(each)) and at not in visited}
 
 
 def _add_arrays(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
+    walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None"
 ) -> dict[Place, str]:
-    """Add other libraries' arrays to `met`; return the library of each place that torch lacks."""
+    """Add other libraries' arrays to `visited`; return the library of each place outside torch."""
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
@@ -122,21 +122,21 @@ def _add_arrays(
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
-            met.setdefault(block or place, []).append(number)
+            visited.setdefault(block or place, []).append(number)
     return library
 
 
 def _storages(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
+    walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
 ) -> list[FoundStorage]:
     """Return all storages with their holders, the largest first."""
-    found, library = list[FoundStorage](), _add_arrays(walk, met, allocator)
-    for place in library.keys() - met.keys():  # such as constants of compiled programs
+    found, library = list[FoundStorage](), _add_arrays(walk, visited, allocator)
+    for place in library.keys() - visited.keys():  # such as constants of compiled programs
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
     names = Paths(walk)
-    for place, numbers in met.items():
+    for place, numbers in visited.items():
         is_other = bool(library) and place in library
         kind = f"{library[place]} array" if is_other else ""
         ways = names.ways(numbers[0], kind)

@@ -122,10 +122,9 @@ class MemoryReport(Shown):
 
 
 _ROWS = 12
-# The first `_ALWAYS` holders are shown at any size, the rest only from this share upwards.
-_ALWAYS = 3
+# The first `_ALWAYS` holders are shown at any size, the rest only from the share `_LEAST` upwards.
+_ALWAYS, _LEAST = 3, 0.005
 _ALIASES = 15  # characters
-_LEAST = 0.005
 # A limit on rows, because a notebook's file stores them all.
 _UNFOLDED = 200
 # %gpufree is suggested if it frees at least this much.

@@ -120,11 +120,11 @@ class Walk:
         """Visit everything reachable from the roots, or only the ids in `within`."""
         for root in roots:
             self.roots.append(root)
-            self._meet([(-len(self.roots), [root.value])])
+            self._visit([(-len(self.roots), [root.value])])
         while queue := next(filter(None, self._queues), None):
             some = queue.copy()
             queue.clear()
-            self._meet(self._children(some, within))
+            self._visit(self._children(some, within))
 
     def _learn(self, kind: type) -> "_Rule":
         """Find the rule for objects of a class."""
@@ -145,7 +145,7 @@ class Walk:
                 held = [edge.child for edge in found] + held
             yield number, held
 
-    def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
+    def _visit(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Number the children of objects, and queue the new ones."""
         # This loop sees a million objects, so it avoids calls.
         turns, numbers, here = self._turns, self._numbers, len(self.objects)
