@@ -30,7 +30,7 @@ from gpumagic.usercode.variables import names_read
 _MOST = 4
 # A change that saves less than this share of the need is not shown, unless the cell then fits.
 _WORTH = 0.05
-# A change to the tensors that each pass keeps must reduce the memory per pass to this share.
+# If a loop's memory grows, a change must reduce the bytes that each pass adds to this share.
 _LEFT = 0.75
 
 
@@ -128,7 +128,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
                 enough.append(lever)
-            # One lever that frees memory is enough; of levers that change code, two are offered.
+            # One lever that frees memory is enough; two are offered that change code.
             if len(enough) == (1 if group is free else 2):
                 return enough
         if enough:
@@ -195,7 +195,7 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    # All variables of a row hold the same memory.
+    # A row's memory is freed only if all its variables are deleted.
     known = s.namespace if at_top else {}
     rows = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
     for paths in sorted(rows, key=gives, reverse=True):
@@ -213,7 +213,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is not None and trial.need is not None:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
-    for gpu in holders_by_name.figures():  # torch would make a context on the GPU to ask it
+    for gpu in holders_by_name.figures():  # `mem_get_info` would make a context on each GPU
         kind, _, ordinal = gpu.device.partition(":")
         if kind == "cuda" and gpu.device != s.name and gpu.free and gpu.free >= needed:
             fits = trial.fits(trial.need, gpu.free) if trial else None
@@ -235,7 +235,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     in_frames = path not in s.namespace
     local = (name for name in trial.frame.scope.local if s.local(trial.frame, name) == path)
     name = next(local, "" if in_frames else path)
-    # Names that each pass binds again hold the same graphs.
+    # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)

@@ -1,7 +1,7 @@
 """Free GPU memory that none of the user's variables holds, and show what was freed.
 
 An exception keeps its frames and their variables alive; IPython keeps the results of cells. Both
-are released here. The values of variables stay, exceptions included, unless a variable is named.
+are released here. Variables keep their values, even exceptions, unless they are named.
 """
 
 import gc
@@ -99,7 +99,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
-    # Only the objects to release or delete hold this memory.
+    # The memory that nothing else holds, so it will be freed.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     meter.due = spare
     _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
@@ -194,7 +194,7 @@ class _Meter:
 
     def __init__(self) -> None:
         self.released: list[Released] = []
-        self.due: list[FoundStorage] = []  # memory that is freed once all its holders are released
+        self.due: list[FoundStorage] = []  # freed once all their holders are released
         self._gone = set[str]()
         self._before = allocated()
 

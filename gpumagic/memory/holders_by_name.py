@@ -1,8 +1,8 @@
 """List the current holders of each GPU's memory by name; each storage counts once.
 
 torch's allocator gives the size of a storage; array-exchange protocols give the size of other
-libraries' arrays. The result holds names and numbers only. None of the user's code runs. Nothing
-here starts CUDA or makes a context on a GPU that has none. Unknown figures are None.
+libraries' arrays. The result holds names and numbers only. None of the user's code runs, except to
+evaluate a part of a variable (`net.fc`). Nothing here starts CUDA or makes a context on a GPU.
 """
 
 import gc
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # -- every storage
 class FoundStorage(NamedTuple):
-    """Describe a piece of memory on a GPU: its bytes, and its holders; the first one counts."""
+    """Describe a piece of memory on a GPU: its bytes, and its holders; it counts for the first."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
@@ -150,7 +150,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return arrays and all live arrays of frameworks, with the GPU memory of their bases."""
+    """Return these arrays and all live ones of frameworks, each with its base array's memory."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -318,7 +318,7 @@ def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = eval(name, {}, namespace)
-            # A walk does not enter `Out`, but its copy.
+            # A walk does not enter `Out` itself.
             return {**value} if value is namespace.get("_oh", {}) else value
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None

@@ -18,7 +18,7 @@ from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import own_variables
 
-# These are saved in the notebook file.
+# Code and modules, which the notebook's cells define again.
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 

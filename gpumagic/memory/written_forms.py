@@ -31,7 +31,7 @@ _DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)
 _SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
 _MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
 _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
-# A row of these results depends on one row of `x`.
+# Each row of these results depends on a single row of `x`, so `x` can be split.
 _PAIRS = {"cdist(x, y)": "torch.cdist(rows, y)", "matmul(x, y)": "(rows @ y)"}
 _REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
 
@@ -71,7 +71,7 @@ class Form(NamedTuple):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the replacement into the tree within the block."""
+        """Put the replacement into the tree for the time of a `with` block."""
         before, last = [*self.block], self.old[-1]
         new = ast.copy_location(ast.parse(self.new).body[0], last)
         kept = (each for each in before if each is last or each not in self.old)
@@ -223,7 +223,7 @@ class _Reader:
         yield Form(do, text, old, self._block)
 
     def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: ast.AST) -> bool:
-        """Whether statements other than `used` read a name that a statement binds."""
+        """Whether statements other than `used` read a name that `made` binds."""
         inside, names = {id(node) for each in used for node in ast.walk(each)}, stored(made)
         read = (n for n in ast.walk(within) if isinstance(n, ast.Name))
         return any(
