@@ -1,9 +1,9 @@
 """Read torch's allocator: the block that a tensor is in, the line that allocated it, and the peak.
 
-A tensor's bytes are its block's, so the bytes of all tensors add up to torch's total. Virtual GPUs
-always know the line. On a real one torch must record: `record` turns it on, and each allocation
-then costs about 2 µs. Allocations are stamped with the running cell, which distinguishes a cell's
-reruns from its first run. Allocations of autograd's threads have no stamp.
+A tensor counts as its whole block, so all tensors add up to torch's total. Virtual GPUs always know
+the line. On a real GPU torch must record it: `record` turns that on, and each allocation then costs
+about 2 µs. An allocation is stamped with the running cell, because all runs of a cell share one
+file name. Allocations of autograd's threads have no stamp.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpumagic.memory.memory_report import Made, share
 from gpumagic.usercode.files import UserLine, innermost, is_users, label, source_of
 
 _C: Any = torch._C
-# A subclass may override these methods, so they are called on C's own class.
+# A subclass may override these methods, so torch's C class is used.
 _number, _storage = (vars(_C.TensorBase)[name] for name in ("get_device", "untyped_storage"))
 # Unlike `data_ptr`, this does not trigger the copy of copy-on-write memory.
 _data_address = _C._data_address
@@ -52,7 +52,7 @@ class Allocator:
 
     def __init__(self) -> None:
         segments = _segments()
-        self._tells = segments is not None
+        self._lists_blocks = segments is not None
         self._blocks: dict[int, dict[int, Mapping[str, Any]]] = {}
         for segment in segments or ():
             blocks = self._blocks.setdefault(segment["device"], {})
@@ -60,7 +60,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # By the id of the list of frames and the stamp. Allocations of one line may share the list.
+        # By stamp and by the id of the frames' list, which allocations of one line may share.
         self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
@@ -73,7 +73,7 @@ class Allocator:
         return [*self._blocks.get(number, {}).values()]
 
     def place(self, tensor: Any) -> Place | None:
-        """Return the place of a tensor on a GPU; None for others."""
+        """Return the place of a tensor on a GPU; None for any other tensor."""
         if (number := _number(tensor)) < 0:
             return None
         try:
@@ -86,7 +86,7 @@ class Allocator:
         return self._at(_ordinal(place.device), place.address)
 
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
-        """Return the line that allocated most bytes at addresses of a GPU; None if unknown."""
+        """Return the line that allocated most of the bytes at these addresses; None if unknown."""
         blocks, found = self._blocks.get(_ordinal(device), {}), Counter[tuple[int, str]]()
         for address in addresses:
             if (each := blocks.get(address)) is not None:
@@ -121,7 +121,7 @@ class Allocator:
     def _alone(self, storage: Any) -> Place | None:
         """Return the storage itself as a block if the allocator does not list blocks."""
         device, address = storage.device, storage.data_ptr()
-        if (self._tells and device.type == "cuda") or not address:
+        if (self._lists_blocks and device.type == "cuda") or not address:
             return None  # the memory is another library's, or there is none
         return Place(str(device), address, in_blocks(storage.nbytes()))
 
@@ -132,7 +132,7 @@ def _ordinal(device: str) -> int:
 
 
 def clear_workspaces() -> None:
-    """Give cuBLAS's workspaces back to torch's allocator; the next product allocates one again.
+    """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates a new one.
 
     Nothing is given back if CUDA graphs were captured, because they may use a workspace.
     """
@@ -154,7 +154,7 @@ def _segments() -> list[Any] | None:
 
 # -- allocation sites
 RING = 10_000
-"""The number of recent allocations on a real GPU whose cell's stamp torch's record holds."""
+"""Number of recent allocations that torch's record holds, with their stamps, on a real GPU."""
 _recording = False  # whether `record` turned torch's record on
 
 
@@ -169,7 +169,7 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` counts its own lines
         return Made(stamp) if stamp else None
     name = label(frame["filename"])
-    # All runs of a cell have one file name. A function in it dates from the cell's last run.
+    # All runs of a cell have one file name: the stamp says which of them ran this line.
     if stamp and name.startswith("In [") and frame["name"] == "<module>":
         return Made(stamp, frame["line"])
     tops = (each for each in frames if each["name"] == "<module>")
@@ -192,7 +192,7 @@ def record(on: bool) -> str:
         raise GpuError("--record is for CUDA GPUs, and this process has none")
     running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()
     if running and not _recording:
-        return "memory history is recorded already, as your code asked; it stays so"
+        return "your code records memory history already; that record stays on"
     if on and not running:
         memory._record_memory_history("all", "alloc", "python", max_entries=RING)
     if running and not on:
@@ -214,7 +214,7 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 PEAK_RING = 100_000
 _ROUNDED = 0.05
-"""Tolerated share of the peak: a real allocator rounds sizes up but records requested sizes."""
+"""Tolerated error, as a share of the peak: torch records sizes before it rounds them up."""
 _GRAPHS = (torch.autograd, torch.autograd.graph)
 _RUN = "_engine_run_backward"
 
@@ -226,7 +226,7 @@ class MemoryPeak(Shown):
     device: str  # "cuda:0"
     nbytes: int  # allocated at that moment, by torch's allocator
     seconds: float  # after the cell's start
-    line: str  # that allocated last: "line 7: loss.backward()"
+    line: str  # of the last allocation before it: "line 7: loss.backward()"
     # Bytes by the line that allocated them, the most first; "before the cell" counts as a line.
     lines: tuple[tuple[str, int], ...]
     complete: bool = True  # False if there were more events than the record holds
@@ -246,7 +246,7 @@ def replay(
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
-    held, freed = Counter({BEFORE: now}), Counter[str]()  # by line: now, and since the peak
+    held, freed = Counter({BEFORE: now}), Counter[str]()  # by line: now, freed since the peak
     for entry in sorted(trace, key=itemgetter("time_us")):
         if entry["action"] == "alloc":
             live[entry["addr"]] = nbytes, name = in_blocks(entry["size"]), line(entry)
@@ -274,7 +274,7 @@ class PeakRecorder:
 
     def __init__(self, device: torch.device, save: str | None = None) -> None:
         if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):
-            raise GpuError(f"--memory is about the memory of a CUDA GPU, and {device} is none")
+            raise GpuError(f"--memory needs a CUDA GPU, and {device} is not one")
         if save and not Path(save).absolute().parent.is_dir():
             raise GpuError(f"--save: there is no folder {Path(save).absolute().parent}")
         self._device, self._index, self._save = device, device.index or 0, save
@@ -291,7 +291,7 @@ class PeakRecorder:
         for module in _GRAPHS:
             run = getattr(module, _RUN)
             self._stack.callback(setattr, module, _RUN, run)
-            setattr(module, _RUN, self._noting(run))
+            setattr(module, _RUN, self._timed(run))
         self._before = Allocator().blocks(self._index)
         self._start = time_ns() // 1000
 
@@ -308,12 +308,13 @@ class PeakRecorder:
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,
-            complete=len(whole) < PEAK_RING and missing <= _ROUNDED * peak.nbytes,
+            # An event before the cell shows that the record has dropped none of the cell's.
+            complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )
 
-    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Record time and line of each backward pass: autograd's threads have no user line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -381,7 +382,7 @@ def _columns(peak: MemoryPeak) -> list[Column]:
 def _notes(peak: MemoryPeak) -> list[str]:
     found = [f"Recording added up to {duration(peak.added_seconds)} to the cell's time."]
     if not peak.complete:
-        found.append("More happened than the record holds: what came first is missing.")
+        found.append("The record was too short for all events: the first ones are missing.")
     if peak.saved:
         found.append(f"{peak.saved} is for the viewer at https://docs.pytorch.org/memory_viz")
     return found

@@ -30,7 +30,7 @@ from gpumagic.usercode.variables import names_read
 _MOST = 4
 # A change that saves less than this share of the need is not shown, unless the cell then fits.
 _WORTH = 0.05
-# A change to the tensors that each pass keeps must reduce the memory per pass to this share.
+# If a loop's memory grows, a change must reduce the bytes that each pass adds to this share.
 _LEFT = 0.75
 
 
@@ -53,7 +53,7 @@ def explain_out_of_memory(
         None for any other error.
     """
     # In an except block, an error raised here would hide the user's error.
-    with faults.kept("explaining an error for want of memory"):
+    with faults.kept("explaining an out-of-memory error"):
         found = read(error)
         if found is not None:
             said, shortage = found
@@ -94,8 +94,8 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     trial = t.best
     if trial is None or trial.need is None:
         rows = s.device.holders[:1]
-        most = "".join(f", most of it by {row.path} ({size(row.nbytes)})" for row in rows)
-        left = f"; {size(s.short_by)} too little is left" if s.short_by > 0 else ""
+        most = "".join(f", the most by {row.path} ({size(row.nbytes)})" for row in rows)
+        left = f"; {size(s.short_by)} more must be free" if s.short_by > 0 else ""
         return f"{size(s.device.allocated)} are in use{most}{left}"
     if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
@@ -128,7 +128,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
                 enough.append(lever)
-            # One lever that frees memory is enough; of levers that change code, two are offered.
+            # One lever that frees memory is enough; two are offered that change code.
             if len(enough) == (1 if group is free else 2):
                 return enough
         if enough:
@@ -195,7 +195,7 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    # All variables of a row hold the same memory.
+    # A row's memory is freed only if all its variables are deleted.
     known = s.namespace if at_top else {}
     rows = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
     for paths in sorted(rows, key=gives, reverse=True):
@@ -213,18 +213,17 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is not None and trial.need is not None:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
-    cuda = torch_here().cuda
-    for ordinal in range(cuda.device_count()):
-        free = cuda.mem_get_info(ordinal)[0]
-        if ordinal != s.shortage.ordinal and free >= needed:
-            fits = trial.fits(trial.need, free) if trial else None
-            yield Lever(f"`%%ongpu {ordinal}`: so much is free there", free, fits)
+    for gpu in holders_by_name.figures():  # `mem_get_info` would make a context on each GPU
+        kind, _, ordinal = gpu.device.partition(":")
+        if kind == "cuda" and gpu.device != s.name and gpu.free and gpu.free >= needed:
+            fits = trial.fits(trial.need, gpu.free) if trial else None
+            yield Lever(f"`%%ongpu {ordinal}`, where this much is free", gpu.free, fits)
             return
 
 
 # -- memory that each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
-_BACKWARD = "call `.backward()` in each pass, on what it adds to `{}`, and not after the loop"
+_BACKWARD = "call `.backward()` in each pass, on what the pass adds to `{}`, not after the loop"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -236,7 +235,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     in_frames = path not in s.namespace
     local = (name for name in trial.frame.scope.local if s.local(trial.frame, name) == path)
     name = next(local, "" if in_frames else path)
-    # Names that each pass binds again hold the same graphs.
+    # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
@@ -339,7 +338,7 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` if no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
-        do = "`with torch.no_grad():` around it: no backward pass follows"
+        do = "`with torch.no_grad():` around the code: no backward pass follows"
         path = s.adds_to(t.loop.rest) if t.loop is not None else ""
         grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
         yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
@@ -350,9 +349,9 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if t.whole is not None and t.loop is None:
         torch = torch_here()
         autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
-        do = '`with torch.autocast("cuda", torch.bfloat16):` around it'
+        do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
         yield from _helps(t.whole, do, within=autocast)
-        do = "`dtype=torch.bfloat16` for the tensors that it makes"
+        do = "`dtype=torch.bfloat16` for the tensors that the code makes"
         # In a dry run's process nothing needs to be restored.
         made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
         yield from _helps(t.whole, do, within=made)

@@ -1,7 +1,7 @@
 """Free GPU memory that none of the user's variables holds, and show what was freed.
 
 An exception keeps its frames and their variables alive; IPython keeps the results of cells. Both
-are released here. The values of variables stay, exceptions included, unless a variable is named.
+are released here. Variables keep their values, even exceptions, unless they are named.
 """
 
 import gc
@@ -95,11 +95,11 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter = _Meter()
     _clear_backward_queue()
     gc.collect()
-    meter.take("garbage", told=False)
+    meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
-    gone = [name for name in names if name not in skipped and not outputs.has(name)]
-    # Only the objects to release or delete hold this memory.
+    gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
+    # The memory that nothing else holds, so it will be freed.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     meter.due = spare
     _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
@@ -114,7 +114,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
 
         clear_workspaces()
         torch.cuda.empty_cache()
-    meter.take("cuBLAS workspace", told=False)
+    meter.take("cuBLAS workspace", always=False)
     left = tuple(holders_by_name.grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
 
@@ -151,10 +151,11 @@ def _skipped(
     found: Iterable[FoundStorage],
 ) -> dict[str, str]:
     """Return the reason for each name that cannot be deleted; GpuError if none can be deleted."""
-    holding = {name for each in found for name in each.roots}
+    known = {*namespace, *outputs.numbered()}
+    holding = {name for each in found for name in each.roots if name in known}
     skipped = {
         name: f"{name} holds nothing on a GPU"
-        if name in namespace
+        if name in known
         else f"there is no variable {name!r}"
         for name in names
         if name not in holding and not outputs.has(name)
@@ -178,7 +179,7 @@ def allocated() -> dict[str, int]:
 
 def _release_gradients(namespace: Mapping[str, Any]) -> None:
     if (torch := torch_here()) is None:
-        raise GpuError("gradients are torch's to keep; JAX's are variables: %gpufree NAME")
+        raise GpuError("--grads needs torch; JAX's gradients are variables: %gpufree NAME")
     from gpumagic.moving.find_tensors import TensorFinder
 
     finder = TensorFinder()
@@ -193,7 +194,7 @@ class _Meter:
 
     def __init__(self) -> None:
         self.released: list[Released] = []
-        self.due: list[FoundStorage] = []  # memory that is freed once all its holders are released
+        self.due: list[FoundStorage] = []  # freed once all their holders are released
         self._gone = set[str]()
         self._before = allocated()
 
@@ -202,7 +203,7 @@ class _Meter:
         cause: str,
         holders: Collection[str] = (),
         *,
-        told: bool = True,
+        always: bool = True,
         held_by: tuple[str, ...] = (),
     ) -> None:
         """Record the bytes that a release freed; collect garbage if more bytes should be free."""
@@ -215,7 +216,7 @@ class _Meter:
             gc.collect()
             now = allocated()
         came = {d: max(before - now.get(d, 0), 0) for d, before in self._before.items()}
-        if told or any(came.values()):
+        if always or any(came.values()):
             others = () if any(came.values()) else held_by
             self.released.append(Released(cause, came, others))
         self._before = now
@@ -245,9 +246,9 @@ def html(freed: Freed) -> str:
 
 
 def _nothing(released: Released) -> str:
-    """`x: nothing, for y holds it too`."""
+    """`x: nothing, because y holds it too`."""
     hold = "hold" if len(released.held_by) > 1 else "holds"
-    still = f", for {some(released.held_by)} {hold} it too" if released.held_by else ""
+    still = f", because {some(released.held_by)} {hold} it too" if released.held_by else ""
     return f"{released.cause}: nothing{still}"
 
 

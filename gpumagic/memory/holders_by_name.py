@@ -1,8 +1,8 @@
 """List the current holders of each GPU's memory by name; each storage counts once.
 
 torch's allocator gives the size of a storage; array-exchange protocols give the size of other
-libraries' arrays. The result holds names and numbers only. None of the user's code runs. Nothing
-here starts CUDA or makes a context on a GPU that has none. Unknown figures are None.
+libraries' arrays. The result holds names and numbers only. None of the user's code runs, except to
+evaluate a part of a variable (`net.fc`). Nothing here starts CUDA or makes a context on a GPU.
 """
 
 import gc
@@ -24,7 +24,7 @@ from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.memory_report import UNREACHED, DeviceMemory, MemoryHolder, MemoryReport
 from gpumagic.memory.object_graph import Paths, Root, Walk, Way, is_other_array, no_collections
-from gpumagic.memory.roots import Roots, walk_unreachable
+from gpumagic.memory.roots import KeptOutputs, Roots, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
 from gpumagic.usercode.files import user_namespace
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # -- every storage
 class FoundStorage(NamedTuple):
-    """Describe a piece of memory on a GPU: its bytes, and its holders; the first one counts."""
+    """Describe a piece of memory on a GPU: its bytes, and its holders; it counts for the first."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
@@ -84,14 +84,14 @@ def find(
         walk = Walk([*roots.closed(), *closed], roots.is_users_class)
         for group in (before, *roots.near(), after):
             walk.walk(group)
-        met = _met(walk, allocator)
-        if allocator is not None and (missing := _missing(allocator, met)):
+        visited = _visited(walk, allocator)
+        if allocator is not None and (missing := _missing(allocator, visited)):
             walk_unreachable(walk, missing)
-            met = _met(walk, allocator)
-        return _storages(walk, met, allocator, paths)
+            visited = _visited(walk, allocator)
+        return _storages(walk, visited, allocator, paths)
 
 
-def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
+def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
     """Return the visited tensors, by number, at each place of torch's memory."""
     found: dict[Place, list[int]] = {}
     if allocator is not None:
@@ -102,19 +102,19 @@ def _met(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
     return found
 
 
-def _missing(allocator: "Allocator", met: Mapping[Place, Any]) -> set[int]:
+def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
     """Return the ids of tensors whose GPU memory was not visited, without references to them."""
-    if sum(place.nbytes for place in met) == allocator.total:
+    if sum(place.nbytes for place in visited) == allocator.total:
         return set()
     kind = torch_here().Tensor
     every = [obj for obj in gc.get_objects() if issubclass(type(obj), kind)]
-    return {id(each) for each in every if (at := allocator.place(each)) and at not in met}
+    return {id(each) for each in every if (at := allocator.place(each)) and at not in visited}
 
 
 def _add_arrays(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None"
+    walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None"
 ) -> dict[Place, str]:
-    """Add other libraries' arrays to `met`; return the library of each place that torch lacks."""
+    """Add other libraries' arrays to `visited`; return the library of each place outside torch."""
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
@@ -122,21 +122,21 @@ def _add_arrays(
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
-            met.setdefault(block or place, []).append(number)
+            visited.setdefault(block or place, []).append(number)
     return library
 
 
 def _storages(
-    walk: Walk, met: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
+    walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
 ) -> list[FoundStorage]:
     """Return all storages with their holders, the largest first."""
-    found, library = list[FoundStorage](), _add_arrays(walk, met, allocator)
-    for place in library.keys() - met.keys():  # such as constants of compiled programs
+    found, library = list[FoundStorage](), _add_arrays(walk, visited, allocator)
+    for place in library.keys() - visited.keys():  # such as constants of compiled programs
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
     names = Paths(walk)
-    for place, numbers in met.items():
+    for place, numbers in visited.items():
         is_other = bool(library) and place in library
         kind = f"{library[place]} array" if is_other else ""
         ways = names.ways(numbers[0], kind)
@@ -150,7 +150,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return arrays and all live arrays of frameworks, with the GPU memory of their bases."""
+    """Return these arrays and all live ones of frameworks, each with its base array's memory."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -279,10 +279,12 @@ def memory(*what: object) -> MemoryReport:
     start = perf_counter()
     namespace = user_namespace()
     names, gpus = names_and_gpus(what, namespace)
-    parts = [Root(name, value_of(name, namespace)) for name in names if name not in namespace]
+    is_output = KeptOutputs(namespace).has
+    others = [name for name in names if name not in namespace or is_output(name)]
+    roots = [Root(name, value_of(name, namespace)) for name in others]
     with no_collections():  # until the visited objects are released
         allocator = allocations()
-        found = find(namespace, before=parts, allocator=allocator)
+        found = find(namespace, before=roots, allocator=allocator)
         shown = [with_holders(each, found, allocator, names) for each in figures()]
     return MemoryReport(tuple(shown), perf_counter() - start).of(gpus)
 
@@ -302,7 +304,7 @@ def names_and_gpus(
         else:
             there = devices(memory=isinstance(each, str) and "free" in each)
             gpus |= {str(device) for device in resolve(each, there, cpu=False)}
-    return names, gpus
+    return list(dict.fromkeys(names)), gpus
 
 
 def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
@@ -315,7 +317,9 @@ def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return eval(name, {}, namespace)
+            value = eval(name, {}, namespace)
+            # A walk does not enter `Out` itself.
+            return {**value} if value is namespace.get("_oh", {}) else value
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 

@@ -31,7 +31,8 @@ def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
     # A name may be deleted while its value stays reachable under another name.
     known = {(h.device, name): h for h in before.holders for name in h.aliases} | gone
-    for holder in after.holders:
+    # Holders with the same path are matched first, so that no alias takes theirs.
+    for holder in sorted(after.holders, key=lambda h: (h.device, h.path) not in gone):
         names = ((holder.device, name) for name in (holder.path, *holder.aliases))
         was = next((known[name] for name in names if name in known), None)
         # Each earlier holder is matched once.
@@ -75,7 +76,7 @@ def _lines(found: MemoryChanges) -> list[str]:
         for name, before, after in found.allocated
         if before != after
     ]
-    return lines or [f"unchanged{' in all' * bool(found.changes)} since the last %gpumem"]
+    return lines or [f"{'the total is ' * bool(found.changes)}unchanged since the last %gpumem"]
 
 
 def difference(nbytes: int) -> str:

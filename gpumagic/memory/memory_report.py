@@ -53,7 +53,7 @@ class MemoryHolder:
     """
 
     path: str  # expression to reach it, or a description: "net", "the exception of In [4]"
-    # Kind of most bytes: "parameter", "buffer", "gradient", "tensor", "JAX array", or one above.
+    # Kind of most bytes: "parameter", "buffer", "gradient", "tensor", "JAX array", or a name above.
     kind: str
     device: str  # "cuda:0"
     nbytes: int
@@ -75,7 +75,7 @@ class DeviceMemory:
     # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the sum of the holders.
     allocated: int | None
     reserved: int | None  # by the allocators of torch and other libraries
-    torn: int | None = None  # fragmented part of it: free between allocated blocks
+    torn: int | None = None  # fragmented part of `reserved`: free between allocated blocks
     other_in_process: int | None = None  # CUDA's context and other libraries
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
@@ -122,10 +122,9 @@ class MemoryReport(Shown):
 
 
 _ROWS = 12
-# The first `_ALWAYS` holders are shown at any size, the rest only from this share upwards.
-_ALWAYS = 3
+# The first `_ALWAYS` holders are shown at any size, the rest only from the share `_LEAST` upwards.
+_ALWAYS, _LEAST = 3, 0.005
 _ALIASES = 15  # characters
-_LEAST = 0.005
 # A limit on rows, because a notebook's file stores them all.
 _UNFOLDED = 200
 # %gpufree is suggested if it frees at least this much.

@@ -1,7 +1,7 @@
 """Show the GPU memory of one variable by part: a module's layers, or the items of other values.
 
-A layer's row includes the optimizer state of its parameters and the tensors that autograd saved of
-its outputs, although other objects hold them.
+A layer's row includes its parameters' optimizer state and the tensors that autograd saved in it,
+although other objects hold them.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ class _Node:
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
         """Add a storage to the row of its layer, or to a row of its own."""
         first, *steps = path
-        if rest := first.removeprefix(self.path):  # one of all outputs
+        if rest := first.removeprefix(self.path):  # a global of a module: `.table`
             steps.insert(0, rest)
         self.at(steps[:-1] if kind in _OF_LAYER else steps).held[kind] += nbytes
 
@@ -123,7 +123,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
         made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
-        # The root of an output is `Out[5]`, hence `first_name`.
+        # A root may be a part of this variable, such as `Out[5]`.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 

@@ -5,8 +5,8 @@ Its parent is the object that reached it first. Its path has a step from each pa
 
 Within a group of roots, optimizers and graphs come last, because they refer to other holders'
 objects. No path passes through libraries' classes or modules, which reach the whole process.
-Only C's own fields are read: no property, `__getattr__` or `__hash__` runs. Saved tensors are not
-unpacked, because their hooks are the user's code.
+Only fields that C defines are read, so no property, `__getattr__` or `__hash__` of the user runs.
+Saved tensors are not unpacked, because their hooks are the user's code.
 """
 
 import gc
@@ -43,13 +43,13 @@ _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
-# The maximum number of a graph's nodes to search for a leaf.
+# Maximum number of nodes of a graph that are searched for a leaf.
 _NODES = 500
 _LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
 
 class Root(NamedTuple):
-    """Name a start of a walk: the first step of its paths, and the report's row for its memory."""
+    """Name an object where a walk starts: its paths' first step, and its row in the report."""
 
     name: str
     value: Any
@@ -70,12 +70,12 @@ class Edge(NamedTuple):
     child: Any
     step: str
     kind: str = ""
-    kept_for: Any = None  # the parameter whose gradient or optimizer state it is
+    kept_for: Any = None  # the parameter whose gradient or optimizer state the child is
 
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Disable garbage collection within the block, which makes many objects but no garbage."""
+    """Disable garbage collection in a block that makes many objects but no garbage."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -86,7 +86,7 @@ def no_collections() -> Iterator[None]:
 
 
 class Walk:
-    """Number all visited objects; those in `closed` are roots, and no path passes through them."""
+    """Visit and number objects; no path passes through the objects in `closed`."""
 
     def __init__(self, closed: Iterable[Any], is_users_class: Callable[[Any], bool]) -> None:
         self.roots: list[Root] = []
@@ -97,11 +97,11 @@ class Walk:
         """Further referrers of each object: objects or roots, by number."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
-        # Kept so that ids stay unique. Classes are no keys: a metaclass may define a hash.
+        # Keeps ids unique. Objects themselves are no keys, because the user may define a hash.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        # Both are keyed by a class's id, which is a faster key in a lookup for each reference.
+        # Both are keyed by a class's id, the fastest key: each reference is looked up.
         self.rules: dict[int, _Rule] = {}
         self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
@@ -120,11 +120,11 @@ class Walk:
         """Visit everything reachable from the roots, or only the ids in `within`."""
         for root in roots:
             self.roots.append(root)
-            self._meet([(-len(self.roots), [root.value])])
+            self._visit([(-len(self.roots), [root.value])])
         while queue := next(filter(None, self._queues), None):
             some = queue.copy()
             queue.clear()
-            self._meet(self._children(some, within))
+            self._visit(self._children(some, within))
 
     def _learn(self, kind: type) -> "_Rule":
         """Find the rule for objects of a class."""
@@ -134,7 +134,7 @@ class Walk:
         return rule
 
     def _children(self, numbers: list[int], within: Any) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the references of objects, by number."""
+        """Yield the number of each object, and the objects that it refers to."""
         objects, rules = self.objects, self.rules
         for number in numbers:
             obj = objects[number]
@@ -145,7 +145,7 @@ class Walk:
                 held = [edge.child for edge in found] + held
             yield number, held
 
-    def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
+    def _visit(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Number the children of objects, and queue the new ones."""
         # This loop sees a million objects, so it avoids calls.
         turns, numbers, here = self._turns, self._numbers, len(self.objects)
@@ -170,7 +170,7 @@ class Walk:
 
 
 class Paths:
-    """The holders, kinds and paths of the objects of a finished walk, by number."""
+    """Find the holder, kind and path of each object of a finished walk, by number."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
@@ -302,7 +302,7 @@ def _key(key: Any) -> str:
 
 # -- references by class, and in torch's C objects
 class _Rule(NamedTuple):
-    """For some classes: when an object's references are followed, and which of them have names."""
+    """Decide for some classes when their objects' references are followed, and name them."""
 
     fits: Callable[[type], bool]
     turn: int
@@ -349,7 +349,7 @@ def module_step(name: str) -> str:
 
 
 def _of_optimizer(optimizer: Any) -> list[Edge]:
-    """Return its parameters (otherwise only keys of its state) and the state of each."""
+    """Return an optimizer's parameters, which are only keys of its state, and their state."""
     held, found = own(optimizer), list[Edge]()
     for n, group in _items(held.get("param_groups")):
         for k, parameter in _items(dict.get(group, "params")):
@@ -367,13 +367,15 @@ def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
     base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
+    parts = dict[int, list[Edge]]()  # of sparse tensors, because torch makes new objects each time
 
     def edges(tensor: Any) -> list[Edge]:
-        found = []
-        if layout(tensor) is not strided:
+        found = [*parts.get(id(tensor), ())]
+        if layout(tensor) is not strided and not found:
             for name in (*_SPARSE, "values"):
                 with no_grad(), suppress(RuntimeError):  # a part of another layout
                     found.append(Edge(getattr(base, name)(tensor), f".{name}()"))
+            parts[id(tensor)] = [*found]
         try:
             function = grad_fn(tensor)
         except RuntimeError:  # a view whose base was changed in a way that autograd forbids

@@ -1,7 +1,7 @@
 """Gather the facts of an out-of-memory error while its frames are alive: figures and holders.
 
-torch's text has all figures, rounded. JAX, TensorFlow and CuPy report the bytes, but not always the
-GPU: without it, the GPU is that of the operands, or the default for new arrays.
+torch's message has all figures, rounded. JAX, TensorFlow and CuPy report the bytes, but not always
+the GPU: if not, it is the GPU of the operands, or the default for new arrays.
 
 Memory that only the error's frames hold is freed with them, so it is listed under their names. None
 of the user's code runs.
@@ -51,7 +51,7 @@ from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
 ROUNDED = 0.01
-"""Rounding error of the figures in a text, which has hundredths of a unit."""
+"""Rounding error of the figures in a message, which have two decimals."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ _NO_POOL = {
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
 # Row of temporary memory: allocated at the time of the error, bound to no name, free now.
-_ON_THEIR_WAY = "results on their way"
+_ON_THEIR_WAY = "unnamed results"
 # A holder of less than this share of the GPU's memory is not shown.
 _WORTH = 0.05
 
@@ -264,7 +264,7 @@ class OutOfMemoryState:
 
     @property
     def capacity(self) -> int:
-        """Return the bytes available to the error's framework, those in use included."""
+        """Return the bytes available to the error's framework, including those in use."""
         return self.most if self.limit is None else min(self.most, self.limit)
 
     @cached_property
@@ -289,7 +289,7 @@ class OutOfMemoryState:
 
     def _fragmented(self) -> Iterator[tuple[int, str, str]]:
         device, library = self.device, self.shortage.library
-        # Enough memory is unallocated, but fragmented. The figures are rounded.
+        # Enough memory is unallocated, but in pieces. A margin allows for rounded figures.
         if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
             unused = (device.reserved or 0) - (device.allocated or 0)
             pieces = f"in pieces too small for {size(self.wanted)} at once"
@@ -307,7 +307,7 @@ class OutOfMemoryState:
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
         beyond, least = self.most - self.limit, ROUNDED
-        if who == _DRIVER:  # its free bytes shrink too; it reserves 3 % of a T4
+        if who == _DRIVER:  # it limits `most` too, and itself reserves 3 % of a T4
             beyond, least = total - self.limit, 0.1
             why = why.replace(f"{who} may take", "this process may have")
             why = f"{why}, by a limit of MPS, of its container or of the vGPU"
@@ -336,7 +336,7 @@ class OutOfMemoryState:
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only these holders hold, or only the graphs below one of them."""
+        """Return the bytes that only these holders hold, or with `graph_of` those in its graphs."""
         by = set(names)
         # With `in_frames`, the error's frames count as holders like any other.
         every = by if in_frames else by | self._frames
@@ -349,13 +349,13 @@ class OutOfMemoryState:
     def read(self) -> set[str]:
         """The variables that the rest of the code reads, through the notebook's functions too."""
         names = set[str]()
-        for rest in self.rests:  # a function's own name is no variable of the notebook
+        for rest in self.rests:  # a function's local name is no variable of the notebook
             own = () if rest.frame.at_top else rest.frame.scope.local
             names.update(rest.read.difference(own))
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """Return the row that a loop binds, adds to or allocates in its lines; empty if unknown."""
+        """Return the first row that a loop rebinds, adds to or allocates; empty if unknown."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
         kinds = {name: type(rest.frame.scope.name(name)) for name in read}

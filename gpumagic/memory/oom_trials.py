@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Time limits: for one dry run, and for all dry runs of an error.
 _LIMIT_S, _PATIENCE_S = 20.0, 60.0
 _MARGIN = 0.05
-# Share of the need from which a pass keeps much; less is only a number, such as its loss.
+# A loop grows if a pass keeps at least this share; less is only a number, such as a loss.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
@@ -168,8 +168,8 @@ class CodeTrial:
     ) -> Need | None:
         """Return the need of the changed code; None if it cannot be followed.
 
-        A change is one of: other values of some `names`; what each pass is to `keep` of the values
-        of some names; a context `within` which the code runs; a replacement `form`.
+        A change is one of: other values for `names`; `keep`, names and a function to apply to their
+        values after each pass; `within`, which makes a context for the code; a replacement `form`.
         """
         compiled = self._compiled
         if form is not None:
@@ -208,9 +208,9 @@ class CodeTrial:
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
         """Yield for each pass, and note the allocated bytes after it."""
         names, change = keep
-        for name in names:  # an operator in place would extend the graph of all passes
+        for name in names:  # an in-place operator would extend the graph of earlier passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
-        # The loop's variables, reset for each pass, which may assign them: `batch = batch.cuda()`.
+        # The loop's variables are reset, as a pass may assign them: `batch = batch.cuda()`.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         given = {n: space[n] for n in targets if not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):

@@ -55,7 +55,7 @@ class OutOfMemory(Shown):
     adds : int or None
         The bytes by which each pass of a loop increases memory; None if no loop does.
     adds_to : str
-        The row of `device.holders` that keeps them; empty if unknown.
+        The path of the holder that keeps these bytes; empty if unknown.
     stale : tuple of str
         Variables that this code bound before it failed; `fits` assumes that they are freed too.
     """

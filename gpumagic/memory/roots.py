@@ -1,8 +1,8 @@
 """List the roots that keep memory alive, in the order of the report.
 
 First come the notebook's variables, then the errors and outputs of finished cells that Python and
-IPython keep, then the running functions and the user's modules. The referrers of unreached objects
-are searched: either something else holds the object, or it is in a cycle.
+IPython keep, then the running functions and the user's modules. Objects that none of these reach
+are found by their referrers: C++ or a library holds them, or they are in a cycle.
 """
 
 import gc
@@ -33,7 +33,7 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> str:
-    """Release kept exceptions and clear the handled one's frames; return their description."""
+    """Release kept exceptions, clear the frames of the handled one, and describe them."""
     handled, ipython = sys.exc_info()[1], shell()
     kept = [*kept_errors(), *([handled] if handled is not None else [])]
     places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)
@@ -42,7 +42,7 @@ def release_errors() -> str:
             trace.tb_frame.clear()
         except RuntimeError:  # it is running
             continue
-        trace.tb_frame.f_locals  # noqa: B018  Python 3.12 keeps a copy until it is read again
+        trace.tb_frame.f_locals  # noqa: B018  Python 3.12 keeps the variables until this is read
     for name in ("last_exc", "last_value", "last_traceback", "last_type"):
         vars(sys).pop(name, None)
     if ipython is not None:
@@ -105,7 +105,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Attributes of Python's import machinery, which refers to the importer of a module.
+# Attributes that Python's import sets; a module's loader may refer to anything.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(ModuleType)["__dict__"].__get__
 
@@ -125,7 +125,7 @@ class Roots:
         self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
 
     def closed(self) -> list[Any]:
-        """Return objects that reach everything; each is a root, and no path passes through it."""
+        """Return objects that reach everything, so no path may pass through them."""
         out = self._namespace.get("_oh")
         return [self._namespace, out, sys.modules, *self._modules.values(), *self._frames]
 

@@ -18,7 +18,7 @@ from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import own_variables
 
-# These are saved in the notebook file.
+# Code and modules, which the notebook's cells define again.
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -47,13 +47,13 @@ def save_host(path: str = "rescue.pt") -> None:
             torch.save(value, os.devnull, pickle_module=cloudpickle)
             writable[name] = value
     if not writable:
-        raise GpuError("no variable on the host can be written; nothing was")
+        raise GpuError("no variable on the host can be pickled; nothing was written")
     whole = f"{path}.incomplete"  # an earlier file stays until this one is whole
     torch.save(writable, whole, pickle_module=cloudpickle)
     os.replace(whole, path)
     print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel")
     print(f"type globals().update(torch.load({path!r}, weights_only=False))")
-    for reason, names in (("on a GPU", lost), ("not to be pickled", safe.keys() - writable.keys())):
+    for reason, names in (("on a GPU", lost), ("cannot be pickled", safe.keys() - writable.keys())):
         if names:
             print(f"left out, {reason}: {some(sorted(names))}")
 

@@ -1,4 +1,4 @@
-"""Find the largest batch that fits: fewer rows of tensors, or a lower number named as a size."""
+"""Find the largest batch that fits: fewer rows of tensors, or a lower number with a size's name."""
 
 import ast
 import math
@@ -19,8 +19,8 @@ from gpumagic.usercode.variables import names_read
 # Half a batch needs about half of the memory. If it needs more, the batch hardly matters; if less,
 # the code combines pairs of samples, and a smaller batch computes another result.
 _PAIRED, _DECIDES = 0.4, 0.8
-# The reported number is at most this share below the largest that fits. A closer number would cost
-# dry runs, and depends on fragmentation. A real GPU gets a larger margin.
+# The reported number is at most this share below the largest that fits. A closer one costs more dry
+# runs, and depends on fragmentation. A real GPU gets a larger share.
 _NEAR, _NEAR_REAL = 0.05, 0.1
 # Names of numbers that may be lowered: the size of a batch, a chunk or a sequence.
 _SIZE = re.compile(r"batch|chunk|seq|context|^(?:bs|B|T)$")
@@ -47,7 +47,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
         cut = {name: trial.names[name][:number] for name in names}
         return trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, number))
 
-    added = ", the gradients of {} added up" if any(rest.backward for rest in s.rests) else ""
+    added = ", accumulating the gradients of {}" if any(rest.backward for rest in s.rests) else ""
     do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, tried, _PAIRED)
 
@@ -76,7 +76,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Find the largest number that fits, if half of `count` needs at least the share `least`."""
+    """Find the largest number that fits, if half of `count` needs `least` to `_DECIDES` as much."""
     from gpumagic.fitting.fit_search import largest
 
     @cache
@@ -98,7 +98,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the largest tensor that a model reads as a whole, and all with as many samples."""
+    """Name the largest tensor that a model reads as a whole, and tensors of equal length."""
     every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}

@@ -31,7 +31,7 @@ _DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)
 _SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
 _MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
 _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
-# A row of these results depends on one row of `x`.
+# Each row of these results depends on a single row of `x`, so `x` can be split.
 _PAIRS = {"cdist(x, y)": "torch.cdist(rows, y)", "matmul(x, y)": "(rows @ y)"}
 _REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
 
@@ -71,7 +71,7 @@ class Form(NamedTuple):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the replacement into the tree within the block."""
+        """Put the replacement into the tree for the time of a `with` block."""
         before, last = [*self.block], self.old[-1]
         new = ast.copy_location(ast.parse(self.new).body[0], last)
         kept = (each for each in before if each is last or each not in self.old)
@@ -175,7 +175,7 @@ class _Reader:
 
     def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
         """Return a function's name and its arguments, with a method's object as the first."""
-        given = [*node.args, *(key.value for key in node.keywords)]
+        given = [*node.args, *(key.value for key in node.keywords if key.arg != "training")]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         name = type(value).__name__.lower()
         if is_module(value):
@@ -185,6 +185,10 @@ class _Reader:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
+        for key in node.keywords:
+            if (name, key.arg) == ("dropout", "training"):
+                ratio = (*given, ast.Constant(0.5))[1:2]
+                given[1:] = [ast.BinOp(p, ast.Mult(), key.value) for p in ratio]
         if name == "transpose":
             del given[1:]  # any other dimensions would not be attention
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
@@ -219,7 +223,7 @@ class _Reader:
         yield Form(do, text, old, self._block)
 
     def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: ast.AST) -> bool:
-        """Whether statements other than `used` read a name that a statement binds."""
+        """Whether statements other than `used` read a name that `made` binds."""
         inside, names = {id(node) for each in used for node in ast.walk(each)}, stored(made)
         read = (n for n in ast.walk(within) if isinstance(n, ast.Name))
         return any(

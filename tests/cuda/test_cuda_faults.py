@@ -158,7 +158,7 @@ def test_what_is_on_the_host_can_be_saved(notebook):
     )
     assert said[1] == f"type globals().update(torch.load({file!r}, weights_only=False))"
     assert said[2] == "left out, on a GPU: both, event, net, optimizer and 1 more"
-    assert said[3] == "left out, not to be pickled: lock"
+    assert said[3] == "left out, cannot be pickled: lock"
     found = torch.load(kernel.folder / file, weights_only=False)
     assert (found["X"].shape, found["history"], found["more"]) == ((40, 30), [0.5], 2)
     assert found["kept"].x is found["X"]

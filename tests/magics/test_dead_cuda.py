@@ -104,7 +104,7 @@ def test_what_is_on_the_host_is_saved(dead, tmp_path, monkeypatch):
     dead.run("lines = (n for n in X)")
     said = dead.run("import gpumagic\ngpumagic.save_host()").text.splitlines()
     assert said[0].startswith("X, history: ")
-    assert said[2:] == ["left out, on a GPU: net, z", "left out, not to be pickled: lines"]
+    assert said[2:] == ["left out, on a GPU: net, z", "left out, cannot be pickled: lines"]
     assert torch.load("rescue.pt", weights_only=False).keys() == {"X", "history"}
 
 

@@ -147,7 +147,7 @@ def test_as_much_in_all_is_told_where_names_changed(ip):
     ip.run("%gpumem")
     ip.run("del x\ny = torch.zeros(500, device='cuda')\nz = torch.zeros(500, device='cuda')")
     said = ip.run("%gpumem --since").text
-    assert said.startswith("unchanged in all since the last %gpumem\n")
+    assert said.startswith("the total is unchanged since the last %gpumem\n")
     assert "−4.0 KiB" in said
 
 

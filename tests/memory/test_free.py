@@ -4,6 +4,7 @@ import gc
 import io
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -175,7 +176,7 @@ def test_names_come_back_and_say_who_else_holds_them(held):
     assert "y" not in held.ns
     assert "z" not in held.ns
     assert "4.0 MiB on cuda:1" in said
-    assert "y: nothing, for x holds it too" in said
+    assert "y: nothing, because x holds it too" in said
     assert "4.0 MiB on cuda:0 still allocated, most by x" in said
     assert torch.cuda.memory_allocated(1) == 0
 
@@ -226,6 +227,18 @@ def test_all_outputs_have_a_name(held):
     assert "Out[3]: 4.0 MiB on cuda:0" in held.run("%gpufree Out").text
     assert "Out" in held.ns
     assert allocated() == 4 * MIB
+
+
+def test_what_gpumem_names_may_be_typed_and_twice_too(held, monkeypatch):
+    helper = types.ModuleType("helper")
+    helper.__file__, helper.big = "/home/me/helper.py", torch.ones(2**18, device="cuda")
+    monkeypatch.setitem(sys.modules, "helper", helper)
+    held.run("x + 1")
+    assert "there is no variable 'helper'" in held.run("%gpufree helper").text
+    said = held.run("%gpufree Out[3] helper x x").text
+    assert "(Out[3]: 4.0 MiB on cuda:0, x: 4.0 MiB on cuda:0)" in said
+    assert "there is no variable 'helper'" in said
+    assert allocated() == MIB
 
 
 def test_bad_input_is_told_in_a_line_and_frees_nothing(held):

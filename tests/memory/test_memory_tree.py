@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import gpumagic
 from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.errors import GpuError
 from gpumagic.memory.memory_tree import tree
@@ -144,6 +145,16 @@ def test_what_the_graph_of_an_output_saved_stands_with_its_layer(ip):
     assert found.held_for_it == {"saved for backward": 2 * 512 * 64 * 4}
     assert [(b.path, b.alike) for b in found.branches] == [("net", 1), ("net[0]", 2)]
     assert {kind for b in found.branches for kind in b.nbytes} == {"parameter", *found.held_for_it}
+
+
+def test_outputs_that_are_variables_too_are_found(ip):
+    ip.run("x = torch.ones(2**20, device='cuda')")
+    ip.run("x")
+    assert "[3]" in str(tree("Out", ip.ns))
+    for name in ("Out", "_3"):
+        (row,) = gpumagic.memory(name, 0).holders
+        assert (row.path, row.nbytes) == (name, 2**22)
+        assert "x" in row.aliases
 
 
 def test_two_levels_are_shown_and_a_name_opens_more(gpus):

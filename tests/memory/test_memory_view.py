@@ -167,6 +167,15 @@ def test_a_name_that_now_holds_another_thing_is_matched_once():
     assert told == [("x", 0)]
 
 
+def test_a_new_holder_does_not_take_the_figures_of_one_that_is_still_there():
+    """As where a list's tensors become a net's buffers, which come first among the holders."""
+    before = MemoryReport((replace(DEVICE, holders=(holder("data", 3 * MIB),)),))
+    rows = holder("net", 2 * MIB, aliases=("data",)), holder("data", MIB)
+    after = MemoryReport((replace(DEVICE, holders=rows),))
+    told = [(c.holder.path, c.before, c.after) for c in changes(before, after).changes]
+    assert sorted(told) == [("data", 3 * MIB, MIB), ("net", 0, 2 * MIB)]
+
+
 def test_what_gpufree_would_give_back_is_told():
     rows = (holder("net", GIB), holder("Out[3]", MIB, "output"), holder("x", MIB, "exception"))
     left = MemoryReport((replace(DEVICE, holders=rows),))

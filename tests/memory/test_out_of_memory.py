@@ -130,7 +130,7 @@ def test_what_the_failing_line_had_computed_has_a_row(small, shown):
     (row,) = (r for r in shown.pop().device.holders if r.kind == "temporary")
     assert row.nbytes == pytest.approx(32 * MIB, rel=0.01)
     assert (row.path, str(row.made)) == (
-        "results on their way",
+        "unnamed results",
         f"In [{small.ip.execution_count - 1}], line 2",
     )
 
@@ -150,6 +150,18 @@ def test_in_a_program_and_as_html(ip):
     assert "<code>torch.empty(2**29, device=&#x27;cuda&#x27;)</code>" in found._repr_html_()
 
 
+def test_another_gpu_is_offered_without_a_context_on_it(gpus, monkeypatch):
+    """A context takes 0.5 GiB, and raises on a GPU that others have filled."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", None)
+    trials = SimpleNamespace(loop=None, whole=None)
+    device = SimpleNamespace(allocated=MIB)
+    state = SimpleNamespace(shortage=Shortage(0), device=device, wanted=MIB, name="cuda:0")
+    (lever,) = explain_out_of_memory.other_gpu(state, trials)
+    assert lever.do.startswith("`%%ongpu 1`")
+    state.wanted = 2**60
+    assert not [*explain_out_of_memory.other_gpu(state, trials)]
+
+
 def test_our_own_failure_leaves_the_users_error(ip, monkeypatch):
     def broken(*args):
         raise ZeroDivisionError("ours")
@@ -157,7 +169,7 @@ def test_our_own_failure_leaves_the_users_error(ip, monkeypatch):
     monkeypatch.setattr(explain_out_of_memory, "OutOfMemoryState", broken)
     ran = ip.run("torch.empty(2**29, device='cuda')")
     assert isinstance(ran.error, torch.OutOfMemoryError)
-    assert ran.text.count("gpumagic failed while explaining an error for want of memory") == 1
+    assert ran.text.count("gpumagic failed while explaining an out-of-memory error") == 1
 
 
 def test_who_has_seen_enough_may_interrupt(ip, monkeypatch):

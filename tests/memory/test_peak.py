@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 import gpumagic
+from gpumagic.memory import allocator
 from gpumagic.memory.allocator import replay
 
 TRAIN = """%%ongpu 1 --memory
@@ -115,17 +116,24 @@ def test_what_the_user_records_is_read_and_left(net):
     assert any(e["addr"] == net.ns["kept"].data_ptr() for e in trace if e["action"] == "alloc")
 
 
+def test_a_record_that_the_user_began_long_before_is_complete(ip, monkeypatch):
+    monkeypatch.setattr(allocator, "PEAK_RING", 100)
+    torch.cuda.memory._record_memory_history()
+    ip.run("for _ in range(99):\n    x = zeros(3, device='cuda:1')")
+    assert peak(ip, "%%ongpu 1 --memory\ny = zeros(3)").complete
+
+
 def test_a_ring_that_is_too_short_is_said(net):
     torch.cuda.memory._record_memory_history(max_entries=20)
     found = peak(net, TRAIN)
     assert not found.complete
-    assert "what came first is missing" in repr(found)
+    assert "the first ones are missing" in repr(found)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("%%ongpu cpu --memory", "--memory is about the memory of a CUDA GPU, and cpu is none"),
+        ("%%ongpu cpu --memory", "--memory needs a CUDA GPU, and cpu is not one"),
         ("%%ongpu 1 --memory --save /no/such/folder/x", "there is no folder /no/such/folder"),
         ("%%ongpu 1 --save x", "--save needs --memory; type --memory --save"),
         (

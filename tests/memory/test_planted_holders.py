@@ -39,14 +39,14 @@ PLANTED = {
         "at = torch.zeros(1, 1, dtype=torch.int64, device='cuda')\nvalues = gpu()[None]\n"
         "sp = torch.sparse_coo_tensor(at, values, (9, values.shape[1]), check_invariants=False)\n"
         "del values",
-        "sp.<Tensor>",
+        "sp._values()",
     ),
     "compressed": (
         "import warnings\nvalues, rows = gpu()[None], torch.arange(2, device='cuda')\n"
         "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
         "    csr = torch.sparse_csr_tensor(rows, at[0], values, (1, 1, values.shape[1]), "
         "check_invariants=False)\ndel values",
-        "csr.<Tensor>",
+        "csr.values()",
     ),
     "traced": (
         "net = nn.Linear(1, 1).cuda()\nnet.weight = nn.Parameter(gpu()[:1].view(1, 1))\n"

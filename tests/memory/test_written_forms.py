@@ -29,6 +29,10 @@ CASES = {
         HEADS + "\nsoftmax, drop = nn.Softmax(dim=-1), nn.Dropout(0.5).eval()",
         ATTENTION.format("* 2", "drop(softmax(scores))"),
     ),
+    "dropout of a model": (
+        HEADS + "\nlearns = False",
+        ATTENTION.format("* 2", "F.dropout(torch.softmax(scores, -1), 0.5, training=learns)"),
+    ),
     "three dimensions": (
         "q, k, v = (torch.randn(4, 1500, 16, device=D) for _ in range(3))",
         "w = torch.bmm(q, k.mT)\nw = F.softmax(w, dim=2)\nout = torch.bmm(w, v)",
@@ -71,6 +75,12 @@ def test_the_replacement_gives_the_same(small, shown, case):
     small.run("%gpufree")
     assert small.run(replaced(cell.strip(), lever.do)).error is None
     torch.testing.assert_close(small.ns["out"].cpu(), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_dropout_without_a_number_has_torchs(small, shown):
+    small.run(f"{START}\nD, learns = 'cuda', True\n{HEADS}\ndel m")
+    small.run(ATTENTION.format("* 2", "F.dropout(scores.softmax(-1), training=learns)").strip())
+    assert "dropout_p=0.5 * learns," in shown.pop().levers[0].do
 
 
 def replaced(cell, do):
