@@ -32,7 +32,6 @@ from gpumagic.usercode.files import (
     user_frame,
 )
 
-_MARK = "gpumagic.check"
 # Functions whose results are existing values.
 _MAKES_NONE = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
@@ -142,7 +141,7 @@ class NanFinder:
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
         """Check the backward pass of values too; `earlier`: their nodes are older than the call."""
-        queue = {node for node in _nodes(values) if _MARK not in node.metadata}
+        queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return
         code, at = in_cell(frame)
@@ -165,8 +164,8 @@ class NanFinder:
 
         while queue:
             node: Any = queue.pop()
-            if _MARK not in node.metadata:
-                node.metadata[_MARK] = True
+            if self not in node.metadata:
+                node.metadata[self] = True
                 node.register_hook(partial(check_backward, node.name()))
                 queue |= {before for before, _ in node.next_functions} - {None}
 
