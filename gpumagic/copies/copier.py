@@ -60,7 +60,7 @@ _SHARED = (
     *("multiprocessing", "threading.Thread", "gpumagic"),
     *("torch._dynamo", "torch._inductor", "torch._ops", "torch._library", "torch.distributed"),
     *("torch.cuda.streams", "triton", "torch.jit.ScriptFunction", "torch.device", "torch.dtype"),
-    *("torch.layout", "torch.memory_format", "torch.Size"),
+    *("torch.layout", "torch.memory_format", "torch.Size", "torch.finfo", "torch.iinfo"),
     *("jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
 # Classes whose objects are copied by attributes, ignoring the class's own pickling.
@@ -326,7 +326,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         and getattr(item, "__objclass__", None) is not kind  # created by type.__new__
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
-    return *made, held, None, None, _set_class
+    return *made, (copier, held), None, None, _set_class
 
 
 def _new_class(old: type, copier: Copier, meta: Any, bases: tuple[type, ...]) -> Any:
@@ -339,9 +339,14 @@ def _new_class(old: type, copier: Copier, meta: Any, bases: tuple[type, ...]) ->
     return maker.__new__(meta, old.__name__, bases, space)
 
 
-def _set_class(kind: type, held: dict[str, Any]) -> None:
+def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
+    copier, held = state
     for name, item in held.items():
-        type.__setattr__(kind, name, item)
+        finish = functools.partial(type.__setattr__, kind, name, item)
+        if name == "__init_subclass__":  # must not be called for the copies of subclasses
+            copier.finishing.append(finish)
+        else:
+            finish()
 
 
 # -- other objects
