@@ -130,8 +130,9 @@ def _answer(fit: Fit, found: Largest) -> str:
     if not fit.tried:
         return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
     if found.value is None:
-        least = f"{fit.name} = {fit.tried[0].value} needs {size(fit.tried[0].needed)}"
-        return f"no {fit.name} fits on {where}: {least} {spare}"
+        least = fit.tried[0]
+        needs = "ran out of memory," if least.ran is False else f"needs {size(least.needed)}"
+        return f"no {fit.name} fits on {where}: {fit.name} = {least.value} {needs} {spare}"
     best = next(tried for tried in fit.tried if tried.value == found.value)
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
     how = "a run confirms it" if found.confirmed else "predicted, not run"
@@ -184,8 +185,8 @@ def _verdict(tried: Tried, found: Largest) -> str:
         return "largest"
     if found.value is not None and tried.value < found.value:
         return "fits"
-    need = tried.needed
-    return "too large" if need is None or need > found.free else "within the margin"
+    too_large = tried.ran is False or (tried.needed or 0) > found.free
+    return "too large" if too_large else "within the margin"
 
 
 def _notes(fit: Fit) -> Iterator[str]:

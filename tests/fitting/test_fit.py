@@ -116,6 +116,8 @@ def test_where_data_decide_it_is_found_by_runs():
     assert "found by runs alone, since a dry run ends at" in result.notes[0]
     with pytest.raises(gpumagic.GpuError, match=r"a dry run cannot tell: .*depends on data"):
         gpumagic.fit(step, 1, batch=range(1, 100), dry=True)
+    none = str(gpumagic.fit(step, 1, batch=[40, 50]))
+    assert "no batch fits on cuda:1 (virtual): batch = 40 ran out of memory, of 24.0 MiB" in none
 
 
 @pytest.mark.usefixtures("small")
@@ -147,7 +149,7 @@ def test_a_prediction_that_is_too_low_is_corrected_by_runs(monkeypatch):
     result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 100), margin=0)
     assert (result.value, result.confirmed) == (24, True)
     assert result.at(48).ran is False
-    assert "out of memory" in str(result)
+    assert re.search(r"\n +48 +24.0 MiB +out of memory +too large\n", str(result))
 
 
 @pytest.mark.usefixtures("small")
