@@ -216,7 +216,7 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 
 def on_card(held: HeldMemory, card: Card) -> OnCard:
     """Return whether the fullest GPU's peak fits on a card, and the first line that exceeds it."""
-    device = max(held.most.keys() - {"cpu"}, key=held.most.__getitem__, default="")
+    device = max(held.most.keys() - {"cpu", "meta"}, key=held.most.__getitem__, default="")
     rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)
     return OnCard(card, held.most.get(device, 0), at)
