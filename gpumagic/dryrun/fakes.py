@@ -98,9 +98,9 @@ class NotKnown:
 
     __slots__ = ("what", "whole")
 
-    def __init__(self, what: str = "a value of a tensor", *, whole: bool = False) -> None:
+    def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # an integer, for torch's type promotion
+        self.whole = whole  # an integer, for torch's type promotion; None if it may be no number
 
     def __repr__(self) -> str:
         return "?"
@@ -111,6 +111,8 @@ class NotKnown:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # optional protocols: numpy, copy, pickle
             raise AttributeError(name)
+        if self.whole is not None and not (hasattr(0, name) or hasattr(0.0, name)):
+            raise AttributeError(f"a number has no attribute {name!r}")
         raise Stopped(f".{name} of {self.what} depends on data")
 
     @classmethod

@@ -210,6 +210,8 @@ class _Following:
                 self.note(raised[-1].reason, raised[-1].where, ended=True)
             elif is_refusal(error):
                 self.note(f"{faults.in_words(error)}: a dry run writes no file", where, ended=True)
+            elif isinstance(error, TypeError) and NotKnown.__name__ in str(error):
+                self.note("this needs a value that depends on data", where, ended=True)
             else:
                 self._error, self._error_at = error, where
         finally:
@@ -356,4 +358,4 @@ class _DryShell:
 
     def _left_out(self, what: str) -> Any:
         self._note(f"{what} was left out")
-        return NotKnown(f"what {what} gives")
+        return NotKnown(f"what {what} gives", whole=None)

@@ -39,6 +39,23 @@ def test_it_ends_where_data_decides(notebook):
         assert f"ended at line 3: {reason} · {statement}" in str(result)
 
 
+def test_a_use_of_an_unknown_number_that_a_dry_run_cannot_follow_is_no_failure(notebook):
+    for use in ("json.dumps({'loss': loss})", "divmod(loss, 60)"):
+        result = dry(notebook, f"import json; loss = X.sum().item()\nk = {use}")
+        assert ended(result) == (3, "this needs a value that depends on data")
+        assert result.error is None
+
+
+def test_an_unknown_number_has_the_attributes_of_a_number(notebook):
+    mean = "import numpy as np; losses = [X.sum().item()] * 2\nprint(f'{np.mean(losses):.3f}')"
+    result = dry(notebook, mean)
+    assert (result.complete, result.printed) == (True, "?\n")
+    assert ended(dry(notebook, "\nX.sum().item().real"))[1] == ".real of .item() depends on data"
+    failed = dry(notebook, "\nX.sum().item().cpu()").error
+    assert failed == "AttributeError: a number has no attribute 'cpu'"
+    assert ended(dry(notebook, "files = !ls\nfiles.n"))[0] == 3
+
+
 def test_nothing_is_sent_in_a_process_group():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     x = torch.ones(4)
