@@ -139,8 +139,7 @@ def _answer(fit: Fit, found: Largest) -> str:
     needs = f"it needs {size(best.needed)} {spare}; {how}"
     if fit.values and found.value == fit.values[-1]:
         return f"all fit on {where}{kind[fit.trains]}, up to {fit.name} = {found.value}: {needs}"
-    shown = _rounded(fit, found, found.value, math.floor)
-    words = f"{fit.name} = {shown} {_how_sure(fit, found, found.value)}"
+    words = f"{fit.name} = {_how_sure(fit, found, found.value)}"
     power = 1 << max(int(found.value).bit_length() - 1, 0)
     below = 2 < power < found.value and power in fit.values
     also = f"; the power of two below: {power:_}" if below else ""
@@ -148,14 +147,14 @@ def _answer(fit: Fit, found: Largest) -> str:
 
 
 def _how_sure(fit: Fit, found: Largest, value: float) -> str:
-    """Describe how certain the value is: surely the largest if the next one does not fit."""
+    """Return the value and how certain it is: the largest if the next one does not fit."""
     above = next((tried.value for tried in fit.tried if tried.value > value), None)
+    known = f"{_rounded(fit, found, value, math.floor)} is the largest known to fit"
     if fit.stopped or above is None:
-        return "is the largest known to fit"
+        return known
     if bisect_left(fit.values, above) - bisect_left(fit.values, value) <= 1:
-        return "is the largest that fits"
-    shown = _rounded(fit, found, above, math.ceil)
-    return f"is the largest known to fit, and {shown} does not,"
+        return f"{value} is the largest that fits"
+    return f"{known}, and {_rounded(fit, found, above, math.ceil)} does not,"
 
 
 def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:

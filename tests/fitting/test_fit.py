@@ -75,6 +75,8 @@ def test_a_predicted_value_is_rounded_to_the_side_that_is_known():
     assert shown <= result.value < shown * 1.01
     assert f"n = {shown:_} is" in str(result)
     assert "; the power of two below: 1_048_576" in str(result)
+    exact = gpumagic.fit(lambda n: torch.ones(n, 512), 1, n=range(1, 10**6), dry=True, margin=0)
+    assert str(exact).startswith(f"n = {exact.value} is the largest that fits on cuda:1")
     named = replace(result, values=[1, int(result.value), 10**7 - 1])
     assert str(named).startswith(f"n = {result.value} is")
 
