@@ -17,7 +17,7 @@ class Tried:
     value: float
     predicted: int | None = None  # by a dry run
     measured: int | None = None  # by a run on copies
-    ran: bool | None = None  # whether a run went to its end; None without one
+    ran: bool | None = None  # whether a run completed; None if there was none
 
     @property
     def needed(self) -> int | None:
@@ -30,9 +30,9 @@ class Largest:
     """Record the largest value that fits on one GPU or card."""
 
     where: str
-    free: int  # bytes that tensors could have
-    room: int  # the free bytes without the margin
-    value: float | None  # None where no value fits
+    free: int  # bytes that tensors could use
+    room: int  # the free bytes less the margin
+    value: float | None  # None if no value fits
     confirmed: bool = False  # by a run
     virtual: bool = False
 
