@@ -147,7 +147,7 @@ def test_a_backward_pass_is_checked_if_the_forward_pass_was_in_an_earlier_check(
     weights = torch.zeros(3, requires_grad=True)
     with gpumagic.check(nan=True):
         norm = weights.abs().sqrt().sum()
-    with gpumagic.check(nan=True), pytest.raises(FloatingPointError, match="Sqrt.* makes inf"):
+    with gpumagic.check(nan=True), pytest.raises(FloatingPointError, match=r"Sqrt.* makes inf"):
         norm.backward()
 
 

@@ -22,10 +22,11 @@ ENDS = {
     "k = X[y[0].item()]": "__getitem__ with .item() depends on data",
     "k = float(X.sum())": "float() of a tensor depends on data",
     "k = X.cpu().numpy()": "an array of a tensor's values depends on data",
-    "k = {v: 1 for v in y.tolist()}": "a key that is an element of a list depends on data",
+    "k = {v: 1 for v in y.tolist()}": "the hash of an element of a list depends on data",
     "k = open('file', 'w')": "writing to 'file': a dry run writes no file",
     "import subprocess; subprocess.run(['ls'])": "starting a program: a dry run does not",
     "os.rmdir('folder')": "removing a folder: a dry run does not",
+    "os.replace('a', 'b')": "renaming a file: a dry run does not",
     "input()": "asking for input: a dry run does not",
     "k = torch.equal(X, X)": "equal depends on data",
 }

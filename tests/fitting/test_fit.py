@@ -288,10 +288,10 @@ def test_cards_that_are_not_here_are_asked_at_once():
 @pytest.mark.parametrize(
     ("code", "on", "given", "said"),
     [
-        ("n", 0, {}, "over one variable, not none; type one: batch=range"),
-        ("n + m", 0, {"n": [1], "m": [2]}, "over one variable, not n, m"),
-        ("n", 0, {"n": ["a"]}, "n has values that are no numbers above 0"),
-        ("n", 0, {"n": [0, 1]}, "n has values that are no numbers above 0"),
+        ("n", 0, {}, "fit takes one variable, not none; type one: batch=range"),
+        ("n + m", 0, {"n": [1], "m": [2]}, "fit takes one variable, not n, m"),
+        ("n", 0, {"n": ["a"]}, "n has values that are not numbers above 0"),
+        ("n", 0, {"n": [0, 1]}, "n has values that are not numbers above 0"),
         ("n", 0, {"n": []}, "n needs 1 to 1,000 values"),
         (lambda: torch.ones(3), 0, {"n": [1]}, "<lambda> neither takes it nor reads it; type def"),
         ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),
@@ -299,7 +299,7 @@ def test_cards_that_are_not_here_are_asked_at_once():
         ("n", "cpu", {"n": [1]}, "cpu has no memory that torch would limit"),
         ("n", 7, {"n": [1]}, "no GPU 7"),
         ("n", "RTX 4091", {"n": [1]}, "no card 'RTX 4091' is known"),
-        ("n", 0, {"n": [1], "margin": 2}, "margin=2 is not a part from 0 to 1"),
+        ("n", 0, {"n": [1], "margin": 2}, "margin=2 is not from 0 to below 1"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(code, on, given, said):
