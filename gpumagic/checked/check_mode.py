@@ -1,8 +1,8 @@
 """Check the arguments of torch's functions before they run, and find where NaN is made.
 
 This is a torch function mode. It costs a microsecond per call; a dispatch mode costs six. The
-ledger's kernels would not do: each serves one device, never the CPU. The mode sees the calls of its
-own thread. That is enough: each index of a backward pass was in the forward pass.
+ledger's kernels do not suffice: each serves one device, never the CPU. The mode sees the calls of
+its own thread. That is enough: each index of a backward pass was in the forward pass.
 """
 
 import sys
@@ -32,9 +32,8 @@ from gpumagic.usercode.files import (
     user_frame,
 )
 
-_MARK = "gpumagic.check"
-# Functions whose results are existing values.
-_MAKES_NONE = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
+# Functions that return existing values, or none.
+_EXEMPT = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
 Flaw = Callable[[Tensor], Tensor]
 """A function that returns whether each number is NaN, or whether it is infinity."""
@@ -88,7 +87,7 @@ class check(FunctionMode):
             wrong, failed = None, None
             try:
                 wrong = find_bad_value(finds, args, kwargs) if finds else None
-            except Exception as error:  # noqa: BLE001  kept if torch takes the arguments
+            except Exception as error:  # noqa: BLE001  kept if torch accepts the arguments
                 failed = error
             if wrong is not None:
                 raise wrong
@@ -107,7 +106,7 @@ class NanFinder:
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode
-        self._scaled = False  # a GradScaler has scaled a loss
+        self._scaled = False  # whether a GradScaler has scaled a loss
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a function of torch; raise `MadeNanError` if it makes NaN or infinity."""
@@ -115,8 +114,8 @@ class NanFinder:
         name = getattr(func, "__name__", "")
         scales = sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"
         self._scaled |= scales
-        makes_none = scales or name in _MAKES_NONE or "empty" in name or name.startswith("new_")
-        if makes_none and name != "backward":
+        exempt = scales or name in _EXEMPT or "empty" in name or name.startswith("new_")
+        if exempt and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
         writes = name.endswith("_")  # writes to its first argument, or is an operator
@@ -125,7 +124,7 @@ class NanFinder:
             self._watch_backward(given, earlier=True)
             before = _flaws(given[:writes])
         result = func(*args, **kwargs)
-        if makes_none:
+        if exempt:
             return result
         with faults.kept("reading results"), uncounted(), torch._C.DisableTorchFunction():
             made = tree_leaves(result)
@@ -142,7 +141,7 @@ class NanFinder:
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
         """Check the backward pass of values too; `earlier`: their nodes are older than the call."""
-        queue = {node for node in _nodes(values) if _MARK not in node.metadata}
+        queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return
         code, at = in_cell(frame)
@@ -165,8 +164,8 @@ class NanFinder:
 
         while queue:
             node: Any = queue.pop()
-            if _MARK not in node.metadata:
-                node.metadata[_MARK] = True
+            if self not in node.metadata:
+                node.metadata[self] = True
                 node.register_hook(partial(check_backward, node.name()))
                 queue |= {before for before, _ in node.next_functions} - {None}
 
@@ -181,7 +180,7 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
 
 
 def _flaws(values: Iterable[Any]) -> set[Flaw]:
-    """Return whether tensors and numbers contain NaN, infinity or both."""
+    """Return the flaws in tensors and numbers: NaN, infinity or both."""
     found = set[Flaw]()
     for value in values:
         if isinstance(value, (float, complex)):

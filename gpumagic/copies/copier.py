@@ -60,7 +60,7 @@ _SHARED = (
     *("multiprocessing", "threading.Thread", "gpumagic"),
     *("torch._dynamo", "torch._inductor", "torch._ops", "torch._library", "torch.distributed"),
     *("torch.cuda.streams", "triton", "torch.jit.ScriptFunction", "torch.device", "torch.dtype"),
-    *("torch.layout", "torch.memory_format", "torch.Size"),
+    *("torch.layout", "torch.memory_format", "torch.Size", "torch.finfo", "torch.iinfo"),
     *("jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
 # Classes whose objects are copied by attributes, ignoring the class's own pickling.
@@ -75,7 +75,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     """Copy values in two steps: `write` reads the originals, `read` makes the copies.
 
     `storages` copies tensors and arrays between the two steps. `fresh` becomes the globals of the
-    copied functions of the notebook. `stays` returns whether an object is shared as well.
+    copied functions of the notebook. `stays` decides which other objects are shared.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ def _is_shared_kind(kind: type) -> bool:
     if kind in _SHARED_KINDS or issubclass(kind, (types.ModuleType, enum.Enum)):
         return True
     name = f"{kind.__module__}.{kind.__qualname__}."
-    shared = name.startswith(tuple(f"{room}." for room in _SHARED))
+    shared = name.startswith(tuple(f"{each}." for each in _SHARED))
     # Modules of torch.compile and generators of virtual GPUs are copied.
     return shared and not comes_from(kind, "torch.nn.Module", "torch._C.Generator")
 
@@ -326,7 +326,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         and getattr(item, "__objclass__", None) is not kind  # created by type.__new__
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
-    return *made, held, None, None, _set_class
+    return *made, (copier, held), None, None, _set_class
 
 
 def _new_class(old: type, copier: Copier, meta: Any, bases: tuple[type, ...]) -> Any:
@@ -339,9 +339,14 @@ def _new_class(old: type, copier: Copier, meta: Any, bases: tuple[type, ...]) ->
     return maker.__new__(meta, old.__name__, bases, space)
 
 
-def _set_class(kind: type, held: dict[str, Any]) -> None:
+def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
+    copier, held = state
     for name, item in held.items():
-        type.__setattr__(kind, name, item)
+        finish = functools.partial(type.__setattr__, kind, name, item)
+        if name == "__init_subclass__":  # must not be called for the copies of subclasses
+            copier.finishing.append(finish)
+        else:
+            finish()
 
 
 # -- other objects
@@ -349,7 +354,7 @@ def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
     """Return how pickle recreates an object; NotImplemented to use the class's own pickling."""
     if comes_from(kind, "torch._C.Generator"):
         return copier.recreate(value, _new_generator)
-    if not (_is_plain(kind) and (comes_from(kind, *_WHOLE) or _has_no_way(copier, kind))):
+    if not (_is_plain(kind) and (comes_from(kind, *_WHOLE) or _pickles_by_default(copier, kind))):
         return NotImplemented
     held = attributes(value)
     if comes_from(kind, "torch.utils.data.DataLoader"):
@@ -366,8 +371,8 @@ def _is_plain(kind: type) -> bool:
     )
 
 
-def _has_no_way(copier: Copier, kind: Any) -> bool:
-    """Whether a class of the notebook does not define its pickling."""
+def _pickles_by_default(copier: Copier, kind: Any) -> bool:
+    """Whether a class is the notebook's and has Python's default pickling."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
     default = all(getattr(kind, way, None) is getattr(object, way, None) for way in ways)
     return default and copier.is_ours(kind)

@@ -1,8 +1,8 @@
 """Copy tensors and arrays together, with the memory they share.
 
 Tensors and NumPy arrays that overlap in memory (views, `from_numpy`, tied weights) overlap in the
-copy too, with their strides and offsets. The source is only read; a copy on another device needs no
-copy on its own device. Each array of another framework gets its own copy, which a function may
+copy too, with their strides and offsets. The source is only read; a copy to another device takes no
+memory on the source's. Each array of another framework gets its own copy, which a function may
 donate. torch is used only if the notebook has imported it.
 """
 
@@ -23,13 +23,13 @@ from gpumagic.usercode.values import comes_from, is_tensor, own, torch_here
 if TYPE_CHECKING:
     import torch
 
-# Bytes between allocations, as in torch: a multiple of every element size.
+# Alignment of allocations in bytes, as in torch: a multiple of every element size.
 _ALIGNMENT = 64
 
 
 @dataclass
 class Stretch:
-    """One tensor or array: its first address, and the range of addresses to copy."""
+    """Record where a tensor's or array's first element is, and the addresses to copy."""
 
     index: int
     source: Any
@@ -41,7 +41,7 @@ class Stretch:
 
 
 class StorageCopier:
-    """Tensors and arrays to copy, each once, by number."""
+    """Copy tensors and arrays, each once, by number."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
         self.nbytes = self.sent = 0  # sent: bytes to another device
@@ -53,7 +53,7 @@ class StorageCopier:
         self._token: Any = None  # the input of tracked copies
 
     def has(self, value: Any, kind: type) -> bool:
-        """Whether this class copies the value, an array."""
+        """Whether this class copies the value as an array."""
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
             # Other classes, such as masked arrays, define their own pickling.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
@@ -234,7 +234,7 @@ def _of_array(index: int, source: Any) -> Stretch:
 
 
 def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
-    """Return an array with the source's layout in a buffer; without buffer, a new array."""
+    """Return an array with the source's layout, in the buffer if there is one."""
     import numpy
 
     source = piece.source
@@ -264,7 +264,7 @@ def _of_tensor(index: int, source: torch.Tensor, home: Any) -> Stretch:
 
 
 def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> torch.Tensor:
-    """Return a tensor with the source's layout in a buffer; without buffer, an empty tensor."""
+    """Return a tensor with the source's layout in a buffer; without a buffer, an empty tensor."""
     source = piece.source
     new: torch.Tensor = torch_here().empty(0, dtype=source.dtype, device=piece.home)
     empty = buffer is None or not source.numel()

@@ -33,8 +33,8 @@ _FUNCTION = "(function)"
 class CopiedVariables:
     """Make copies, on one device, of the variables that a piece of code reads.
 
-    Variables that the notebook's functions read are copied too. `stays` returns whether an object
-    is shared. If this raises GpuError (cannot be copied) or OutOfMemoryError, no copy remains.
+    Variables that the notebook's functions read are copied too. `stays` decides which objects are
+    shared. If this raises GpuError (cannot be copied) or OutOfMemoryError, no copy remains.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ def _homes(
 
 
 def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None:
-    """Place this thread's new tensors on a device, until a stack is closed."""
+    """Place this thread's new tensors on a device, until `stack` is closed."""
     from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
@@ -164,7 +164,7 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
 
 
 class Trial:
-    """A program on one device, on copies, with the sweep's variable set by `values`."""
+    """Run a program on copies on one device; `values` sets the sweep's variable."""
 
     # Set by `set_up`: runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
@@ -195,7 +195,7 @@ class Trial:
         )
 
     def set_up(self) -> None:
-        """Place this thread, set the sweep's variable, and run the set-up."""
+        """Place this thread's new tensors, set the sweep's variable, and run the set-up."""
         space = self.copies.globals
         if self.device is not None:
             place(self.stack, self.device, space)

@@ -19,7 +19,7 @@ from gpumagic.usercode.variables import variables_read
 
 __all__ = ["Assigned", "DryRun", "Mismatch", "Peak", "Unknown", "dry_run"]
 
-OF_JAX = "JAX's compiler says it: step.lower(params, batch).compile().memory_analysis()"
+OF_JAX = "for JAX, type step.lower(params, batch).compile().memory_analysis()"
 
 table.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.result")
 
@@ -101,7 +101,7 @@ def _check(function: Any) -> None:
 
 
 def _refuse_jax(function: Any, given: object) -> None:
-    """Refuse a call of JAX, whose threads do not survive a fork."""
+    """Refuse a call that uses JAX, whose threads do not survive a fork."""
     jax: Any = sys.modules.get("jax")
     arrays = () if jax is None else (jax.Array, jax.ShapeDtypeStruct)
     leaves = jax.tree.leaves(given) if arrays else []

@@ -35,7 +35,8 @@ _REFUSED = {
     "socket.connect": "connecting to a network",
     "socket.bind": "opening a port",
     **dict.fromkeys(("socket.sendto", "socket.sendmsg"), "sending to a network"),
-    **dict.fromkeys(("os.remove", "os.rename"), "removing a file"),
+    "os.remove": "removing a file",
+    "os.rename": "renaming a file",
     **dict.fromkeys(("os.rmdir", "shutil.rmtree"), "removing a folder"),
     "os.mkdir": "making a folder",
     **dict.fromkeys(("os.truncate", "os.chmod", "os.chown", "os.utime"), "changing a file"),
@@ -87,11 +88,11 @@ class Confinement:
         elif event in _REFUSED:
             reason = f"{_REFUSED[event]}: a dry run does not"
         if reason and self._importing:
-            raise PermissionError(reason)  # a library can do without its cache
+            raise PermissionError(reason)  # a library works without its cache
         if reason:
             stopped = Stopped(reason)  # creating it records it for the report
             if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
-                raise PermissionError(reason)  # such as a library that runs `nvidia-smi`
+                raise PermissionError(reason)  # to a library, such as one that runs `nvidia-smi`
             raise stopped
 
     def _import_without_fakes(self) -> None:

@@ -53,7 +53,7 @@ _READABLE = {
 
 
 class Crossings:
-    """Count copies and waits, as a watch does, that operators on fakes would make."""
+    """Count the copies and waits that operators on fakes would make, as a watch does."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[Any, ...], Count] = {}
@@ -174,8 +174,8 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine sums the gradients of a tensor in the first gradient, which another node made,
-        # unless it is a view or expanded.
+        # The engine adds a tensor's later gradients to the first one, which another node made,
+        # unless that gradient is a view or expanded.
         sums = overload == "add.Tensor" and not (of_node or torch.is_grad_enabled())
         return (first, False) if sums and _is_whole(first) else None
 
@@ -191,7 +191,7 @@ def _is_whole(tensor: Any) -> bool:
 
 
 # In these nodes of the graph torch writes into a tensor that the node has just created: zeros, a
-# mask, a sum. If certain, the node keeps that tensor alive until its end.
+# mask, a sum. It is certain (True) if the node keeps that tensor alive until its end.
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
@@ -310,7 +310,7 @@ _RESULTS: dict[str, _Function] = {
 
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
-    """Make attention allocate what it would on CUDA, as long as the result lives."""
+    """Make attention allocate as on CUDA, for as long as the returned library lives."""
     # torch's C++ would query the driver, which a forked child must not do, or run as on the CPU.
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):  # inference mode skips the first

@@ -1,10 +1,10 @@
 """Make tensors without data, and unknown values, and turn inherited tensors into fakes.
 
-Guarantees: a tensor stays the object that it is, so every name, container, view, module and
-optimizer that holds it now holds the fake; views of one memory are fakes of one memory; a fake has
-its shape, dtype, device, gradient and hooks, and none of its data. An unknown value can be stored,
-shown and computed with, but never becomes a number. If the code's path depends on one, the dry run
-ends.
+Guarantees: a tensor remains the same Python object, so every name, container, view, module and
+optimizer that holds it now holds the fake; tensors that share memory become fakes that share it; a
+fake has the tensor's shape, dtype, device, gradient and hooks, but no data. An unknown value can be
+stored, shown and computed with, but never becomes a number. If the code's path depends on an
+unknown value, the dry run ends.
 """
 
 import errno
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Imported early: `suspended` needs this module, also during the import that would load it.
+# Imported here, since `suspended` needs this module and may be called while it is imported.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -32,7 +32,7 @@ from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.files import UserLine, innermost
 
 raised: list["Stopped"] = []
-"""Raised in the current dry run; recorded, since a bare `except:` may swallow them."""
+"""`Stopped` exceptions so far, recorded because a bare `except:` may swallow them."""
 
 
 class Stopped(BaseException):
@@ -73,7 +73,7 @@ def is_refusal(error: BaseException) -> bool:
 
 _HOSTS: tuple[tuple[str, float | None], ...] = (
     ("torch.optim.lbfgs", None),  # the data decide how often it iterates
-    ("torch.optim", 2.0),  # steps: 1 minus something, such as NAdam's products, may be a divisor
+    ("torch.optim", 2.0),  # a step; not 1, since NAdam divides by 1 minus a product
     ("torch.nn.modules.transformer", 1.0),  # whether a mask is the causal one
     ("torch.amp", 0.0),
     ("torch.cuda.amp", 0.0),
@@ -98,9 +98,9 @@ class NotKnown:
 
     __slots__ = ("what", "whole")
 
-    def __init__(self, what: str = "a value of a tensor", *, whole: bool = False) -> None:
+    def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # an integer, for torch's type promotion
+        self.whole = whole  # an integer, for torch's type promotion; None if it may be no number
 
     def __repr__(self) -> str:
         return "?"
@@ -111,6 +111,8 @@ class NotKnown:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # optional protocols: numpy, copy, pickle
             raise AttributeError(name)
+        if self.whole is not None and not (hasattr(0, name) or hasattr(0.0, name)):
+            raise AttributeError(f"a number has no attribute {name!r}")
         raise Stopped(f".{name} of {self.what} depends on data")
 
     @classmethod
@@ -123,7 +125,7 @@ class NotKnown:
 def _computes(name: str) -> Callable[..., Any]:
     def compute(self: NotKnown, *others: Any) -> Any:
         if any(isinstance(other, Tensor) for other in others):
-            return NotImplemented  # a tensor knows what its result looks like
+            return NotImplemented  # the tensor's own operator makes the result
         parts = (getattr(other, "whole", isinstance(other, int)) for other in others)
         return NotKnown(self.what, whole=self.whole and "truediv" not in name and all(parts))
 
@@ -143,7 +145,7 @@ for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "pos", "abs", 
 for _name, _does in {
     **dict.fromkeys(("bool", "lt", "le", "gt", "ge", "eq", "ne"), "a condition on"),
     **dict.fromkeys(("int", "float", "index", "complex", "trunc", "floor", "ceil"), "the value of"),
-    "hash": "a key that is",
+    "hash": "the hash of",
     **dict.fromkeys(("iter", "len", "getitem", "contains", "call"), "the contents of"),
 }.items():
     setattr(NotKnown, f"__{_name}__", _decides(_does))
@@ -177,11 +179,11 @@ _functorch: Any = torch._C._functorch
 
 
 class Fakes(FakeTensorMode):
-    """torch's fake mode, without any memory or context on the device of a fake."""
+    """Make fakes as torch does, but without any memory or context on their devices."""
 
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        # Called with each new fake, and when a backward pass reaches an earlier cell's graph.
+        # `count` gets each new fake; `tracked` is called if a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
         # The real tensors: freeing a GPU's memory would call its driver.
         self._kept: list[Tensor] = []
@@ -192,7 +194,7 @@ class Fakes(FakeTensorMode):
         return True
 
     def __deepcopy__(self, memo: object) -> "Fakes":
-        return self  # else the copy of a module would bring a second mode
+        return self  # a copied module must not have a second mode
 
     def take_over(self, variables: Iterable[tuple[str, Any]]) -> None:
         """Make fakes of all tensors that these variables hold."""
@@ -249,7 +251,7 @@ class Fakes(FakeTensorMode):
         if is_lazy(tensor):
             raise NotImplementedError("its shape is not known yet")
         if type(tensor) is not Tensor and not isinstance(tensor, (nn.Parameter, nn.Buffer)):
-            raise NotImplementedError("it is no plain tensor")
+            raise NotImplementedError("it is not a plain tensor")
         with suspended():
             if _is_a_number(tensor):
                 convert = self.fake_tensor_converter.from_real_tensor
@@ -283,7 +285,7 @@ def is_real(tensor: Tensor) -> bool:
 
 
 def _is_a_number(tensor: Tensor) -> bool:
-    """Whether a tensor is one number on the host, and keeps its value: a step count, a flag."""
+    """Whether a tensor is one number on the host, as a step count is: its fake keeps the value."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == "cpu"
@@ -294,7 +296,7 @@ def _is_a_number(tensor: Tensor) -> bool:
 
 
 class _Cut(torch.autograd.Function):
-    """Mark the border to an earlier cell's graph."""
+    """Mark where the graph of an earlier cell begins."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, tracked: Callable[[], None]) -> Any:

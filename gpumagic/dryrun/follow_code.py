@@ -32,14 +32,7 @@ from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.count_operators import Crossings, Operators, attend_as_cuda
 from gpumagic.dryrun.fakes import Fakes, NotKnown, Stopped, describe, is_refusal, raised
 from gpumagic.dryrun.forked import let_backward_run, run_forked
-from gpumagic.dryrun.held_memory import (
-    Before,
-    HeldMemory,
-    measure,
-    on_card,
-    peaks,
-    target_of,
-)
+from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, on_card, peaks, target_of
 from gpumagic.dryrun.result import LIMIT_S, DryRun, Mismatch, Unknown
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
@@ -66,7 +59,7 @@ class Subject:
 
     namespace: dict[str, Any]
     reads: list[tuple[str, Any]]  # by name; a name that is not in the namespace is an argument
-    # Takes a function to report skipped code; returns one that runs the code and returns values.
+    # Given a function that reports skipped code, returns one that runs the code.
     prepare: Callable[[Note], Callable[[], dict[str, Any]]]
     device: Device | None  # where new tensors are made
     move: bool  # whether the variables that the code reads are moved there
@@ -87,12 +80,12 @@ class Subject:
 def dry(subject: Subject) -> DryRun:
     """Follow the code of `subject` in a copy of this process, or raise `GpuError`."""
     if _following:
-        raise GpuError("a dry run is under way, and follows no other")
+        raise GpuError("a dry run is under way and cannot start another; call the function itself")
     device = subject.device
     target = None if device is None else as_torch(device)
     before = measure(target, next(iter(subject.cards), None))
     with deferred():  # a partial import stays partial
-        importlib.import_module("torch._dynamo")  # else each copy would load it itself
+        importlib.import_module("torch._dynamo")  # here, or each copy would import it again
     outer = placement()
 
     def work() -> DryRun:
@@ -109,7 +102,7 @@ def dry(subject: Subject) -> DryRun:
     if result is not None:
         return result
     limit = f"the time limit of {subject.limit:g} s"
-    end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
+    end = Unknown(None, f"{limit}, in code that cannot be interrupted", True)
     seconds = time.monotonic() - before.time
     return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
 
@@ -144,7 +137,7 @@ class _Following:
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():
-                self.note("not all is refused to C++ code: no Landlock or no seccomp", BEFORE)
+                self.note("C++ code is not fully confined: no Landlock or no seccomp", BEFORE)
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
@@ -210,6 +203,8 @@ class _Following:
                 self.note(raised[-1].reason, raised[-1].where, ended=True)
             elif is_refusal(error):
                 self.note(f"{faults.in_words(error)}: a dry run writes no file", where, ended=True)
+            elif isinstance(error, TypeError) and NotKnown.__name__ in str(error):
+                self.note("this needs a value that depends on data", where, ended=True)
             else:
                 self._error, self._error_at = error, where
         finally:
@@ -228,7 +223,7 @@ class _Following:
             raise Stopped(reason, innermost(frame))
 
     def _tracked(self) -> None:
-        self.note("this backward pass goes on into what an earlier cell computed: not followed")
+        self.note("this backward pass goes on into an earlier cell's graph, which is not followed")
 
     # -- after it
     def _mismatches(self) -> tuple[Mismatch, ...]:
@@ -251,7 +246,7 @@ class _Variables:
         self._before = {name: (id(v), _reference(v)) for name, v in namespace.items()}
 
     def assigned(self) -> Iterator[tuple[str, Any]]:
-        """Yield the names that were rebound since, with their new values."""
+        """Yield the names that were rebound since the constructor, with their new values."""
         for name, value in self._namespace.items():
             number, reference = self._before.get(name, (None, None))
             same = number == id(value) and (reference is None or reference() is value)
@@ -271,7 +266,7 @@ _ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed
 
 
 def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
-    """Predict what the rest of a running cell would do; `on` is a device or None."""
+    """Predict what the rest of a running cell would do; `on` is as in `dry_run`."""
     from IPython.core.compilerop import PyCF_MASK  # IPython takes long to import
 
     line, namespace, flags = ProgressLine(shell), shell.user_ns, shell.compile.flags & PyCF_MASK
@@ -356,4 +351,4 @@ class _DryShell:
 
     def _left_out(self, what: str) -> Any:
         self._note(f"{what} was left out")
-        return NotKnown(f"what {what} gives")
+        return NotKnown(f"the result of {what}", whole=None)

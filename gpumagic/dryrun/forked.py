@@ -66,8 +66,8 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
                 os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so the id is still its own
                 status = os.waitpid(pid, 0)[1]
     if answer is None:
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
-        raise GpuError(f"the dry run's process ended by {how}; nothing of yours has changed")
+        how = f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "exited"
+        raise GpuError(f"the dry run's process {how}; nothing of yours has changed")
     done, value, kept = answer
     for doing, error in kept:
         faults.keep(doing, RuntimeError(error))

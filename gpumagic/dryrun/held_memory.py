@@ -31,10 +31,10 @@ from gpumagic.virtual.memory_account import host_has
 @dataclass
 class _Storage:
     alive: weakref.ref[Any]
-    order: int  # which one it is of all that were made
+    order: int  # its number, in order of creation
     device: str
     requested: int
-    size: int = 0  # bytes that count for it: on a GPU those of its block
+    size: int = 0  # counted bytes: on a GPU, those of its block
     address: int = -1  # of its block; below 0 if it has none
 
 
@@ -101,12 +101,12 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].take(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # On the host an `existing` tensor may be newly allocated all the same.
+        # On the host, an `existing` tensor may still be a new allocation.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
         elif old is not None and not certain:
-            # Reused if nothing else refers to it; otherwise both count from the next change.
+            # `old` is reused if nothing else refers to it; else both count from the next change.
             self._leaving = old
         else:
             self._raise(device)
@@ -154,7 +154,7 @@ class Before:
     time: float  # seconds of a monotonic clock
     memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device
     virtual: bool
-    real: list[tuple[Any, int]]  # properties and bytes allocated, where a driver is in use
+    real: list[tuple[Any, int]]  # properties and bytes allocated, of each GPU with a driver
 
 
 def measure(target: torch.device | None, card: Card | None = None) -> Before:
@@ -216,7 +216,7 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 
 def on_card(held: HeldMemory, card: Card) -> OnCard:
     """Return whether the fullest GPU's peak fits on a card, and the first line that exceeds it."""
-    device = max(held.most.keys() - {"cpu"}, key=held.most.__getitem__, default="")
+    device = max(held.most.keys() - {"cpu", "meta"}, key=held.most.__getitem__, default="")
     rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)
     return OnCard(card, held.most.get(device, 0), at)

@@ -26,7 +26,7 @@ class Assigned:
     kind: str  # "float32[128, 10]" for a tensor, else in words: "Sequential, 4 parameters"
     device: str = ""  # several are joined by a comma; empty without tensors
     nbytes: int = 0  # of its tensors
-    shape: tuple[int, ...] | None = None  # of a tensor, as is its dtype
+    shape: tuple[int, ...] | None = None  # of a tensor, like `dtype`
     dtype: Any = None
 
 
@@ -74,8 +74,7 @@ class OnCard:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Record a place where the dry run needed data, or left something out, and whether it ended
-    there."""
+    """Record what a dry run could not know or left out, where, and whether that ended it."""
 
     where: UserLine | None
     reason: str

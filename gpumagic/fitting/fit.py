@@ -70,7 +70,7 @@ def fit(
     ------
     GpuError
         No such GPU or card, no variable or several, values that are not numbers, or code that does
-        not read the variable; without a run, also code that a dry run cannot follow.
+        not read the variable; if only dry runs are made, also code that they cannot follow.
     Exception
         Any error of the code, except for running out of memory.
 
@@ -86,7 +86,7 @@ def fit(
     began = time.monotonic()
     name, values = _values(value)
     if not 0 <= margin < 1:
-        raise GpuError(f"margin={margin} is not a part from 0 to 1; type one, such as margin=0.05")
+        raise GpuError(f"margin={margin} is not from 0 to below 1; type margin=0.05, for example")
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))
     made = _program(code, namespace, name, filename, text)
@@ -97,7 +97,7 @@ def fit(
     try:
         search.run(dry=dry or bool(cards))
     except KeyboardInterrupt:
-        interrupted, search.stopped = True, "interrupted: the values tried until then"
+        interrupted, search.stopped = True, "interrupted: these are the values tried until then"
     except Exception as error:
         if not search.stop(error):
             raise
@@ -128,7 +128,7 @@ def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
     """Return the variable and its values, ascending."""
     if len(given) != 1:
         named = ", ".join(given) or "none"
-        raise GpuError(f"fit is over one variable, not {named}; type one: batch=range(1, 4097)")
+        raise GpuError(f"fit takes one variable, not {named}; type one: batch=range(1, 4097)")
     ((name, values),) = given.items()
     if isinstance(values, range):
         ascending: Sequence[float] = values if values.step > 0 else values[::-1]
@@ -137,7 +137,7 @@ def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
         numbers = all(type(value) in (int, float) and math.isfinite(value) for value in listed)
         ascending = sorted(listed) if numbers else []
     if not ascending or ascending[0] <= 0:
-        raise GpuError(f"{name} has values that are no numbers above 0; type some, such as 16, 32")
+        raise GpuError(f"{name} has values that are not numbers above 0; type some, such as 16, 32")
     return name, ascending
 
 
@@ -167,7 +167,7 @@ def _place(on: object) -> tuple[Device, tuple[Card, ...]]:
             raise
         virtual = as_typed("%gpus --virtual 2")
         raise GpuError(
-            f"there is no GPU; name a card that is elsewhere, such as 'RTX 4090', or make virtual "
+            f"there is no GPU; name a card that is not here, such as 'RTX 4090', or make virtual "
             f"ones by {virtual}"
         ) from error
     assert device is not None

@@ -17,7 +17,7 @@ class Tried:
     value: float
     predicted: int | None = None  # by a dry run
     measured: int | None = None  # by a run on copies
-    ran: bool | None = None  # whether a run went to its end; None without one
+    ran: bool | None = None  # whether a run completed; None if there was none
 
     @property
     def needed(self) -> int | None:
@@ -30,9 +30,9 @@ class Largest:
     """Record the largest value that fits on one GPU or card."""
 
     where: str
-    free: int  # bytes that tensors could have
-    room: int  # the free bytes without the margin
-    value: float | None  # None where no value fits
+    free: int  # bytes that tensors could use
+    room: int  # the free bytes less the margin
+    value: float | None  # None if no value fits
     confirmed: bool = False  # by a run
     virtual: bool = False
 
@@ -130,16 +130,16 @@ def _answer(fit: Fit, found: Largest) -> str:
     if not fit.tried:
         return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
     if found.value is None:
-        least = f"{fit.name} = {fit.tried[0].value} needs {size(fit.tried[0].needed)}"
-        return f"no {fit.name} fits on {where}: {least} {spare}"
+        least = fit.tried[0]
+        needs = "ran out of memory," if least.ran is False else f"needs {size(least.needed)}"
+        return f"no {fit.name} fits on {where}: {fit.name} = {least.value} {needs} {spare}"
     best = next(tried for tried in fit.tried if tried.value == found.value)
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
     how = "a run confirms it" if found.confirmed else "predicted, not run"
     needs = f"it needs {size(best.needed)} {spare}; {how}"
     if fit.values and found.value == fit.values[-1]:
         return f"all fit on {where}{kind[fit.trains]}, up to {fit.name} = {found.value}: {needs}"
-    shown = _rounded(fit, found, found.value, math.floor)
-    words = f"{fit.name} = {shown} {_how_sure(fit, found, found.value)}"
+    words = f"{fit.name} = {_how_sure(fit, found, found.value)}"
     power = 1 << max(int(found.value).bit_length() - 1, 0)
     below = 2 < power < found.value and power in fit.values
     also = f"; the power of two below: {power:_}" if below else ""
@@ -147,14 +147,14 @@ def _answer(fit: Fit, found: Largest) -> str:
 
 
 def _how_sure(fit: Fit, found: Largest, value: float) -> str:
-    """Describe how certain the value is: surely the largest if the next one does not fit."""
+    """Return the value and how certain it is: the largest if the next one does not fit."""
     above = next((tried.value for tried in fit.tried if tried.value > value), None)
+    known = f"{_rounded(fit, found, value, math.floor)} is the largest known to fit"
     if fit.stopped or above is None:
-        return "is the largest known to fit"
+        return known
     if bisect_left(fit.values, above) - bisect_left(fit.values, value) <= 1:
-        return "is the largest that fits"
-    shown = _rounded(fit, found, above, math.ceil)
-    return f"is the largest known to fit, and {shown} does not,"
+        return f"{value} is the largest that fits"
+    return f"{known}, and {_rounded(fit, found, above, math.ceil)} does not,"
 
 
 def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:
@@ -184,8 +184,8 @@ def _verdict(tried: Tried, found: Largest) -> str:
         return "largest"
     if found.value is not None and tried.value < found.value:
         return "fits"
-    need = tried.needed
-    return "too large" if need is None or need > found.free else "within the margin"
+    too_large = tried.ran is False or (tried.needed or 0) > found.free
+    return "too large" if too_large else "within the margin"
 
 
 def _notes(fit: Fit) -> Iterator[str]:

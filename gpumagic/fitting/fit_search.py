@@ -31,7 +31,7 @@ from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
-_MOST_RUNS = 8  # since measurements may send the search up and down again
+_MAX_RUNS = 8  # as each measurement may move the search to a larger or smaller value
 # After `_FEW` calls the answer may be within `near` of the largest value; after `_MANY` calls the
 # bracket is halved.
 _FEW, _MANY = 6, 7
@@ -57,7 +57,7 @@ class Search:
     _ended: dict[float, str] = field(default_factory=dict)  # why a dry run ended early
     _raises: set[float] = field(default_factory=set)  # values at which the code itself fails
     _measured: dict[float, float] = field(default_factory=dict)  # infinite if out of memory
-    _error: Exception | None = None  # of the code, in a run
+    _error: Exception | None = None  # raised by the code in a run
 
     def __post_init__(self) -> None:
         self._target, self._quiet, self._limit = as_torch(self.device), Quiet(), LIMIT_S
@@ -113,8 +113,8 @@ class Search:
     def _confirm(self) -> None:
         """Run the predicted value, then adjust the value by the measured bytes."""
         ((free, room),) = self._rooms.values()
-        rest = min(room, free - self._copied)  # less the copies' memory
-        for _ in range(_MOST_RUNS):
+        rest = min(room, free - self._copied)  # the copies take memory too
+        for _ in range(_MAX_RUNS):
             largest(self.values, self._estimate, rest, near=self._near)
             value, ran = self._best(rest)
             if value is None or ran:
@@ -142,7 +142,7 @@ class Search:
         return self._predict(value) + max(more, default=0.0)
 
     def stop(self, error: Exception) -> bool:
-        """End the search by an error; False if the code raised it, or if no value was tried yet."""
+        """End the search after an error; False if the code raised it or no value was tried yet."""
         if error is self._error or not self.tried():
             return False
         ours = "" if isinstance(error, GpuError) else "a fault of gpumagic: "
@@ -162,7 +162,7 @@ class Search:
 
     # -- dry runs
     def _predict(self, value: float) -> float:
-        """Return the bytes needed beyond allocated ones; infinite if the dry run ended early."""
+        """Return the bytes needed beyond those allocated; infinite if the dry run ended early."""
         if value not in self._predicted and value not in self._ended:
             self._told(value, "dry run")  # it may take long
             try:
@@ -186,7 +186,7 @@ class Search:
             ends = [str(each) for each in run.unknown if each.ended]
             self._ended[value] = [*raised, *ends][0]
             self._raises |= {value} if raised else set()
-        # A larger value may take three times as long, or 20 s; then its dry run is stopped.
+        # The next dry run is stopped after three times as long, but not before 20 s.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -209,7 +209,7 @@ class Search:
 
     # -- runs on copies
     def _run(self, value: float) -> float:
-        """Return the bytes needed beyond allocated ones, without copies of variables on the GPU."""
+        """Return the bytes needed beyond those allocated, less those of copies of the variables."""
         if value not in self._measured:
             self._told(value, "run")
             self._measured[value] = contextvars.copy_context().run(self._measure, value)
@@ -229,7 +229,7 @@ class Search:
             note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
-            cuda_state.give_back()  # out here: the exception's traceback would keep memory
+            cuda_state.give_back()  # not in `except`, where the traceback still keeps memory
         return math.inf
 
     def _peak(self, value: float) -> int:
@@ -307,7 +307,7 @@ def largest(
     while high - low > 1 and (asked < _FEW or values[high] > values[low] * (1 + near)):
         if asked >= _MANY:
             value = math.sqrt(values[high] * values[low])
-        elif asked >= _FEW - 2 and asked % 2 == 0:  # to close the bracket at the other side
+        elif asked >= _FEW - 2 and asked % 2 == 0:  # to narrow the bracket from the other side
             value = values[low] * (1 + near) if fits else values[high] / (1 + near)
         else:
             value = _estimate(values, low, high, need, limit)
@@ -327,12 +327,12 @@ def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, in
 
 
 def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
-    """Interpolate the value that needs exactly the limit, assuming that need is a power law."""
+    """Interpolate the value that needs exactly the limit, if the need follows a power law."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):
         return math.sqrt(values[low] * values[high])
-    if at_low <= 0:  # nothing is known of the power
+    if at_low <= 0:  # the power is not known
         return values[low] + (limit - least) * (values[high] - values[low]) / at_high
     power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
     return first + (values[low] - first) * math.pow((limit - least) / at_low, 1 / power)

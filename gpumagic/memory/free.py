@@ -28,7 +28,6 @@ class Released:
 
     cause: str  # "the exception of In [7]", "Out[3], _", "gradients", "batch"
     nbytes: dict[str, int]  # freed bytes of torch's allocator, by device
-    held_by: tuple[str, ...] = ()  # other holders, if nothing was freed
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,9 +67,9 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     Parameters
     ----------
     *what : str, int, torch.device or Device
-        Variables to delete too, by name; if some of several cannot be deleted, the report names
-        them. With GPUs (``0``, ``"cuda:1"``), exceptions and outputs are released only if they
-        hold memory on these GPUs.
+        Variables to delete too, by name; those that cannot be deleted, or whose memory others
+        hold too, stay, and the report names them. With GPUs (``0``, ``"cuda:1"``), exceptions and
+        outputs are released only if they hold memory on these GPUs.
     grads : bool
         Whether the gradients of the notebook's parameters are released too.
 
@@ -101,6 +100,8 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
     # The memory that nothing else holds, so it will be freed.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
+    skipped |= (stays := _still_held(gone, found, spare))
+    gone = [name for name in gone if name not in stays]
     meter.due = spare
     _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
     if grads:
@@ -108,7 +109,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
         meter.take("gradients")
     for name in gone:
         del namespace[name]
-        meter.take(name, {name}, held_by=_others(name, gone, found))
+        meter.take(name, {name})
     if (torch := torch_here()) is not None:
         from gpumagic.memory.allocator import clear_workspaces
 
@@ -137,11 +138,18 @@ def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Mete
         meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
 
 
-def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
-    """Return the remaining holders of the memory that a name held."""
-    ways = (way for each in found if name in each.roots for way in each.ways)
-    kept = (way.root for way in ways if way.kind not in KEPT and way.root not in names)
-    return tuple(dict.fromkeys(kept))
+def _still_held(
+    names: Collection[str], found: Iterable[FoundStorage], spare: Collection[FoundStorage]
+) -> dict[str, str]:
+    """Return the reason for each name that stays, because its deletion would free nothing."""
+    said = {}
+    for name in names:
+        if not any(name in each.roots for each in spare):
+            ways = (way for each in found if name in each.roots for way in each.ways)
+            others = dict.fromkeys(way.root for way in ways if way.root not in names)
+            verb = "hold" if len(others) > 1 else "holds"
+            said[name] = f"{name} stays: {some(others)} {verb} its memory too"
+    return said
 
 
 def _skipped(
@@ -198,14 +206,7 @@ class _Meter:
         self._gone = set[str]()
         self._before = allocated()
 
-    def take(
-        self,
-        cause: str,
-        holders: Collection[str] = (),
-        *,
-        always: bool = True,
-        held_by: tuple[str, ...] = (),
-    ) -> None:
+    def take(self, cause: str, holders: Collection[str] = (), *, always: bool = True) -> None:
         """Record the bytes that a release freed; collect garbage if more bytes should be free."""
         self._gone.update(holders)
         due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
@@ -217,8 +218,7 @@ class _Meter:
             now = allocated()
         came = {d: max(before - now.get(d, 0), 0) for d, before in self._before.items()}
         if always or any(came.values()):
-            others = () if any(came.values()) else held_by
-            self.released.append(Released(cause, came, others))
+            self.released.append(Released(cause, came))
         self._before = now
 
 
@@ -229,7 +229,7 @@ def text(freed: Freed) -> str:
     """`freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
     gave = [each for each in freed.released if any(each.nbytes.values())]
     causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
-    nothing = [_nothing(each) for each in freed.released if each not in gave]
+    nothing = [f"{each.cause}: nothing" for each in freed.released if each not in gave]
     head = "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
     if gave:
         head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
@@ -243,13 +243,6 @@ def text(freed: Freed) -> str:
 def html(freed: Freed) -> str:
     """The same line as HTML."""
     return block(tag("div", text(freed)))
-
-
-def _nothing(released: Released) -> str:
-    """`x: nothing, because y holds it too`."""
-    hold = "hold" if len(released.held_by) > 1 else "holds"
-    still = f", because {some(released.held_by)} {hold} it too" if released.held_by else ""
-    return f"{released.cause}: nothing{still}"
 
 
 def _sizes(nbytes: dict[str, int]) -> str:

@@ -143,6 +143,14 @@ def test_a_backward_pass_after_the_check_is_not_checked():
     assert not weights.grad.isfinite().all()
 
 
+def test_a_backward_pass_is_checked_if_the_forward_pass_was_in_an_earlier_check():
+    weights = torch.zeros(3, requires_grad=True)
+    with gpumagic.check(nan=True):
+        norm = weights.abs().sqrt().sum()
+    with gpumagic.check(nan=True), pytest.raises(FloatingPointError, match=r"Sqrt.* makes inf"):
+        norm.backward()
+
+
 def test_arguments_that_torch_refuses_are_no_fault_of_ours():
     x = torch.zeros(3, 4)
     with gpumagic.check():

@@ -43,6 +43,13 @@ PROGRAMS = {
         "A.items.append(1); out = len(Base.known), Base.known['a'] is A",
         (1, True),
     ),
+    "an argument of a subclass": (
+        "class Base:\n    def __init_subclass__(cls, *, tag): cls.tag = tag\n"
+        "class A(Base, tag='a'): pass\na = A()",
+        "\nclass B(type(a), tag='b'): pass\nout = type(a).tag, B.tag",
+        ("a", "b"),
+    ),
+    "the limits of a dtype": ("f = torch.finfo(torch.half)", "out = f.bits", 16),
     "a metaclass": (
         "class Meta(type):\n    made = []\n    def __new__(m, name, bases, space):\n"
         "        m.made.append(space['label'])\n"

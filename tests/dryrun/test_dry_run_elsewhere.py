@@ -42,6 +42,16 @@ def test_a_machine_without_a_gpu_says_what_fits_where():
     assert said in str(result)
 
 
+def test_tensors_without_memory_take_none_of_a_card():
+    def step():
+        with torch.device("meta"):
+            net = nn.Linear(2**16, 2**16)
+        return torch.ones(net.in_features)
+
+    (there,) = gpumagic.dry_run(step, on="T4").cards
+    assert there.needed == 4 * 2**16
+
+
 def test_attention_there_holds_no_matrix_of_weights():
     def attend(kind):
         q = torch.randn(2, 8, 4096, 64, device="cuda", dtype=kind, requires_grad=True)

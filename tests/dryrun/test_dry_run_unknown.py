@@ -22,10 +22,11 @@ ENDS = {
     "k = X[y[0].item()]": "__getitem__ with .item() depends on data",
     "k = float(X.sum())": "float() of a tensor depends on data",
     "k = X.cpu().numpy()": "an array of a tensor's values depends on data",
-    "k = {v: 1 for v in y.tolist()}": "a key that is an element of a list depends on data",
+    "k = {v: 1 for v in y.tolist()}": "the hash of an element of a list depends on data",
     "k = open('file', 'w')": "writing to 'file': a dry run writes no file",
     "import subprocess; subprocess.run(['ls'])": "starting a program: a dry run does not",
     "os.rmdir('folder')": "removing a folder: a dry run does not",
+    "os.replace('a', 'b')": "renaming a file: a dry run does not",
     "input()": "asking for input: a dry run does not",
     "k = torch.equal(X, X)": "equal depends on data",
     "k = torch.full(size=(y[0].item(),), fill_value=0)": "full with .item() depends on data",
@@ -48,6 +49,23 @@ def test_a_condition_on_several_numbers_is_torchs_own_error(notebook):
 def test_an_unknown_number_may_be_divided(notebook):
     result = dry(notebook, "n = y[0].item()\na, b = n // X, n % X")
     assert result.complete, result
+
+
+def test_a_use_of_an_unknown_number_that_a_dry_run_cannot_follow_is_no_failure(notebook):
+    for use in ("json.dumps({'loss': loss})", "divmod(loss, 60)"):
+        result = dry(notebook, f"import json; loss = X.sum().item()\nk = {use}")
+        assert ended(result) == (3, "this needs a value that depends on data")
+        assert result.error is None
+
+
+def test_an_unknown_number_has_the_attributes_of_a_number(notebook):
+    mean = "import numpy as np; losses = [X.sum().item()] * 2\nprint(f'{np.mean(losses):.3f}')"
+    result = dry(notebook, mean)
+    assert (result.complete, result.printed) == (True, "?\n")
+    assert ended(dry(notebook, "\nX.sum().item().real"))[1] == ".real of .item() depends on data"
+    failed = dry(notebook, "\nX.sum().item().cpu()").error
+    assert failed == "AttributeError: a number has no attribute 'cpu'"
+    assert ended(dry(notebook, "files = !ls\nfiles.n"))[0] == 3
 
 
 def test_nothing_is_sent_in_a_process_group():

@@ -75,6 +75,8 @@ def test_a_predicted_value_is_rounded_to_the_side_that_is_known():
     assert shown <= result.value < shown * 1.01
     assert f"n = {shown:_} is" in str(result)
     assert "; the power of two below: 1_048_576" in str(result)
+    exact = gpumagic.fit(lambda n: torch.ones(n, 512), 1, n=range(1, 10**6), dry=True, margin=0)
+    assert str(exact).startswith(f"n = {exact.value} is the largest that fits on cuda:1")
     named = replace(result, values=[1, int(result.value), 10**7 - 1])
     assert str(named).startswith(f"n = {result.value} is")
 
@@ -116,6 +118,8 @@ def test_where_data_decide_it_is_found_by_runs():
     assert "found by runs alone, since a dry run ends at" in result.notes[0]
     with pytest.raises(gpumagic.GpuError, match=r"a dry run cannot tell: .*depends on data"):
         gpumagic.fit(step, 1, batch=range(1, 100), dry=True)
+    none = str(gpumagic.fit(step, 1, batch=[40, 50]))
+    assert "no batch fits on cuda:1 (virtual): batch = 40 ran out of memory, of 24.0 MiB" in none
 
 
 @pytest.mark.usefixtures("small")
@@ -147,7 +151,7 @@ def test_a_prediction_that_is_too_low_is_corrected_by_runs(monkeypatch):
     result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 100), margin=0)
     assert (result.value, result.confirmed) == (24, True)
     assert result.at(48).ran is False
-    assert "out of memory" in str(result)
+    assert re.search(r"\n +48 +24.0 MiB +out of memory +too large\n", str(result))
 
 
 @pytest.mark.usefixtures("small")
@@ -284,10 +288,10 @@ def test_cards_that_are_not_here_are_asked_at_once():
 @pytest.mark.parametrize(
     ("code", "on", "given", "said"),
     [
-        ("n", 0, {}, "over one variable, not none; type one: batch=range"),
-        ("n + m", 0, {"n": [1], "m": [2]}, "over one variable, not n, m"),
-        ("n", 0, {"n": ["a"]}, "n has values that are no numbers above 0"),
-        ("n", 0, {"n": [0, 1]}, "n has values that are no numbers above 0"),
+        ("n", 0, {}, "fit takes one variable, not none; type one: batch=range"),
+        ("n + m", 0, {"n": [1], "m": [2]}, "fit takes one variable, not n, m"),
+        ("n", 0, {"n": ["a"]}, "n has values that are not numbers above 0"),
+        ("n", 0, {"n": [0, 1]}, "n has values that are not numbers above 0"),
         ("n", 0, {"n": []}, "n needs 1 to 1,000 values"),
         (lambda: torch.ones(3), 0, {"n": [1]}, "<lambda> neither takes it nor reads it; type def"),
         ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),
@@ -295,7 +299,7 @@ def test_cards_that_are_not_here_are_asked_at_once():
         ("n", "cpu", {"n": [1]}, "cpu has no memory that torch would limit"),
         ("n", 7, {"n": [1]}, "no GPU 7"),
         ("n", "RTX 4091", {"n": [1]}, "no card 'RTX 4091' is known"),
-        ("n", 0, {"n": [1], "margin": 2}, "margin=2 is not a part from 0 to 1"),
+        ("n", 0, {"n": [1], "margin": 2}, "margin=2 is not from 0 to below 1"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(code, on, given, said):

@@ -54,12 +54,12 @@ CELLS = """
 
     warnings.simplefilter("error")  # to fork while JAX has threads is no news
     assert "V  float32[50, 50]  cuda:1" in dry("V = T @ T")
-    assert "uses JAX; JAX's compiler says it: step.lower(" in dry("V = T @ T\\nW = X @ X")
+    assert "uses JAX; for JAX, type step.lower(" in dry("V = T @ T\\nW = X @ X")
     for function, given in ((names["jax"].jit(lambda x: x), 1), (lambda x: x, {"x": names["X"]})):
         try:
             gpumagic.dry_run(function, given)
         except gpumagic.GpuError as error:
-            assert "dry_run is for torch; JAX's compiler says it" in str(error)
+            assert "dry_run is for torch; for JAX, type step.lower(" in str(error)
         else:
             raise AssertionError("a dry run of JAX")
     warnings.simplefilter("ignore")

@@ -48,7 +48,7 @@ def test_ctrl_c_shows_what_is_known(notebook):
     cell = "calls.append(n)\nif len(calls) and torch.cuda.is_initialized(): raise KeyboardInterrupt"
     done = notebook.run(f"%%gpufit 1 n=1..9\n{cell}")
     assert "KeyboardInterrupt: the result has what was finished" in done.text
-    assert "interrupted: the values tried until then" in done.text
+    assert "interrupted: these are the values tried until then" in done.text
     assert notebook.ns["calls"] == []
 
 
@@ -59,9 +59,9 @@ def test_ctrl_c_shows_what_is_known(notebook):
         ("1 n=1,2 m=3", "one variable with its values is needed; type batch=1..4096"),
         ("0 1 n=1,2", "one GPU is needed: leave out 1, or type only --on CARD, CARD"),
         ("1 n=1..9 --on t4", "one GPU is needed: leave out 1, or type only --on"),
-        ("1 n=0..4", "n has values that are no numbers above 0; type some, such as 16, 32"),
+        ("1 n=0..4", "n has values that are not numbers above 0; type some, such as 16, 32"),
         ("1 n=9..1", "n=9..1: steps of 1 do not reach 1 from 9"),
-        ("1 n=a,b", "n has values that are no numbers"),
+        ("1 n=a,b", "n has values that are not numbers"),
         ("1 n=1..9 --margin 200", "--margin: 200 is not a number from 0 to 100; type --margin 5"),
         ("cpu n=1..9", "cpu has no memory that torch would limit; type a GPU, or a card's name"),
         ("1 k=1..9", "k makes no difference: the code does not read it"),
