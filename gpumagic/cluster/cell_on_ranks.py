@@ -73,8 +73,7 @@ class CellOnRanks:
         read = names_read(tree, ipython.transform_cell if ipython else str)
         whole = {name: value for name, value in space.items() if name not in asked.split}
         hidden = ipython.user_ns_hidden if ipython else {}
-        found = sending.prints_of(variables_read(read, whole), whole, hidden)
-        self._values, self._prints = found
+        self._values, self._prints = sending.prints_of(variables_read(read, whole), whole, hidden)
         assigned = sending.prints_here(names_assigned(tree))
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
         self.sent = dict.fromkeys(asked.split)  # names, for the report

@@ -72,7 +72,7 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
     """Return the state of a variable, with placeholders for the checkpoint's entries."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
-        return _assigned(name, space, _room(whole))
+        return _assigned(name, space, _slot(whole))
     if name not in space:
         raise GpuError(f"there is no {name}; read or make it in a cell of %%ongpu @all")
     value = space[name]
@@ -107,7 +107,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
     values = {f"{n}/{key}": v for n, held in now["state"].items() for key, v in held.items()}
     if saved:  # a new optimizer has no state before its first step
         numbered = {path: int(path.partition("/")[0]) for path in saved if "/" in path}
-        values = {path: _room(saved[path], parameters.get(n)) for path, n in numbered.items()}
+        values = {path: _slot(saved[path], parameters.get(n)) for path, n in numbered.items()}
     shapes = [tuple(each.shape) for each in mine]
     values |= {"groups": _on_cpu(now["param_groups"]), "of": [type(optimizer).__name__, shapes]}
 
@@ -121,7 +121,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
     return State(values, put)
 
 
-def _room(at: Any, parameter: Any = None) -> Any:
+def _slot(at: Any, parameter: Any = None) -> Any:
     """Return a tensor to load into, sharded like its parameter if the shapes match; 0 for data."""
     if not hasattr(at, "properties"):
         return 0
@@ -143,7 +143,7 @@ def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
     for name, each in saved.items():
         # torch itself checks shapes, and that the checkpoint has every entry.
         if lacking := sorted(each.keys() - found[name].values.keys()):
-            raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
+            raise GpuError(f"{name}: the checkpoint has {lacking[0]}, which is missing here")
     return found
 
 
@@ -213,7 +213,7 @@ def restore(directory: str) -> Checkpoint:
             dcp.load(read, checkpoint_id=path, planner=planner, no_dist=True)
         for name, each in found.items():
             if each.values.get("of", 0) != read.get(f"{name}/of", 0):
-                raise GpuError(f"{name}: it is not the optimizer of the checkpoint")
+                raise GpuError(f"{name}: its class or shapes differ from the checkpoint's")
         return path
 
     try:

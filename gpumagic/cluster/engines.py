@@ -68,7 +68,7 @@ class RankEngine:
     @property
     def died(self) -> str:
         """Return the message about a dead rank."""
-        again = f"type %gpucluster restart {self.number} for another in its place"
+        again = f"type %gpucluster restart {self.number} to replace it"
         return f"rank {self.number} has died: {self.lost}; {again}"
 
 
@@ -281,7 +281,7 @@ class Engines:
             return "" if code is None else f"it exited with code {code}"
         if -code == signal.SIGKILL and (killed := self._group.kills() or 0) > self._killed:
             self._killed = killed
-            return "the operating system killed it, for the host had no memory left"
+            return "the operating system killed it because the host had no memory left"
         return f"it was ended by {signal.Signals(-code).name} (signal {-code})"
 
     def replace(self, ranks: Sequence[RankEngine], say: Callable[[str], object]) -> None:

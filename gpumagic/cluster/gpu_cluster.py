@@ -176,7 +176,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         is no new checkpoint.
         """
         if not names or len(set(names)) < len(names) or not to:
-            raise GpuError("name variables, each once, and where to: checkpoint net --to runs/cats")
+            raise GpuError("name each variable once and a directory: checkpoint net --to runs/cats")
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":

@@ -99,7 +99,7 @@ def _take_columns(value: Any, items: slice) -> Any:
 
 def _join_columns(parts: Sequence[Any]) -> Any:
     if any(part.keys() != parts[0].keys() for part in parts):
-        raise GpuError("the parts have different keys; assign the same ones on each")
+        raise GpuError("the parts have different keys; assign the same keys in all parts")
     made = copy.copy(parts[0])
     for name in parts[0]:
         made[name] = gather([part[name] for part in parts])
@@ -224,7 +224,7 @@ def gather(parts: Sequence[Any]) -> Any:
     kinds = {_kind_of(part): type(part).__name__ for part in parts}
     if len(kinds) > 1:
         names = " and ".join(kinds.values())
-        raise GpuError(f"the parts are of different kinds: {names}; assign the same kind on each")
+        raise GpuError(f"the parts are of different kinds: {names}; assign one kind in all parts")
     ((kind, name),) = kinds.items()
     if kind is None:
         raise GpuError(f"{name} has no items to gather; type --reduce, or assign {_WHAT}")
@@ -302,7 +302,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
     """Raise `GpuError` for an `await`, an unknown reduction, or a name unknown to the cell."""
     if line := awaits(tree):
-        raise GpuError(f"line {line} awaits, and here is no loop; await it in a cell before")
+        raise GpuError(f"line {line} awaits, but no event loop runs here; await in an earlier cell")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
     assigned, hows = names_assigned(tree), dict(asked.reduce)
     for option, names, known, does in (
