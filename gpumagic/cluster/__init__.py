@@ -1,4 +1,4 @@
-"""Run cells on many GPUs: one engine of ipyparallel for each GPU, or one thread."""
+"""Run cells on many GPUs: each GPU has an engine of ipyparallel, or a thread."""
 
 from gpumagic.display import table
 

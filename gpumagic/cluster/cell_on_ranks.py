@@ -28,13 +28,13 @@ from gpumagic.usercode.variables import names_assigned, names_read, variables_re
 
 # Seconds after an interrupt until a rank that still runs is replaced.
 GRACE_S = 5.0
-# Seconds of idle waiting for one another after which ranks count as deadlocked.
+# Ranks that have waited idly for one another for this many seconds are deadlocked.
 HANGS_S = 5.0
 _LOOK_S, _SAY_S = 0.02, 0.25
-_SHOWN = 8
-# Bytes of returned values above which they are reported.
+_SHOWN = 8  # ranks whose positions the progress line shows
+# The report names the size of the returned values above this many bytes.
 _MUCH = 2**16
-_IMPATIENT = 3
+_IMPATIENT = 3  # further presses of Ctrl-C raise KeyboardInterrupt at once
 
 
 class RanksError(Exception):
@@ -66,7 +66,7 @@ class CellOnRanks:
         self._engines, self._line = engines, line
         self.split = SplitValues(asked, space, len(ranks))
         self._queues = dict(zip(ranks, self.split.queues, strict=True))
-        # What is sent.
+        # The cell and its variables, to send.
         there = sending.file_in_rank(file)
         # Source text of the cells by file, to explain errors in ranks.
         self._sources = {there: "".join(linecache.getlines(file))}
@@ -79,7 +79,7 @@ class CellOnRanks:
         self.sent = dict.fromkeys(asked.split)  # names, for the report
         self.sent_bytes = 0
         self.kept: dict[str, None] = {}  # names that changed both here and in ranks
-        # How it runs and ends.
+        # The state of the run.
         self._running: dict[RankEngine, tuple[int, Any]] = {}  # the rank's part and pending reply
         self.outcomes: dict[int, Outcome] = {}  # by part
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
@@ -230,7 +230,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail if all ranks wait, but not in one place; the error names each position."""
+        """Fail if all ranks wait, not all at the same place; the error names the places."""
         cell = self._order.cell
         waits = {rank.number: self._engines.pulse(rank, cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())

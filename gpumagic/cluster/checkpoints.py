@@ -1,8 +1,8 @@
 """Save variables of the ranks by `torch.distributed.checkpoint`, and load them again.
 
 A checkpoint is a directory. torch writes its `.metadata` last, so a directory without one is
-incomplete, and the previous checkpoint stays valid. It fits any number of ranks, with or without
-DDP or `fully_shard`. All ranks call `save` or `restore`; if one fails, none proceeds.
+incomplete, and the previous checkpoint stays valid. Any number of ranks can load a checkpoint, with
+or without DDP or `fully_shard`. All ranks call `save` or `restore`; if one fails, none proceeds.
 """
 
 import warnings
@@ -32,7 +32,7 @@ _FAILURES = (Exception, CheckpointException)  # torch's derives from BaseExcepti
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint: its directory and variables; or the reason that there is none."""
+    """One checkpoint: its directory and variables; or why there is none."""
 
     path: str
     variables: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
 
 
 def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
-    """Return the state of a variable whose object a load replaces instead of changing it."""
+    """Return the state of a variable to which loading assigns a new object."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 
@@ -135,7 +135,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of the variables here; raise `GpuError` if they do not fit."""
+    """Return the states of the checkpoint's variables here; raise `GpuError` if they do not fit."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
@@ -163,7 +163,7 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
     """Run a step on each rank and return all results; if one fails, raise `GpuError` on all."""
     try:
         mine = step(), ""
-    except _FAILURES as error:  # raised below, on all ranks
+    except _FAILURES as error:  # raised below as GpuError, on all ranks
         mine = None, _why(error)
     found: list[Any] = [mine] * dist.get_world_size()
     dist.all_gather_object(found, mine)

@@ -1,8 +1,8 @@
 """Join a rank to its process group, run the notebook's cells in it, and report their position.
 
 The notebook's process calls these functions by name. A collective waits in C++, where Python cannot
-be interrupted: the thread that reports the position aborts its connection, and all variables
-survive. The store names the cell that must end, so a late interrupt ends no other cell.
+be interrupted. The thread that reports the position then cuts the group's connections, and all
+variables survive. The store names the cell that must end, so a late interrupt ends no other cell.
 """
 
 import ast
@@ -91,7 +91,7 @@ def _init_once(*args: Any, **kwargs: Any) -> None:
 def join(generation: int) -> None:
     """Leave the group, if there is one, and join the next one with all other ranks."""
     if dist.is_initialized():
-        with faults.kept("leaving a process group"):  # of a group that another rank has broken
+        with faults.kept("leaving a process group"):  # it fails if a rank has broken the group
             dist.destroy_process_group()
     _connections.clear()
     distributed_c10d._new_process_group_helper = _make_and_note
@@ -212,7 +212,7 @@ _this: ThisRank
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
-    """Become a rank, on a virtual GPU of `memory` without a real one; return as `about` does."""
+    """Become a rank, on a virtual GPU of `memory` bytes if there is no GPU; return `about()`."""
     global _this
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
@@ -245,9 +245,9 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
     keep: tuple[str, ...]  # names whose values are returned
-    assigned: dict[str, Print]  # fingerprints of variables that the notebook has too
+    assigned: dict[str, Print]  # the notebook's fingerprints of variables that the cell assigns
     label: str = ""  # before each line that the rank prints
-    given: bytes = b""  # this rank's own variables
+    given: bytes = b""  # the parts of split variables
 
 
 @dataclass

@@ -31,18 +31,18 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
 _dist: Any = torch.distributed  # Any, since torch's annotations lack its stores
-# Milliseconds between heartbeats: the controller registers an engine at its next one.
+# Milliseconds between heartbeats: the controller registers an engine at the next one.
 _BEAT_MS = 500
 _START_S = 120.0
 _LOOK_S = 0.02
 _ANSWER_S = 2.0
-# Seconds that the cause of an engine's end may arrive late.
+# Seconds to wait for the cause of an engine's end.
 _CAUSE_S = 0.5
 _GONE = "an engine is gone; %gpucluster says which"
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of ipyparallel, whose `_sync` methods would leave a thread in a kernel."""
+    """Run a coroutine; in a kernel, ipyparallel's own `_sync` methods would leave a thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # also at the interpreter's end, when no thread can start
@@ -51,7 +51,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return pool.submit(asyncio.run, coroutine).result()
     finally:
-        pool.shutdown(wait=False)  # a second Ctrl-C waits for nothing
+        pool.shutdown(wait=False)  # a second Ctrl-C ends this at once
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class RankEngine:
     number: int
     engine_set: EngineSet
     engine: int = -1  # ipyparallel's number
-    mark: str = ""  # of its start and its children
+    mark: str = ""  # in the environment of its process and of the children
     about: dict[str, Any] = field(default_factory=dict)
     lost: str = ""  # why it has ended
 
@@ -197,7 +197,7 @@ class Engines:
             raise GpuError(f"after {_START_S:.0f} s not all engines have started")
 
     def join(self) -> None:
-        """Join all ranks in a new process group, if all are there."""
+        """Join all ranks in a new process group, if all are alive."""
         self.check()
         if not any(rank.lost for rank in self.ranks):
             self._generation += 1
@@ -224,7 +224,7 @@ class Engines:
     def answers(
         self, ranks: Sequence[RankEngine], function: Callable[..., Any], *args: Any
     ) -> list[Any]:
-        """Call a function in ranks; raise `GpuError` if a rank has died."""
+        """Call a function in ranks and return the replies; raise `GpuError` if a rank has died."""
         try:
             asked = [self.ask(rank, function, *args) for rank in ranks]
             return [self.answer(each) for each in asked]

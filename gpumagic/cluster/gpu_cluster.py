@@ -69,7 +69,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         Parameters
         ----------
         code : str or ast.Module
-            Python.
+            Python code, as text or parsed.
         where : str
             ``"@all"``, ``"@1"``, ``"@0,2"``.
         file : str
@@ -171,9 +171,9 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def checkpoint(self, *names: str, to: str | None) -> str:
         """Save variables of the ranks; return the new directory.
 
-        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`; rank 0 saves those
-        that are replicated. `to` is a directory that all ranks see. If it raises `GpuError`, there
-        is no new checkpoint.
+        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`. Rank 0 saves values
+        that all ranks have in full. `to` is a directory that all ranks see. If this raises
+        `GpuError`, there is no new checkpoint.
         """
         if not names or len(set(names)) < len(names) or not to:
             raise GpuError("name each variable once and a directory: checkpoint net --to runs/cats")
@@ -182,8 +182,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def restore(self, directory: str) -> "Checkpoint":
         """Load a checkpoint into the variables of all ranks, however many there are.
 
-        Loads the last complete one in the directory, or the directory itself. Raises `GpuError` if
-        a module or an optimizer is missing or has another shape; then nothing is changed.
+        Loads the last complete checkpoint in the directory, or the directory itself. If a module or
+        an optimizer is missing or has another shape, raises `GpuError` and changes nothing.
         """
         loaded = self._of_checkpoints("restore", directory)
         self.keep(*loaded.variables)
@@ -215,13 +215,13 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Keep the ranks' values of these variables until the notebook changes its values."""
+        """Let ranks use their values of these variables until the notebook changes its own."""
         prints = sending.prints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", prints)
 
     # -- the ranks
     def status(self) -> RanksTable:
-        """Return the table of ranks: where they are and what they do."""
+        """Return the table of ranks: host, GPU, memory, process and state."""
         return RanksTable(repr(self), self._engines.rows())
 
     def restart(self, *numbers: int) -> None:

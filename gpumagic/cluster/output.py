@@ -14,7 +14,7 @@ from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, share, size, some
 
 MOST = 2**18
-"""Most characters of each stream that a rank sends in a cell."""
+"""Maximum number of characters that a rank sends of each stream in a cell."""
 _BAR = 40  # characters of a progress bar
 
 
@@ -78,7 +78,7 @@ class WholeLines:
 def whole_lines(
     label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
 ) -> Iterator[WholeLines]:
-    """Make stdout and stderr pass on whole lines; yield the stream with progress bars."""
+    """Make stdout and stderr pass on whole lines; yield stderr's, which has the progress bars."""
     mine: Any = [WholeLines(each, label, most, bars=bars) for each in (sys.stdout, sys.stderr)]
     with redirect_stdout(mine[0]), redirect_stderr(mine[1]):
         try:
@@ -118,18 +118,18 @@ class RankTime:
 
 @dataclass(frozen=True, repr=False)
 class RanksReport(Shown):
-    """One cell on the ranks of a cluster, or on several devices of this process.
+    """The report of one cell on the ranks of a cluster, or on several devices of this process.
 
     Attributes
     ----------
     ranks : tuple of RankTime
-        By rank, without interrupted ranks.
+        The ranks that completed a part, or all devices.
     seconds : float
         From sending the cell to the last reply.
     said : tuple of str
         Descriptions of the values that were split, sent, moved, returned and gathered.
     notes : tuple of str
-        A replaced rank, a recreated process group.
+        A replaced rank, a recreated process group, a graph that was not copied.
     wrong : tuple of str
         Variables that could not be gathered and are lists of their parts, with the reason.
     """
@@ -156,14 +156,14 @@ class RanksTable(Shown):
 
 
 def text(record: RanksReport | RanksTable) -> str:
-    """A line: `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
+    """Return one line, `2 ranks · 3.20 s (rank 1 took longest, 3.10 s; …) · …`, or the table."""
     if isinstance(record, RanksTable):
         return "\n".join([record.title, *table.lines(_columns(record), "  ")])
     return "\n".join([" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)])
 
 
 def html(record: RanksReport | RanksTable) -> str:
-    """Return the line as HTML; a click shows each rank."""
+    """Return the same as HTML; a click on the line shows each rank."""
     if isinstance(record, RanksTable):
         return block(f"<div>{escape(record.title)}</div>{table.html(_columns(record))}")
     head, *rest = _parts(record)

@@ -1,9 +1,9 @@
 """Split values into parts by their items, and join the results of the parts.
 
 Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` undoes it. A part is a
-copy, since a view would be sent with its whole storage. Gathered tensors are on the CPU, without
-their autograd graph, which is not sent. Results that cannot be joined are returned as a list of the
-parts, so no work is lost.
+copy: a view would be sent with its whole storage, and a thread would write to the notebook's value.
+Gathered tensors are on the CPU, without their autograd graph. Results that cannot be joined are
+returned as a list of the parts, so no work is lost.
 """
 
 import ast
@@ -91,7 +91,7 @@ def _take_columns(value: Any, items: slice) -> Any:
     made = copy.copy(value)  # keeps the class without calling its constructor
     for name, column in value.items():
         made[name] = take(column, items.start, items.stop)
-    # Other results of HuggingFace's tokenizers, with an item for each text.
+    # HuggingFace's tokenizers also keep an encoding for each text.
     if encodings := getattr(value, "_encodings", None):
         made._encodings = encodings[items]
     return made
@@ -190,14 +190,14 @@ def parts_in_words(name: str, bounds: list[Bounds]) -> str:
 
 
 class SplitValues:
-    """The variables of `--split`: a part for each rank, even without variables; or `--chunk`'s."""
+    """The split variables and their parts: one part for each rank, or one for `--chunk` items."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}
         count = length(self._values)
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
-        # Without items, one empty part runs, so that the result has the right type.
+        # If there are no items, one empty part runs, so that the result has the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)

@@ -1,9 +1,9 @@
 """Run a cell on several devices of this process at once, one thread each.
 
-A thread's variables shadow the notebook's: values with tensors, copied to its device, its parts of
-split variables, and the variables that the cell assigns. Everything else is shared with the
-notebook, whose variables do not move. With `--chunk` a thread runs part after part. If a thread
-fails or the user interrupts, all end. Gathered variables are assigned at the end, all or none.
+A thread's own variables are copies of values with tensors, its parts of split variables, and the
+variables that the cell assigns. It shares all others with the notebook, whose tensors do not move.
+With `--chunk` a thread runs part after part. If a thread fails or the user interrupts, all threads
+end. Gathered variables are assigned at the end, all or none.
 """
 
 import ast
@@ -40,7 +40,7 @@ _MAGICS = ("run_line_magic", "run_cell_magic")
 # One thread copies at a time: an object with a lock cannot be copied twice at once.
 _copying = threading.Lock()
 _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
-"""The device whose thread prints; None on other threads."""
+"""The device of this thread, which labels its output; None on other threads."""
 
 
 def _shared(
@@ -83,7 +83,7 @@ class DeviceThread:
             stays=lambda value: id(value) in kept or issubclass(type(value), Dataset),
         )
         self.copied_bytes, self.copy_seconds = self.copies.sent, self.copies.seconds
-        self.sent: dict[str, None] = {}  # names of its parts
+        self.sent: dict[str, None] = {}  # names of the split variables that were copied
 
     def run(self, codes: Sequence[CodeType | None], part: dict[str, Any]) -> Any:
         """Run the cell on a part, in the thread; return its value and its variables."""
@@ -115,7 +115,7 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread; its variables stay for gathered functions."""
+        """End the thread. Its variables stay, unless it failed: gathered functions read them."""
         self.worker.close()
         # An error's frames would keep the copies on every device alive.
         self.copies.close(emptied=failed)
@@ -150,7 +150,7 @@ class CellOnDevices:
         self._failed = True  # until all have succeeded
 
     def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
-        """Run the cell, set the variables; return the last expression by part, None if all are."""
+        """Run the cell, set variables; return the last value of each part, None if all are None."""
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -177,9 +177,9 @@ class CellOnDevices:
     def _run_all(self, work: Callable[[DeviceThread, "deque[int]"], None]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            with deferred():  # an interrupt must reach all of them
+            with deferred():  # an interrupt must reach all threads
                 for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                    # The notebook assigns printed text to a cell by the context.
+                    # The kernel finds the cell that printed a text by the context.
                     job = partial(copy_context().run, work, thread, queue)
                     futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")

@@ -109,14 +109,14 @@ def parse(magic: str, line: str) -> Namespace:
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
                 if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
-                    words.append(words.pop(at))  # `--check 1`: 1 is no value of it
+                    words.append(words.pop(at))  # `--check 1`: 1 is WHERE
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
 
 
 def filled(line: str) -> str:
-    """Return a line with the present values in place of variables: `$device`, `cuda:{i}`."""
+    """Return a line with its variables replaced by their values: `$device`, `cuda:{i}`."""
     known = user_namespace()
     line = _BRACED.sub(lambda found: str(known.get(found[1], found[0])), line)
     return Template(line).safe_substitute(known)
@@ -131,7 +131,7 @@ def checked(magic: str, line: str) -> Namespace:
 
 
 def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
-    """Yield an error for each pair that does not combine, by the table of the magic."""
+    """Yield an error for each pair of arguments that the table of magics excludes."""
     magic = MAGICS[typed.lstrip("%")]
     known = {option.flag: option for option in options(typed.lstrip("%"))}
     given = [flag for flag, option in known.items() if option.given(found)]

@@ -154,7 +154,7 @@ class GpuMagics(Magics):
         Usage::
 
             %gpuwatch on             from now on, this cell included
-            %gpuwatch off            no longer
+            %gpuwatch off            stop that
             %gpuwatch                say whether it is on
 
             {options}
@@ -195,8 +195,8 @@ class GpuMagics(Magics):
 
             {options}
 
-            --sweep n=pow2:64..8192  powers of two; how=mean,sum are words
-            --against NAME           an earlier -o NAME
+            --sweep n=pow2:64..8192  powers of two; also words, how=mean,sum
+            --against NAME           the result of an earlier -o NAME
 
         Examples::
 
@@ -367,12 +367,12 @@ class GpuMagics(Magics):
 
             %gpucluster start [options]      all GPUs of this machine
             %gpucluster start 2              two; virtual ones if there is no GPU
-            %gpucluster start 0,1            these
+            %gpucluster start 0,1            GPUs 0 and 1
             %gpucluster                      show the ranks, their hosts, and what they do
             %gpucluster restart 1            replace the engine of rank 1
             %gpucluster pull loss net        set variables to the lists of their values by rank
             %gpucluster checkpoint net,opt --to DIR
-            %gpucluster restore DIR          load the last one, also with another number of ranks
+            %gpucluster restore DIR          load the last checkpoint, with any number of ranks
             %gpucluster stop
 
             {options}

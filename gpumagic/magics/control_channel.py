@@ -30,7 +30,7 @@ TARGET = "gpumagic"
 _PERIOD_S = 1.0
 # Sampling ends this long after the last request.
 _IDLE_S = 5.0
-# The holders of each GPU that the text for an assistant names.
+# The number of holders of each GPU in the text for an assistant.
 _NAMED = 3
 
 

@@ -80,7 +80,7 @@ class Explaining:
 
     def __init__(self, shell: Any, cell: Callable[[], Any]) -> None:
         self.shell = shell
-        self._cell = cell  # returns the running one
+        self._cell = cell  # returns the running cell
         self._shown = 0  # the id of an error, until its cell has ended
         self._active = False
         self._death_shown = self._death_published = False
@@ -241,7 +241,7 @@ def stamp_memory() -> tuple[str, str] | None:
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.working(), "memory", None)
-        # Any other allocator than torch's would warn once that it does not support this.
+        # Allocators other than torch's own would warn once that they do not support this.
         able = getattr(memory, "_memory_metadata_supported", lambda: True)
         if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
             from gpumagic.usercode.files import next_cell

@@ -3,7 +3,7 @@
 Loading may take at most 20 ms (benchmarks/load_ext.py): magics and hooks import a module when they
 first need it.
 
-`enable` loads it in a whole profile: ``MagicsManager.lazy_magics`` in its ``ipython_config.json``.
+`enable` loads gpumagic in a whole profile, by ``lazy_magics`` in its ``ipython_config.json``.
 """
 
 import os

@@ -86,7 +86,7 @@ def _begin(text: str) -> str:
 
 
 def _show_as_typed(file: str) -> None:
-    """In the source that tracebacks read, show the line as a comment instead of our call."""
+    """Show the line as a comment, instead of our call, in the source that tracebacks read."""
     entry = linecache.cache.get(file)
     if entry and len(entry) == 4 and any(BEGIN in line for line in entry[2]):
         size, changed, lines, name = entry
@@ -104,10 +104,10 @@ class RunningCell:
     request: Namespace | None = None
     gone = False  # the device was not found
     elsewhere = False  # something else runs the tree instead of IPython
-    report: Any = None  # from what ran it instead of IPython
+    report: Any = None  # of a cell that IPython did not run
     reported = False  # one of its runs has ended
     watch: watch | None = None  # for `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # its name in torch's record of allocations, and the last
+    stamp: tuple[str, str] | None = None  # for torch's allocation records: its name, the previous
 
 
 class CellHooks:
@@ -220,7 +220,7 @@ class CellHooks:
             return self.place(cell, asked)
         from gpumagic.magics.run_elsewhere import run_elsewhere
 
-        if cell.watch:  # gpumagic's own sending is no copy of the user's
+        if cell.watch:  # copies that gpumagic makes are not the user's
             cell.watch.stop()
             cell.watch = None
         return run_elsewhere(self.shell, cell, asked, file)

@@ -21,9 +21,9 @@ class Magic(NamedTuple):
     number: str = "?"  # as argparse's `nargs`
     verbs: tuple[str, ...] = ()  # words that may come first
     completes: tuple[str, ...] = ("devices",)  # or "gpus", "dtypes", "variables"
-    needs: Mapping[str, str] = {}  # an option, and the one without which it means nothing
-    excludes: tuple[tuple[str, ...], ...] = ()  # options of which a line has one at most
-    alone: tuple[str, ...] = ()  # options with which nothing else is named
+    needs: Mapping[str, str] = {}  # an option, and the option that it needs
+    excludes: tuple[tuple[str, ...], ...] = ()  # groups; a line may have one option of each
+    alone: tuple[str, ...] = ()  # options of lines without an argument
 
 
 class Option(NamedTuple):

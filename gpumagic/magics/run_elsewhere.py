@@ -73,7 +73,7 @@ def only_torch(
 def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     from gpumagic.dryrun import OF_JAX
 
-    # A dry run forks for torch; another framework would wait forever in the fork.
+    # A dry run is a forked process, in which other frameworks would wait forever.
     only_torch("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
         from gpumagic.device.cards import cards
@@ -215,8 +215,8 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
         raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
-        # A line above gives the lines the cell's numbers. Tracebacks read it as a statement, since
-        # they take a file to begin at its first statement.
+        # With a line above, the lines have their numbers in the cell. Tracebacks read it as a
+        # statement, because they begin a file at its first statement.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count
