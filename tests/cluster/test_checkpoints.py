@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
     assert "items is a generator, which cannot be saved" in refused(f"checkpoint x,items {to}")
     assert "there is no y; read or make it in a cell" in refused(f"checkpoint x,y {to}")
     assert "odd: the shapes are not the same on all ranks" in refused(f"checkpoint odd {to}")
-    assert "and where to: checkpoint net --to runs/cats" in refused("checkpoint net")
+    assert "and a directory: checkpoint net --to runs/cats" in refused("checkpoint net")
     assert not (tmp_path / "no").exists()
     assert "there is no complete checkpoint" in refused(f"restore {tmp_path}")
 
@@ -111,10 +111,10 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
     wrong = refused(f"restore {tmp_path / 'no'}")
     assert re.search(r"Size mismatch between saved.*\[2.*\[3.* for net/(weight|bias)", wrong)
     out("net = nn.Linear(4, 2, bias=False)\n" + remake)
-    assert "net: there is no bias here" in refused(f"restore {tmp_path / 'no'}")
+    assert "the checkpoint has bias, which is missing here" in refused(f"restore {tmp_path / 'no'}")
     assert out("len(opt.state)").result == [0, 0]
     out("net = opt = 3")
-    assert "net: there is no bias here" in refused(f"restore {tmp_path / 'no'}")
+    assert "the checkpoint has bias, which is missing here" in refused(f"restore {tmp_path / 'no'}")
     assert out("x.tolist()").result == [[0.0, 0.0]] * 2
 
 
