@@ -112,9 +112,8 @@ class Walk:
         return None if found == _CLOSED else found
 
     def knows(self, obj: Any) -> bool:
-        """Whether an object was visited, or no path may pass through it."""
-        rule = self.rules.get(id(type(obj))) or self._learn(type(obj))
-        return id(obj) in self._numbers or rule.turn == _NEVER or issubclass(type(obj), type)
+        """Whether an object was visited, or is closed to all paths."""
+        return id(obj) in self._numbers or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
         """Visit everything reachable from the roots, or only the ids in `within`."""

@@ -229,7 +229,16 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     # A new object shows how many references this search itself holds.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
-    elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
-    for name, kind, keys in ((ELSEWHERE, "", elsewhere), (CYCLE, GARBAGE, [*leading])):
+    todo = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
+    below = defaultdict[int, list[int]](list)
+    for child in leading:
+        for key in above[child]:
+            below[key].append(child)
+    held = set[int]()  # also through objects that no path passes, such as IPython's results
+    while todo:
+        if (key := todo.pop()) not in held:
+            held.add(key)
+            todo += below[key]
+    for name, kind, keys in ((ELSEWHERE, "", held), (CYCLE, GARBAGE, leading.keys() - held)):
         left = [objects[key] for key in keys if not walk.knows(objects[key])]
         walk.walk([Root(name, obj, kind) for obj in left], within=leading)
