@@ -18,6 +18,7 @@ from typing import Any
 
 from gpumagic.device import CPU, Device, devices_changed
 from gpumagic.device import here as devices_here
+from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
 from gpumagic.frameworks.framework import Counting, Framework, Split, too_late, wholes
@@ -65,9 +66,11 @@ class ArrayFramework(Framework):
         """Patch the framework's functions to support virtual GPUs, until `stack` is closed."""
 
     def missing(self, device: Device, cpus: int, build: str) -> GpuError:
-        """Return the error for a missing device; the framework has `cpus` devices of the CPU."""
+        """Return the error for a missing device; the framework has `cpus` CPU devices."""
         if device.kind != "cuda":
             return GpuError(f"{self.name} has no device {device}; type cpu, or a GPU's number")
+        if cpus > self.virtual > 0:
+            return GpuError(f"no {device}: {there_is(devices_here(memory=False))}")
         if self.virtual:
             return GpuError(too_late(self.name, cpus, self.virtual))
         return GpuError(
