@@ -229,8 +229,10 @@ class TensorFlow(ArrayFramework):
         return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return TensorFlow's bytes allocated on a GPU, and their peak; None for a virtual one."""
+        """Return TensorFlow's bytes on a GPU; None if virtual, or if TensorFlow does not use it."""
         if device.virtual or not self.started():
+            return None
+        if (device.ordinal or 0) >= len(tf.config.list_logical_devices("GPU")):
             return None
         used, peak = self.allocated(device)
         return Pool(self.name, used, peak, None, None)
