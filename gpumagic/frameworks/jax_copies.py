@@ -48,9 +48,8 @@ def advise(entry: Entry) -> Advice | None:
         return None
     is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
     place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
-    text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: put {it} there, and what is"
-    text += f" the same each time once: {put}"
-    return Advice(text)
+    text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: copy {it} to the device"
+    return Advice(f"{text}, before the loop if the values never change: {put}")
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:
@@ -133,7 +132,7 @@ class JaxCopies(CopyCounting):
         """Patch JAX until `stack` is closed; GpuError if its private parts differ."""
         try:
             self._patch(stack)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, KeyError) as error:
             raise GpuError(
                 f"copies are not counted with JAX {jax.__version__}: {error}; "
                 "JAX 0.10 is known to be counted"
@@ -261,7 +260,7 @@ class JaxCopies(CopyCounting):
     def instead(self, count: Count) -> str:
         """Return in words what to write, so that a copy or wait is explicit."""
         if count.destination == "cpu":
-            return "name it first: jax.device_get(x)"
+            return "copy it first: jax.device_get(x)"
         return f"bring it there first: {put_call(count.destination, count.names)}"
 
 

@@ -119,8 +119,8 @@ def where(value: object) -> str:
     if not devices:
         kind = class_name(type(value))
         raise GpuError(
-            f"where: there is no array in this {kind}, so it is on no device; give an array, or "
-            "what holds arrays: a list, a dict, a module"
+            f"where: there is no array in this {kind}, so it is on no device; give an array, or a "
+            "list, dict or module that contains arrays"
         )
     return both(devices)
 
@@ -327,8 +327,8 @@ class on:
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(
-                "@gpumagic.on wraps functions and methods, no generator, coroutine or class; use "
-                "`with gpumagic.on(...)` within"
+                "@gpumagic.on wraps functions and methods, not generators, coroutines or classes; "
+                "use `with gpumagic.on(...)` inside"
             )
         namespace = getattr(inspect.unwrap(function), "__globals__", None)
 

@@ -42,7 +42,7 @@ def advise(entry: Entry) -> Advice | None:
         text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
         return Advice(text, entry.count)
     if entry.operator == "tf.function":
-        text = f"each call copies it: give the function what is on {entry.destination}"
+        text = f"each call copies it: give the function tensors on {entry.destination}"
         return Advice(f"{text}, and make its variables there", entry.count)
     if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
@@ -241,7 +241,7 @@ class TensorFlowCopies(CopyCounting):
     def instead(self, count: Count) -> str:
         """Return in words what to write, so that a copy or wait is explicit."""
         if count.kind == "placement":
-            return "ask for a device that is there"
+            return "name a device that exists"
         if count.destination == "cpu":
             return "read it first, by .numpy()"
         put = f"with tf.device('{own(count.destination)}'): … = tf.identity(…)"

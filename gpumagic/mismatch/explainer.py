@@ -64,7 +64,7 @@ _SAYS_CPU = re.compile(r"""\.cpu\(|["']cpu["']""")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
-_DICT = "a dict does not move with the model: each of its tensors does by itself"
+_DICT = "a dict does not move with the model: move each of its tensors"
 
 
 def explain(

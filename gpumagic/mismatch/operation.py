@@ -43,7 +43,7 @@ class Message:
     devices: frozenset[str] = frozenset()
 
 
-_DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b|\bcpu(?::0)\b")
+_DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b")
 _TYPES = re.compile(r"(?:Input|input) type \((\S+?)\) and (?:weight|bias) type \((\S+?)\)")
 _KINDS = {
     "numpy": r"can't convert \S+ device type tensor to numpy",

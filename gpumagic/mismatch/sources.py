@@ -74,8 +74,8 @@ def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
                 a_tensor, code = issubclass(type(held), Tensor), better.format(owner, name, "…")
                 kind = "attribute" if a_tensor else type(held).__name__
                 does = "moves parameters and buffers only" if a_tensor else "does not see into it"
-                why = f"{owner}.{name} is a plain {kind}, and .to() {does}; for good: {code} in "
-                why += "__init__, then make the module again"
+                why = f"{owner}.{name} is a plain {kind}, and .to() {does}; for good, write "
+                why += f"{code} in __init__, then make the module again"
                 return Unregistered(type(module).__name__, name, better, why)
     return None
 

@@ -39,16 +39,16 @@ from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
 
 _STATE = (
-    "the optimizer took its state on before the model moved; move the model first, then make "
-    "the optimizer or load its state"
+    "the optimizer made its state before the model moved; move the model first, then make the "
+    "optimizer or load its state"
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
-    "the workers and pin_memory of a DataLoader can read tensors on the CPU alone; run %ongpu "
-    "home, then run the cell again that makes {}, without %%ongpu or with num_workers=0, "
+    "the workers and pin_memory of a DataLoader can only read tensors on the CPU; run %ongpu "
+    "home, then rerun the cell that makes {}, without %%ongpu or with num_workers=0, "
     "pin_memory=False"
 )
-_DEFAULT = "the default device is {}, where torch's own generator, which is on the CPU, cannot draw"
+_DEFAULT = "the default device is {}, but these numbers are drawn by torch's generator on the CPU"
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's number
 
 
@@ -203,7 +203,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
         return None
     rows = [row(named, False) for each in parts for named in named_in(each, reader)]
     fix = _made_on(part, frames, target)
-    why = f"numbers for {target} are drawn by a generator on {target}"
+    why = f"random numbers on {target} need a generator on {target}"
     why += "" if fix else f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
 
