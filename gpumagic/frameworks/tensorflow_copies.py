@@ -90,7 +90,7 @@ class TensorFlowCopies(CopyCounting):
     def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
         self._name = name
-        # Live tensors by id; tensors with a copy that TensorFlow caches, also by the copy's device.
+        # Live batches by id; tensors whose copies TensorFlow caches, by id and the copy's device.
         self._batches = weakref.WeakValueDictionary[int, Any]()
         self._copied = weakref.WeakValueDictionary[tuple[int, str], Any]()
 
@@ -234,7 +234,7 @@ class TensorFlowCopies(CopyCounting):
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
-        # An operation on a variable or a pipeline runs on the latter's device.
+        # An operation on a variable or a pipeline runs where the variable or pipeline is.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
 

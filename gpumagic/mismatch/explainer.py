@@ -183,7 +183,7 @@ def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: st
 def _rows(
     clash: Operation, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
-    """Return rows for the operands and later operands of the result, with the caller's names."""
+    """Return rows for the operands, and for tensors combined with the result later."""
     rows: list[Operand] = []
     for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
@@ -227,7 +227,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str
 ) -> str | None:
-    """Return one sentence, or None; `frames` has the odd operands by their names in each frame."""
+    """Return one sentence, or None; `frames` has the odd operands as each frame names them."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
@@ -242,7 +242,7 @@ def _reason(
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """Return the sentence that an earlier cell moved one operand to another device, or None."""
+    """Return a sentence if an earlier cell moved one operand to another device; else None."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))

@@ -61,7 +61,7 @@ class Unregistered:
 
 
 def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
-    """Return the attribute that is the operand, or that is a list or dict with it; or None."""
+    """Return the attribute that is the operand, or is a list or dict that contains it; or None."""
     nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
     odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
     owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}

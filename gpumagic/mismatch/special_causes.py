@@ -101,7 +101,7 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
 
 
 def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the state on other devices than its parameter; step counters may be on the CPU."""
+    """Return state tensors on other devices than their parameters, without step counters."""
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
@@ -173,7 +173,7 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
 
 # -- generators
 def _for_default_generator(frame: FailedFrame) -> Explanation | None:
-    """Explain code that draws numbers for the default device with torch's generator on the CPU."""
+    """Explain code that draws numbers on the default device with torch's CPU generator."""
     header, device = _header(frame), full(torch.get_default_device())
     stmt = statement(header) if header is not None else None
     if header is None or stmt is None or device == "cpu":
@@ -191,7 +191,7 @@ def _for_default_generator(frame: FailedFrame) -> Explanation | None:
 
 
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
-    """Explain a generator on another device than the numbers it should draw."""
+    """Explain a generator on another device than the numbers that it should draw."""
     frame, reader = frames[0], Reader(frames[0])
     node = frame.failed
     parts = reader.given(node) if isinstance(node, ast.Call) else []
