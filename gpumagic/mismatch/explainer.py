@@ -15,27 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic import faults
-from gpumagic.mismatch.explanation import (
-    Explanation,
-    Fix,
-    Operand,
-    expression,
-)
-from gpumagic.mismatch.fixes import (
-    Choice,
-    Site,
-    choose,
-    climb,
-    move_owners,
-    write_fix,
-)
-from gpumagic.mismatch.operand import (
-    TRANSFERS,
-    Part,
-    Reader,
-    full,
-    tensors_of,
-)
+from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
+from gpumagic.mismatch.fixes import Choice, Site, choose, climb, move_owners, write_fix
+from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -45,13 +27,7 @@ from gpumagic.mismatch.operation import (
     named_in,
     read,
 )
-from gpumagic.mismatch.sources import (
-    moving_tensors,
-    register,
-    row,
-    unregistered,
-    with_device,
-)
+from gpumagic.mismatch.sources import moving_tensors, register, row, unregistered, with_device
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
