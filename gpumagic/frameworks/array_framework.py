@@ -70,7 +70,7 @@ class ArrayFramework(Framework):
         if device.kind != "cuda":
             return GpuError(f"{self.name} has no device {device}; type cpu, or a GPU's number")
         if cpus > self.virtual > 0:
-            return GpuError(f"no {device}: {there_is(devices_here(memory=False))}")
+            return GpuError(f"{self.name} has no {device}: {there_is(devices_here(memory=False))}")
         if self.virtual:
             return GpuError(too_late(self.name, cpus, self.virtual))
         return GpuError(
