@@ -1,6 +1,6 @@
 """Move arrays that cannot move in place, and name the operands of a failed expression.
 
-An array is copied, and replaced wherever variables hold it. Guarantees: names and containers that
+The copy replaces the array wherever variables hold it. Guarantees: names and containers that
 shared an array share the copy; lists, dicts and objects stay the same objects; nothing changes
 before all copies are made.
 """
@@ -18,6 +18,7 @@ from typing import Any
 
 from gpumagic.device import CPU, Device, devices_changed
 from gpumagic.device import here as devices_here
+from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
 from gpumagic.frameworks.framework import Counting, Framework, Split, too_late, wholes
@@ -65,9 +66,11 @@ class ArrayFramework(Framework):
         """Patch the framework's functions to support virtual GPUs, until `stack` is closed."""
 
     def missing(self, device: Device, cpus: int, build: str) -> GpuError:
-        """Return the error for a missing device; the framework has `cpus` devices of the CPU."""
+        """Return the error for a missing device; the framework has `cpus` CPU devices."""
         if device.kind != "cuda":
             return GpuError(f"{self.name} has no device {device}; type cpu, or a GPU's number")
+        if cpus > self.virtual > 0:
+            return GpuError(f"{self.name} has no {device}: {there_is(devices_here(memory=False))}")
         if self.virtual:
             return GpuError(too_late(self.name, cpus, self.virtual))
         return GpuError(
@@ -111,7 +114,7 @@ class ArrayFramework(Framework):
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back the moved variables' present values, and copies that other variables hold."""
+        """Move back the present values of moved variables, and copies held by other variables."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -159,7 +162,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays unless on `there`; return the originals, empty if one fails."""
+        """Copy a variable's arrays that are not on `there`; return them, or () if a copy fails."""
         arrays = arrays_in(value, self._framework, there)
         if not arrays:
             return ()
@@ -174,7 +177,7 @@ class _Moving:
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
         self._copies |= made
-        if made:  # bytes that two variables share count once, for the first
+        if made:  # arrays that two variables share count for the first one
             nbytes = sum(self._framework.nbytes(array) for array, _ in made.values())
             sources = dict.fromkeys(map(self._framework.where, arrays))
             self._moved.append(Moved(name, nbytes, tuple(sources)))
@@ -203,7 +206,7 @@ class _Moving:
 
 
 def arrays_in(value: Any, framework: Framework, there: str = "") -> list[Any]:
-    """Return the arrays in a value, or the value itself, unless they are on device `there`."""
+    """Return the arrays in a value (or the value itself), except those on device `there`."""
     found: list[Any] = []
 
     def look(array: Any) -> Any:
@@ -289,7 +292,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # An item's value is freed by now; it was on the array's device.
+        # The item itself is freed by now; it was on the device of its array.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -37,8 +37,8 @@ class CuPy(ArrayFramework):
     def own(self, device: Device) -> Any:
         if device.kind != "cuda" or device.ordinal is None:
             raise GpuError(
-                f"CuPy's arrays are on GPUs alone, not on {device}; cupy.asnumpy(x)"
-                " makes NumPy's of them"
+                f"CuPy's arrays are only on GPUs, not on {device}; cupy.asnumpy(x) returns"
+                " a NumPy array"
             )
         if device.virtual:
             self.make_virtual(1)
@@ -46,7 +46,7 @@ class CuPy(ArrayFramework):
         return cupy.cuda.Device(device.ordinal)
 
     def make_virtual(self, count: int) -> None:
-        raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
+        raise GpuError("CuPy has no virtual GPUs, it needs real ones; NumPy has the same functions")
 
     @contextmanager
     def place(self, device: Device, **options: Any) -> Iterator[None]:

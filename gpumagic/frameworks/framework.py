@@ -23,7 +23,7 @@ _KINDS = {
     8: "mps",
     14: "xpu",
 }
-# Libraries of tables, whose columns do not all support a protocol.
+# Libraries of tables: some of their columns support no array protocol.
 _TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
 _NAMES = {
     "cudf": "cuDF",
@@ -63,16 +63,16 @@ class Pool:
 
 def device_of(value: Any) -> str | None:
     """Return ``"cuda:1"``, ``"cuda"`` (the library names no ordinal) or ``"cpu"``; else None."""
-    kind = type(value)  # an object that answers every attribute is no array
+    kind = type(value)  # not the object: a mock has every attribute
     if hasattr(kind, "__dlpack_device__"):
         try:
             number, ordinal = map(int, value.__dlpack_device__())
-        except Exception:  # noqa: BLE001  the library's own, for a deleted or donated array
+        except Exception:  # noqa: BLE001  the library's error for a deleted or donated array
             return None
         name = _KINDS.get(number, f"DLPack's device type {number}")
         return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
     if hasattr(kind, "__cuda_array_interface__"):
-        # Its own `device` may be a number, an object with one, or a name.
+        # Its `device` may be a number, an object with an `id`, or a name.
         own = getattr(value, "device", None)
         by_number = getattr(own, "id", own)
         named = f"cuda:{by_number}" if isinstance(by_number, int) else str(own)
@@ -89,8 +89,8 @@ def nbytes_of(value: Any) -> int:
 
 
 def place_of(value: Any) -> Place | None:
-    """Return an array's memory, by a protocol; None if its device or size is unknown."""
-    device, address = device_of(value), id(value)  # if the address is unknown, a unique one
+    """Return an array's device, address and size; None if its device or size is unknown."""
+    device, address = device_of(value), id(value)  # the id stands in for an unknown address
     if device is None or not (nbytes := nbytes_of(value)):
         return None
     if hasattr(type(value), "__cuda_array_interface__"):
@@ -147,7 +147,7 @@ class Framework(Protocol):
         """Make new arrays on `device` unless the code names one, within the context.
 
         Batches of loaders are moved there, and names in `namespace` are placed too. The context's
-        value may have `delivered`, bytes of batches, and `taken`, libraries whose first GPU it was.
+        value may have `delivered` (bytes of batches) and `taken` (libraries whose first GPU it is).
         """
 
     def is_array(self, value: object) -> bool:
@@ -200,7 +200,7 @@ class Framework(Protocol):
         """Return the bytes of its arrays on a device now, and their peak if known."""
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
-        """Begin to measure memory; return a function that ends it and returns the known peaks."""
+        """Start to measure memory; return a function that stops and returns the known peaks."""
         before, peak_before = self.allocated(device)
 
         def stop() -> list[Memory]:
@@ -215,7 +215,7 @@ class Framework(Protocol):
         """Return the pieces of memory of an array: one on each device where it has data."""
 
     def live(self) -> list[Any]:
-        """List all its live arrays, also unreachable ones; empty if it cannot. Starts nothing."""
+        """List all its live arrays, also unreachable ones; empty if unsupported. Starts nothing."""
         return []
 
     def pool(self, device: Device) -> Pool | None:
@@ -268,7 +268,7 @@ NO_OTHERS = FrameworksOn(CPU)
 
 
 def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
-    """Replace an attribute until `stack` is closed, unless other code has replaced it since."""
+    """Replace an attribute; closing `stack` restores it, unless other code has replaced it."""
     real = vars(owner)[name]
     setattr(owner, name, ours)
 

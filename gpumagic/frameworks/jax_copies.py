@@ -48,9 +48,8 @@ def advise(entry: Entry) -> Advice | None:
         return None
     is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
     place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
-    text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: put {it} there, and what is"
-    text += f" the same each time once: {put}"
-    return Advice(text)
+    text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: copy {it} to the device"
+    return Advice(f"{text}, before the loop if the values never change: {put}")
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:
@@ -67,7 +66,7 @@ def as_code(device: str) -> str:
 
 
 def _is(array: Any, value: Any) -> bool:
-    """Whether both are one array; a NumPy array may be wrapped in another object."""
+    """Whether both are the same array; NumPy arrays are the same if they share the memory."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
         return value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
@@ -75,8 +74,8 @@ def _is(array: Any, value: Any) -> bool:
 
 
 def can_be_put(value: Any) -> bool:
-    """Whether `device_put` copies a value: objects of Flax NNX change in place, and a module of
-    Equinox may hold functions."""
+    """Whether `device_put` can copy a value: it cannot copy functions in an Equinox module."""
+    # Objects of Flax NNX change in place instead.
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree)):
         return False
@@ -133,7 +132,7 @@ class JaxCopies(CopyCounting):
         """Patch JAX until `stack` is closed; GpuError if its private parts differ."""
         try:
             self._patch(stack)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, KeyError) as error:
             raise GpuError(
                 f"copies are not counted with JAX {jax.__version__}: {error}; "
                 "JAX 0.10 is known to be counted"
@@ -261,7 +260,7 @@ class JaxCopies(CopyCounting):
     def instead(self, count: Count) -> str:
         """Return in words what to write, so that a copy or wait is explicit."""
         if count.destination == "cpu":
-            return "name it first: jax.device_get(x)"
+            return "copy it first: jax.device_get(x)"
         return f"bring it there first: {put_call(count.destination, count.names)}"
 
 
@@ -302,7 +301,7 @@ def _leave_out(register: Callable[[str], None]) -> None:
 
 
 def _one(x: Any, device: Any) -> Iterator[_Copy]:
-    """Yield the copy of an array, or of a value to convert, to a device; nothing if there."""
+    """Yield the copy of an array or a value to a device; nothing if it is there already."""
     source = None
     if isinstance(x, jax.Array):
         if device in x.sharding.device_set:
@@ -321,7 +320,7 @@ def _shards(array: Any) -> list[tuple[Any, int]]:
 
 def _moves_any(executable: Any, args: Sequence[Any]) -> bool:
     """Whether an operand is a NumPy array, or is on another device."""
-    first = len(executable.in_avals) - len(args)  # before them are constants, if any are
+    first = len(executable.in_avals) - len(args)  # constants precede the arguments
     kept = executable._kept_var_idx
     if first > 0 or len(kept) != len(executable._in_shardings):
         return True
@@ -340,7 +339,7 @@ def _moves(arg: Any, sharding: Any) -> bool:
 def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
     """Make NumPy request a copy of each array, as it does on GPUs, until `stack` is closed."""
     slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
-    # The slots lie within a class created at run time, such as this; else the offset is wrong.
+    # A class created at run time, such as this one, contains its slots; check the offset.
     if not 0 < slots - id(array) < type(array).__basicsize__:
         return
     get = ctypes.c_void_p.from_address(slots)

@@ -66,14 +66,14 @@ def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
     # Placing for a framework that only a library has imported would start it and take its memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
-            with suppress(Exception):  # of the user's library, whose error the cell shows
+            with suppress(Exception):  # the cell's own import shows the library's error
                 importlib.import_module(module)
     ready = {module: packages for module, packages in _PACKAGES.items() if _is_imported(module)}
     return [_made(m) for m in ready if named & ready[m] or holds(namespace, ready[m])]
 
 
 def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
-    """Whether a variable, also of the user's modules, is an object of these packages."""
+    """Whether a variable, here or in the user's modules, is an object of these packages."""
     for value in list(namespace.values()):
         if type(value) is not ModuleType:
             named = of_function(value, "__module__") or defined_in(type(value))
@@ -213,7 +213,7 @@ class Needed:
         try:
             return find(where)
         except GpuError as error:
-            # torch is a CPU build, and another framework has the GPU: only the latter is placed.
+            # torch is a CPU build, and another framework has the GPU: place only that framework.
             if not self.others or cuda_state.death():
                 raise
             device = resolve_one(where, self._of_others("free" in str(where)))

@@ -75,7 +75,7 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
 
 
 def _framework(name: str) -> Framework:
-    """Return the first framework of the code that calls a function of this name."""
+    """Return the first framework of the code that called ``gpumagic.<name>``."""
     return needed_in(sys._getframe(2).f_globals, f"gpumagic.{name}").frameworks[0]
 
 
@@ -100,7 +100,7 @@ def where(value: object) -> str:
     Raises
     ------
     GpuError
-        There is no data on any device in it.
+        The value contains no array.
 
     Examples
     --------
@@ -119,8 +119,8 @@ def where(value: object) -> str:
     if not devices:
         kind = class_name(type(value))
         raise GpuError(
-            f"where: there is no array in this {kind}, so it is on no device; give an array, or "
-            "what holds arrays: a list, a dict, a module"
+            f"where: there is no array in this {kind}, so it is on no device; give an array, or a "
+            "list, dict or module that contains arrays"
         )
     return both(devices)
 
@@ -210,9 +210,9 @@ def explain(
     Parameters
     ----------
     error : BaseException
-        An error of torch, JAX or TensorFlow, as it was caught: its traceback is read.
+        An error of torch, JAX or TensorFlow, with its traceback.
     namespace : mapping, optional
-        Names that the code could see, in addition to those of its frames.
+        Names that the code could use, in addition to those of its frames.
 
     Returns
     -------
@@ -243,7 +243,7 @@ _EXPLAINED = "_gpumagic_explanation"
 
 @contextmanager
 def explained_at_once() -> Iterator[None]:
-    """Explain an error for a later `explain`, when its variables may be gone."""
+    """Explain an error now; `explain` returns the result later, when variables may be gone."""
     try:
         yield
     except Exception as error:
@@ -257,7 +257,7 @@ R = TypeVar("R")
 
 
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
-"""Contexts that this thread or task has entered, each with the function that ends it."""
+"""Contexts that this thread or task has entered, each with the stack that ends it."""
 
 
 class on:
@@ -327,8 +327,8 @@ class on:
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(
-                "@gpumagic.on wraps functions and methods, no generator, coroutine or class; use "
-                "`with gpumagic.on(...)` within"
+                "@gpumagic.on wraps functions and methods, not generators, coroutines or classes; "
+                "use `with gpumagic.on(...)` inside"
             )
         namespace = getattr(inspect.unwrap(function), "__globals__", None)
 

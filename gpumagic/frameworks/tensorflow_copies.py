@@ -42,7 +42,7 @@ def advise(entry: Entry) -> Advice | None:
         text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
         return Advice(text, entry.count)
     if entry.operator == "tf.function":
-        text = f"each call copies it: give the function what is on {entry.destination}"
+        text = f"each call copies it: give the function tensors on {entry.destination}"
         return Advice(f"{text}, and make its variables there", entry.count)
     if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
@@ -90,7 +90,7 @@ class TensorFlowCopies(CopyCounting):
     def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
         self._name = name
-        # Live tensors by id; tensors with a copy that TensorFlow caches, also by the copy's device.
+        # Live batches by id; tensors whose copies TensorFlow caches, by id and the copy's device.
         self._batches = weakref.WeakValueDictionary[int, Any]()
         self._copied = weakref.WeakValueDictionary[tuple[int, str], Any]()
 
@@ -234,14 +234,14 @@ class TensorFlowCopies(CopyCounting):
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
-        # An operation on a variable or a pipeline runs on the latter's device.
+        # An operation on a variable or a pipeline runs where the variable or pipeline is.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
 
     def instead(self, count: Count) -> str:
         """Return in words what to write, so that a copy or wait is explicit."""
         if count.kind == "placement":
-            return "ask for a device that is there"
+            return "name a device that exists"
         if count.destination == "cpu":
             return "read it first, by .numpy()"
         put = f"with tf.device('{own(count.destination)}'): … = tf.identity(…)"

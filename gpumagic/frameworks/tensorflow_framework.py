@@ -35,7 +35,7 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and reaches no variable elsewhere: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow reveals no addresses. Shifted ids replace them: shifted so far that none overlap.
+# TensorFlow reveals no addresses. Ids replace them, shifted so far that no tensors overlap.
 _APART = 48
 # TensorFlow's original function, before it is patched.
 _physical_devices = tf.config.list_physical_devices
@@ -67,13 +67,13 @@ class TensorFlow(ArrayFramework):
         return tf.device(self._own(device))
 
     def _count(self) -> int:
-        """The number of TensorFlow's GPUs, virtual ones if there are any; starts nothing."""
+        """Return the number of TensorFlow's GPUs, or of virtual ones if any; starts nothing."""
         if self.virtual:
             return min(self.virtual, _logical_cpus() - 1)
         return len(_physical_devices("GPU"))
 
     def _own(self, device: Device) -> str:
-        """TensorFlow's name of a device, such as ``"/GPU:1"``; or GpuError."""
+        """Return TensorFlow's name of a device, such as ``"/GPU:1"``; or raise GpuError."""
         if device.kind == "cpu":
             return "/CPU:0"
         number = device.ordinal
@@ -229,8 +229,10 @@ class TensorFlow(ArrayFramework):
         return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return TensorFlow's bytes allocated on a GPU, and their peak; None for a virtual one."""
+        """Return TensorFlow's bytes on a GPU; None if virtual, or if TensorFlow does not use it."""
         if device.virtual or not self.started():
+            return None
+        if (device.ordinal or 0) >= len(tf.config.list_logical_devices("GPU")):
             return None
         used, peak = self.allocated(device)
         return Pool(self.name, used, peak, None, None)
@@ -245,13 +247,13 @@ class TensorFlow(ArrayFramework):
 
 
 def _logical_cpus() -> int:
-    """The number of the CPU's logical devices, now or once TensorFlow has started."""
+    """Return the number of the CPU's logical devices, now or once TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
 
 
 def _variables(value: object) -> list[tf.Variable]:
-    """The variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
+    """Return the variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
     if isinstance(value, tf.Module):
         return [*value.variables]
     keras = sys.modules.get("keras")

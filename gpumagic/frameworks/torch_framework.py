@@ -1,6 +1,6 @@
 """Support torch: adapt the modules that place, move, count and explain.
 
-The only file of this package that imports torch, and itself imported once torch is in use.
+No other file of this package imports torch; this one is imported once torch is in use.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -93,7 +93,7 @@ class Torch(Framework):
         return found
 
     def wait(self, *devices: str) -> None:
-        """Wait until these devices have finished; without any, every GPU with a context."""
+        """Wait until these devices have finished; if none is given, all GPUs with a context."""
         for name in devices or _with_context():
             move.wait_for(torch.device(name))
 

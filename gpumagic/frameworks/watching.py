@@ -72,11 +72,11 @@ class watch:
     ) -> None:
         self._strict, self._warn, self._frameworks = strict, warn, frameworks
         self._counting: ExitStack | None = None
-        self.checks: AbstractContextManager[Any] | None = None  # to run meanwhile
+        self.checks: AbstractContextManager[Any] | None = None  # entered while the watch runs
         self._tally = Tally()
 
     def start(self) -> "watch":
-        """Begin to count. `stop` must be called, by any thread."""
+        """Begin to count, until `stop` is called by any thread."""
         if self._counting is not None:
             raise RuntimeError("this watch runs already")
         self._tally = Tally(virtual=has_virtual())
@@ -87,7 +87,7 @@ class watch:
                 try:
                     counter = framework.count(self._tally, self._strict, warn=self._warn)
                     stack.enter_context(counter)
-                except Exception as error:  # noqa: BLE001  the others count
+                except Exception as error:  # noqa: BLE001  the other frameworks count
                     faults.keep(f"starting the ledger of {framework.name}", error)
             self._counting = stack.pop_all()
         return self
@@ -210,7 +210,7 @@ class CopyCounting:
         __tracebackhide__ = True
         try:
             return call(*args, **kwargs)
-        except CrossDeviceWarning:  # strict's
+        except CrossDeviceWarning:  # raised by `strict`
             raise
         except Exception as error:  # noqa: BLE001  recorded: the user's copy goes on
             faults.keep(f"counting a copy of {self.framework}'s", error)

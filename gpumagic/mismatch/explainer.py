@@ -15,27 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic import faults
-from gpumagic.mismatch.explanation import (
-    Explanation,
-    Fix,
-    Operand,
-    expression,
-)
-from gpumagic.mismatch.fixes import (
-    Choice,
-    Site,
-    choose,
-    climb,
-    move_owners,
-    write_fix,
-)
-from gpumagic.mismatch.operand import (
-    TRANSFERS,
-    Part,
-    Reader,
-    full,
-    tensors_of,
-)
+from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
+from gpumagic.mismatch.fixes import Choice, Site, choose, climb, move_owners, write_fix
+from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -45,13 +27,7 @@ from gpumagic.mismatch.operation import (
     named_in,
     read,
 )
-from gpumagic.mismatch.sources import (
-    moving_tensors,
-    register,
-    row,
-    unregistered,
-    with_device,
-)
+from gpumagic.mismatch.sources import moving_tensors, register, row, unregistered, with_device
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
@@ -64,7 +40,7 @@ _SAYS_CPU = re.compile(r"""\.cpu\(|["']cpu["']""")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
-_DICT = "a dict does not move with the model: each of its tensors does by itself"
+_DICT = "a dict does not move with the model: move each of its tensors"
 
 
 def explain(
@@ -183,7 +159,7 @@ def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: st
 def _rows(
     clash: Operation, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
-    """Return rows for the operands and later operands of the result, with the caller's names."""
+    """Return rows for the operands, and for tensors combined with the result later."""
     rows: list[Operand] = []
     for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
@@ -227,7 +203,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str
 ) -> str | None:
-    """Return one sentence, or None; `frames` has the odd operands by their names in each frame."""
+    """Return one sentence, or None; `frames` has the odd operands as each frame names them."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
@@ -242,7 +218,7 @@ def _reason(
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """Return the sentence that an earlier cell moved one operand to another device, or None."""
+    """Return a sentence if an earlier cell moved one operand to another device; else None."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))

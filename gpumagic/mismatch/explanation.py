@@ -58,7 +58,7 @@ class Explanation(Shown):
     label: str  # its display name
     operands: tuple[Operand, ...]
     fix: Fix | None
-    reason: str | None  # one sentence, if the cause is a typical one
+    reason: str | None  # one sentence, if the cause is a common one
     first: str | None = None  # a line to try on top of the cell before the edit
 
 
@@ -86,7 +86,7 @@ def text(explanation: Explanation) -> str:
 
 
 def html(explanation: Explanation) -> str:
-    """Return the same as HTML."""
+    """Return the same content as HTML."""
     code = tag("code", table.short(explanation.expression, table.WIDTH))
     body = f"<div>{escape(_head(explanation))}: {code}</div>"
     if explanation.operands:
@@ -198,7 +198,7 @@ def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
 
 
 def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
-    """Return the outermost loop around a statement, if a line before it may use `texts`."""
+    """Return the outermost loop around `stmt` if a line before it may use `texts`; else `stmt`."""
     loops = loops_around(stmt)
     if not loops or not can_precede(frame, loops[-1]):
         return stmt

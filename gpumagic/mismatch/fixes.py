@@ -365,6 +365,7 @@ def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], lis
 
 def _lines(above: list[Part], device: str) -> list[str]:
     """Return the lines that move operands and bind them again; each module gets its own line."""
+    above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if is_leaf(part)]
     lines += [f"{leaf} = {moving(leaf, device)}" for leaf in leaves]

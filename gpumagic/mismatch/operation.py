@@ -1,7 +1,7 @@
 """Read the failed operation, its message and its operands; find operations that would fail next.
 
-Messages are those of PyTorch 2.6 to 2.15. They give the type of error and often the devices. The
-operand to blame is never taken from the message.
+Messages are those of PyTorch 2.6 to 2.15. They give the type of error and often the devices, but
+never decide which operand is to blame.
 """
 
 import ast
@@ -43,7 +43,7 @@ class Message:
     devices: frozenset[str] = frozenset()
 
 
-_DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b|\bcpu(?::0)\b")
+_DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b")
 _TYPES = re.compile(r"(?:Input|input) type \((\S+?)\) and (?:weight|bias) type \((\S+?)\)")
 _KINDS = {
     "numpy": r"can't convert \S+ device type tensor to numpy",
@@ -89,7 +89,7 @@ def read(error: BaseException) -> Message | None:
         return Message("mixed", frozenset(kinds)) if len(kinds) > 1 else None
     for kind, pattern in _KINDS.items():
         if found := re.search(pattern, text):
-            # In "either on cpu or …", the device is not a tensor's.
+            # The "cpu" in "either on cpu or …" is not a tensor's device.
             told = text[found.end() :] if kind == "index" else text
             return Message(kind, frozenset(_DEVICE.findall(told)))
     return None
@@ -125,7 +125,7 @@ class Operation:
     node: Any
     parts: tuple[Part, ...]  # its operands
     fixed: Part | None = None  # the operand that is written to, so it does not move
-    calls_module: bool = False  # or a module's method
+    calls_module: bool = False  # it calls a module, or a module's method
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
@@ -252,7 +252,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands and one temporary result, whose device is the one left in the text."""
+    """Return the operands and one temporary result: on the named device that no operand is on."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]

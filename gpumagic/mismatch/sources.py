@@ -61,7 +61,7 @@ class Unregistered:
 
 
 def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
-    """Return the attribute that is the operand, or that is a list or dict with it; or None."""
+    """Return the attribute that is the operand, or is a list or dict that contains it; or None."""
     nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
     odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
     owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
@@ -74,8 +74,8 @@ def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
                 a_tensor, code = issubclass(type(held), Tensor), better.format(owner, name, "…")
                 kind = "attribute" if a_tensor else type(held).__name__
                 does = "moves parameters and buffers only" if a_tensor else "does not see into it"
-                why = f"{owner}.{name} is a plain {kind}, and .to() {does}; for good: {code} in "
-                why += "__init__, then make the module again"
+                why = f"{owner}.{name} is a plain {kind}, and .to() {does}; for good, write "
+                why += f"{code} in __init__, then make the module again"
                 return Unregistered(type(module).__name__, name, better, why)
     return None
 

@@ -39,16 +39,16 @@ from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
 
 _STATE = (
-    "the optimizer took its state on before the model moved; move the model first, then make "
-    "the optimizer or load its state"
+    "the optimizer made its state before the model moved; move the model first, then make the "
+    "optimizer or load its state"
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
-    "the workers and pin_memory of a DataLoader can read tensors on the CPU alone; run %ongpu "
-    "home, then run the cell again that makes {}, without %%ongpu or with num_workers=0, "
+    "the workers and pin_memory of a DataLoader can only read tensors on the CPU; run %ongpu "
+    "home, then rerun the cell that makes {}, without %%ongpu or with num_workers=0, "
     "pin_memory=False"
 )
-_DEFAULT = "the default device is {}, where torch's own generator, which is on the CPU, cannot draw"
+_DEFAULT = "the default device is {}, but these numbers are drawn by torch's generator on the CPU"
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's number
 
 
@@ -101,7 +101,7 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
 
 
 def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the state on other devices than its parameter; step counters may be on the CPU."""
+    """Return state tensors on other devices than their parameters, without step counters."""
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
@@ -173,7 +173,7 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
 
 # -- generators
 def _for_default_generator(frame: FailedFrame) -> Explanation | None:
-    """Explain code that draws numbers for the default device with torch's generator on the CPU."""
+    """Explain code that draws numbers on the default device with torch's CPU generator."""
     header, device = _header(frame), full(torch.get_default_device())
     stmt = statement(header) if header is not None else None
     if header is None or stmt is None or device == "cpu":
@@ -191,7 +191,7 @@ def _for_default_generator(frame: FailedFrame) -> Explanation | None:
 
 
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
-    """Explain a generator on another device than the numbers it should draw."""
+    """Explain a generator on another device than the numbers that it should draw."""
     frame, reader = frames[0], Reader(frames[0])
     node = frame.failed
     parts = reader.given(node) if isinstance(node, ast.Call) else []
@@ -203,7 +203,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
         return None
     rows = [row(named, False) for each in parts for named in named_in(each, reader)]
     fix = _made_on(part, frames, target)
-    why = f"numbers for {target} are drawn by a generator on {target}"
+    why = f"random numbers on {target} need a generator on {target}"
     why += "" if fix else f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
 

@@ -538,3 +538,13 @@ def test_an_assignment_that_may_not_have_run_is_not_where_an_operand_was_made(co
     fix = gpumagic.explain(run(code)).fix
     assert fix.code == fixed
     assert run(fix.apply(code)) is None
+
+
+def test_an_operand_that_is_given_twice_is_moved_once():
+    code = (
+        "attention = nn.MultiheadAttention(4, 2).cuda()\nfor x in torch.ones(2, 3, 1, 4):\n"
+        "    y = attention(x, x, x)\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == '    x = x.to("cuda:0")'
+    assert run(fix.apply(code)) is None

@@ -132,7 +132,7 @@ def test_what_a_class_moves_itself_is_not_blamed_on_the_call(trained):
 LOADER = "loader = torch.utils.data.DataLoader({}, 2, num_workers=1)"
 
 
-AGAIN = "run %ongpu home, then run the cell again that makes loader"
+AGAIN = "run %ongpu home, then rerun the cell that makes loader"
 
 
 @pytest.mark.parametrize("data", ["D(X, y)", "D(X[:9] * 1)"])

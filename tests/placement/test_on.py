@@ -35,7 +35,7 @@ def test_decorators():
 
     assert made(3).device == GPU1
     assert (made.__name__, made.__doc__) == ("made", "Make.")
-    with pytest.raises(TypeError, match="no generator"):
+    with pytest.raises(TypeError, match="not generators"):
 
         @gpumagic.on(1)
         def numbers():
@@ -95,7 +95,7 @@ def test_any_nesting_with_any_failure_restores_everything(tree, data):
 
 def test_what_on_cannot_wrap_is_said():
     for wrapped in (Batch, classmethod(lambda cls: None)):
-        with pytest.raises(TypeError, match="methods, no generator, coroutine or class"):
+        with pytest.raises(TypeError, match="methods, not generators, coroutines or classes"):
             gpumagic.on(1)(wrapped)
     with pytest.raises(RuntimeError, match="not entered"):
         gpumagic.on(1).__exit__(None, None, None)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpumagic.device import CPU
+from gpumagic.device import CPU, Device
 from gpumagic.errors import GpuError
 
 
@@ -56,6 +56,11 @@ def test_arrays_are_brought_and_committed(framework, names):
         assert framework.where(framework.bring(array, CPU)) == "cpu"
     with pytest.raises(GpuError, match="sharded over cuda:0 \\+ cuda:1, and stays so"):
         framework.bring(names["jax"].device_put(names["n"], names["halves"]), gpu)
+
+
+def test_a_gpu_that_is_not_there_is_told_from_one_that_jax_cannot_have(framework):
+    with pytest.raises(GpuError, match=r"^JAX has no cuda:7: there are cuda:0 and cuda:1 "):
+        framework.own(Device("cuda", 7))
 
 
 class Layer(NamedTuple):

@@ -250,6 +250,7 @@ def test_bytes_by_device(framework, names):
         if a.device == b.device
     )
     assert framework.pool(GPUS[1]) is None
+    assert framework.pool(Device("cuda", 9)) is None  # TensorFlow does not use it
     assert framework.nbytes(tf.constant(["words"])) == 0
 
 
