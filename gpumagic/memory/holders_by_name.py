@@ -280,11 +280,10 @@ def memory(*what: object) -> MemoryReport:
     namespace = user_namespace()
     names, gpus = names_and_gpus(what, namespace)
     is_output = KeptOutputs(namespace).has
-    others = [name for name in names if name not in namespace or is_output(name)]
-    roots = [Root(name, value_of(name, namespace)) for name in others]
+    parts = [Root(n, value_of(n, namespace)) for n in names if n not in namespace or is_output(n)]
     with no_collections():  # until the visited objects are released
         allocator = allocations()
-        found = find(namespace, before=roots, allocator=allocator)
+        found = find(namespace, before=parts, allocator=allocator)
         shown = [with_holders(each, found, allocator, names) for each in figures()]
     return MemoryReport(tuple(shown), perf_counter() - start).of(gpus)
 
@@ -318,8 +317,7 @@ def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = eval(name, {}, namespace)
-            # A walk does not enter `Out` itself.
-            return {**value} if value is namespace.get("_oh", {}) else value
+            return {**value} if value is namespace.get("_oh", {}) else value  # walks skip `Out`
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 

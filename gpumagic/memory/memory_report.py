@@ -125,10 +125,8 @@ _ROWS = 12
 # The first `_ALWAYS` holders are shown at any size, the rest only from the share `_LEAST` upwards.
 _ALWAYS, _LEAST = 3, 0.005
 _ALIASES = 15  # characters
-# A limit on rows, because a notebook's file stores them all.
-_UNFOLDED = 200
-# %gpufree is suggested if it frees at least this much.
-_WORTH = 2**20
+_UNFOLDED = 200  # maximum number of rows, because a notebook's file stores them all
+_WORTH = 2**20  # %gpufree is suggested if it frees at least this much
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
 
 

@@ -154,8 +154,7 @@ def _branches(
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
-# The number of levels below the name, and of rows, that are shown unfolded.
-_LEVELS, _ROWS = 2, 40
+_LEVELS, _ROWS = 2, 40  # levels below the name, and rows, that are shown unfolded
 _FOLD = Fold(_ROWS)
 _UNFOLDED = Fold(400)
 

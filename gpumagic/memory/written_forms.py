@@ -175,6 +175,7 @@ class _Reader:
 
     def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
         """Return a function's name and its arguments, with a method's object as the first."""
+        training = [key.value for key in node.keywords if key.arg == "training"]
         given = [*node.args, *(key.value for key in node.keywords if key.arg != "training")]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         name = type(value).__name__.lower()
@@ -185,10 +186,8 @@ class _Reader:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
-        for key in node.keywords:
-            if (name, key.arg) == ("dropout", "training"):
-                ratio = (*given, ast.Constant(0.5))[1:2]
-                given[1:] = [ast.BinOp(p, ast.Mult(), key.value) for p in ratio]
+        for on in training if name == "dropout" else ():
+            given[1:] = [ast.BinOp(p, ast.Mult(), on) for p in (*given, ast.Constant(0.5))[1:2]]
         if name == "transpose":
             del given[1:]  # any other dimensions would not be attention
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
