@@ -22,6 +22,7 @@ from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
 from gpumagic.memory.written_forms import forms
+from gpumagic.moving.move import optimizers_in
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -30,6 +31,8 @@ from gpumagic.usercode.variables import names_read
 _MOST = 4
 # A change that saves less than this share of the need is not shown, unless the cell then fits.
 _WORTH = 0.05
+# A float32 copy of a tensor of less than this many bytes fits on a full GPU.
+_SMALL = 2**21
 # If a loop's memory grows, a change must reduce the bytes that each pass adds to this share.
 _LEFT = 0.75
 
@@ -119,7 +122,7 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    free, less = (free_kept, delete), (other_form, other_values, keep_less, no_graph)
+    free, less = (free_kept, delete), (other_form, other_values, keep_less, frozen, no_graph)
     # If each pass keeps more memory, freeing memory only lets the loop run longer.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
@@ -223,7 +226,11 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 # -- memory that each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
-_BACKWARD = "call `.backward()` in each pass, on what the pass adds to `{}`, not after the loop"
+_KEPT = {
+    "clone": "keep `.clone()` in `{}`: views keep all of the tensor that they are a part of",
+    "cpu": "keep `.cpu()` of the tensors in `{}`, if RAM has room",
+}
+_BACKWARD = "call `.backward()` in each pass, on what the pass adds to `{}`, not later"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -262,15 +269,19 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and not _needs_graph(s, trial, name):
-        do = f"keep `.cpu()` of the tensors in `{name}`, if RAM has room"
-        on_cpu = partial(_each_tensor, methodcaller("cpu"))
-        yield from _helps(trial, do, whole, whole, keep=((name,), on_cpu))
+        for method, do in _KEPT.items():
+            keep = (name,), partial(_each_tensor, methodcaller(method))
+            yield from _helps(trial, do.format(name), grown=whole, keep=keep)
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
     """Whether a backward pass in the loop starts from a name; None if it follows the loop."""
     at = s.rests.index(trial.rest)
-    in_loop = _backward_of(ast.walk(trial.rest.loops[0]))
+    loop = trial.rest.loops[0]
+    in_loop = _backward_of(ast.walk(loop))
+    some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
+    if name in _backward_of(some):  # not in each pass
+        return None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
     if name in _backward_of(trial.rest.nodes):
@@ -289,10 +300,11 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     from torch.utils._pytree import tree_map_only
 
     changed = partial(tree_map_only, torch_here().Tensor, change)
-    if is_tensor(value) or is_module(value) or not own(value):
+    if is_tensor(value) or not own(value):
         return changed(value)
     for name, held in [*own(value).items()]:
-        if (new := changed(held)) is not held:
+        # A module's parameters, buffers and modules are in attributes that start with "_".
+        if not (is_module(value) and name[0] == "_") and (new := changed(held)) is not held:
             setattr(value, name, new)
     return value
 
@@ -310,7 +322,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose one shape for two operands, and float32 for NumPy's float64."""
+    """Propose one shape for two operands, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
     for do, names in [*_one_shape(s, known)]:
         yield from _helps(t.best, do, names=names)
@@ -319,6 +331,9 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
             do = f'`{name}.astype("float32")`: float64 takes twice the memory'
             yield from _helps(t.best, do, names={name: type(value)(value.shape, "float32")})
+        elif is_tensor(value) and value.dtype == torch_here().float64 and value.nbytes < _SMALL:
+            do = f"`{name}.float()`: float64 takes twice the memory"
+            yield from _helps(t.best, do, names={name: value.float()})
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -333,6 +348,21 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
                 shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
                 many = f"{one.numel():,} × {two.numel():,}"
                 yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
+
+
+def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose `requires_grad_(False)` for a model that none of the optimizers trains."""
+    optimizers = [each for _, each in optimizers_in(s.namespace)]
+    trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    read = s.read | s.rests[-1].read_anywhere if trained and t.best is not None else set()
+    for name in sorted(read):
+        model: Any = s.namespace.get(name)
+        learns = is_module(model) and [p for p in model.parameters() if p.requires_grad]
+        if learns and trained.isdisjoint(map(id, learns)):
+            do = f"`{name}.requires_grad_(False)`: no optimizer trains it"
+            # In a dry run's process nothing needs to be restored.
+            within = lambda model=model: nullcontext(model.requires_grad_(False))  # noqa: E731
+            yield from _helps(t.best, do, within=within)
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -351,7 +381,8 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
         do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
         yield from _helps(t.whole, do, within=autocast)
-        do = "`dtype=torch.bfloat16` for the tensors that the code makes"
+        do = "`dtype=torch.bfloat16` for what the code makes, or for all that is made later: "
+        do += "`torch.set_default_dtype(torch.bfloat16)`"
         # In a dry run's process nothing needs to be restored.
         made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
         yield from _helps(t.whole, do, within=made)

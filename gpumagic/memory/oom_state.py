@@ -209,7 +209,7 @@ class OutOfMemoryState:
 
     def local(self, frame: FailedFrame, name: str) -> str:
         """Return the table's name for a frame's variable: ``"x"`` at the top of a cell."""
-        return name if frame.at_top else f"{self._exception}: {frame.code.co_name}, {name}"
+        return name if frame.at_top else f"{name} in {frame.code.co_name}()"
 
     @cached_property
     def _frames(self) -> set[str]:
@@ -362,7 +362,10 @@ class OutOfMemoryState:
         made = {name for name in read if issubclass(kinds[name], (list, dict, set))}
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _ON_THEIR_WAY
-        named = (row for row in self.device.holders if row.path not in nameless)
+        named = [row for row in self.device.holders if row.path not in nameless]
+        # A container keeps what each pass adds; a name that is bound again keeps the last alone.
+        keeps = {self.local(rest.frame, name) for name in made | rest.added_up}
+        named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
         return next(rows, "")
 

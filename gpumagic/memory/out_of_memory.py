@@ -151,5 +151,6 @@ def _title(found: OutOfMemory) -> str:
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
     after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""
     if not found.levers:
-        return f"{after} frees what the traceback holds" if after else ""
+        nothing = "no change was found that lets the cell fit"
+        return f"{nothing}; {after} frees what the traceback holds" if after else nothing
     return f"what would help, after {after}:" if after else "what would help:"

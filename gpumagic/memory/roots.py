@@ -9,7 +9,7 @@ import gc
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import CO_OPTIMIZED
 from traceback import walk_stack, walk_tb
 from types import FrameType, ModuleType, TracebackType
@@ -221,24 +221,28 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
         for child in map(id, gc.get_referents(objects[key])):
             if child in objects:
                 above[child].append(key)
-    leading, todo = dict[int, None](), [*missing]
-    while todo:
-        if (key := todo.pop()) not in leading:
-            leading[key] = None
-            todo += above[key]
+    leading = _reached(missing, above)
     # A new object shows how many references this search itself holds.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
-    todo = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
+    elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
     below = defaultdict[int, list[int]](list)
     for child in leading:
         for key in above[child]:
             below[key].append(child)
-    held = set[int]()  # also through objects that no path passes, such as IPython's results
-    while todo:
-        if (key := todo.pop()) not in held:
-            held.add(key)
-            todo += below[key]
-    for name, kind, keys in ((ELSEWHERE, "", held), (CYCLE, GARBAGE, leading.keys() - held)):
+    # Also through objects that no path passes, such as IPython's results of cells.
+    held = _reached(elsewhere, below)
+    cycles = [key for key in leading if key not in held]
+    for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):
         left = [objects[key] for key in keys if not walk.knows(objects[key])]
         walk.walk([Root(name, obj, kind) for obj in left], within=leading)
+
+
+def _reached(starts: Iterable[int], edges: Mapping[int, list[int]]) -> dict[int, None]:
+    """Return what edges lead to from `starts`, these included, in the order of the search."""
+    found, todo = dict[int, None](), [*starts]
+    while todo:
+        if (key := todo.pop()) not in found:
+            found[key] = None
+            todo += edges.get(key, ())
+    return found

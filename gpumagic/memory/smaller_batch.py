@@ -22,8 +22,8 @@ _PAIRED, _DECIDES = 0.4, 0.8
 # The reported number is at most this share below the largest that fits. A closer one costs more dry
 # runs, and depends on fragmentation. A real GPU gets a larger share.
 _NEAR, _NEAR_REAL = 0.05, 0.1
-# Names of numbers that may be lowered: the size of a batch, a chunk or a sequence.
-_SIZE = re.compile(r"batch|chunk|seq|context|^(?:bs|B|T)$")
+# Names of numbers that may be lowered: the size of a batch, a chunk, a sequence or a buffer.
+_SIZE = re.compile(r"batch|chunk|seq|context|capacity|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 

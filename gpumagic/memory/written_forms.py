@@ -17,7 +17,9 @@ from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
 # -- forms: one name for function, method and operator; a letter matches any expression
-_EXPANDED = {
+_DROP_IN = {
+    "matmul(float(one_hot(c)), w)": "w[c]",
+    "matmul(float(one_hot(c, n)), w)": "w[c]",
     "repeat(x, n, 1)": "x.expand(n, -1)",
     "repeat(x, n, 1, 1)": "x.expand(n, -1, -1)",
     "repeat(x, 1, n, 1)": "x.expand(-1, n, -1)",
@@ -38,7 +40,7 @@ _REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
 
 def _forms() -> Iterator[tuple[str, str]]:
     """Yield each form, and a replacement with the same result and less memory."""
-    yield from _EXPANDED.items()
+    yield from _DROP_IN.items()
     for (distance, new), difference in product(_DISTANCES.items(), _DIFFERENCES):
         yield distance.format(difference), new
     for (scaled, scale), (masked, mask), (dropped, drop) in product(

@@ -24,7 +24,7 @@ from gpumagic.mismatch.explanation import (
     can_precede,
     total,
 )
-from gpumagic.mismatch.operand import Part, Reader, bytes_of, device_of, full, tensors_of
+from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
     OPERATIONS,
     Message,
@@ -248,8 +248,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)
     if fix is None and above is not site:
-        moved = [*above.odd, *above.extra]
-        more = also_needed(above.frame, above.at.node, moved, choice.target)
+        more = also_needed(above.frame, above.at.node, [*above.odd, *above.extra], choice.target)
         above = replace(above, extra=[*above.extra, *more])
         fix = _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)
@@ -305,16 +304,9 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     edits = [(part, _moved(part, site, device, choice)) for part in standing]
     # A part without edits is used only further down; a later error will explain it.
     moved = [*above, *(part for part, found in edits if found)]
-    nbytes = {part.key: _to_move(part, choice.target) for part in moved}
+    nbytes = {part.key: part.to_move(choice.target) for part in moved}
     edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
     return edit.fix(total(nbytes.values())) if moved else None
-
-
-def _to_move(part: Part, target: str) -> int | None:
-    """Return the bytes that the move of an operand copies."""
-    if part.kind != "module" or part.value is None:
-        return 0 if part.factory else part.nbytes
-    return total(bytes_of(t) for _, t in tensors_of(part.value) if full(t.device) != target)
 
 
 def _in_one_scope(site: Site) -> bool:

@@ -101,6 +101,13 @@ class Part:
         """Return its text in one spelling."""
         return canonical(self.text)
 
+    def to_move(self, target: str) -> int | None:
+        """Return the bytes that its move to a device copies; None if unknown."""
+        if self.kind != "module" or self.value is None:
+            return 0 if self.factory else self.nbytes
+        away = [tensor for _, tensor in tensors_of(self.value) if full(tensor.device) != target]
+        return sum(bytes_of(tensor) or 0 for tensor in away)
+
 
 # -- values
 def describe(value: Any, node: ast.expr, text: str) -> list[Part]:

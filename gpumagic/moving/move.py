@@ -427,27 +427,21 @@ def brought_away() -> Origins:
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-    """Move objects back to their origins: those in `origins`, or all that cells moved.
-
-    Gradients and the states of optimizers follow the parameters, wherever they were made.
-    """
+    """Move objects back to their origins: those in `origins`, or all that cells moved."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = brought_away() if origins is None else origins
-    states = [[*optimizer.state.values()] for _, optimizer in optimizers_in(namespace)]
-    leaves = (value for value, _ in away if isinstance(value, Tensor) and value.is_leaf)
-    following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)])) - {id(None)}
+    # Gradients and the states of optimizers follow the parameters, wherever they were made.
+    states = [[*each.state.values()] for _, each in optimizers_in(namespace)]
+    leaves = [each for each, _ in away if isinstance(each, Tensor) and each.is_leaf]
+    following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)]))
     for value, origin in away:
         if id(value) in following:
-            _origins.pop(value, None)
-        elif origin.named:
+            continue
+        if origin.named:
             own(value).update(origin.named)
-            if origins is None:
-                _origins.pop(value, None)
         else:
             by_device.setdefault(origin.device, []).append((origin.name, value))
-    made: list[Moves] = []
-    for device, values in by_device.items():
-        made.append(move_all(values, device, namespace))
-        for _, value in values if origins is None else ():
-            _origins.pop(value, None)
+    made = [move_all(values, device, namespace) for device, values in by_device.items()]
+    for value, _ in away if origins is None else ():
+        _origins.pop(value, None)
     return all_of(made)

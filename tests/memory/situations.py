@@ -211,9 +211,55 @@ SITUATIONS = [
         "a view of each batch, which the loop moves",
         ["batches, first = [torch.ones(4, 2**18) for _ in range(30)], []"],
         "for batch in batches:\n    batch = batch.cuda()\n    first.append(batch[0])",
-        "keep `.cpu()` of the tensors in `first`, if RAM has room",
+        "keep `.clone()` in `first`: views keep all of the tensor that they are a part of",
         often=True,
         why="each pass of the loop in line 1 keeps 4.0 MiB",
+    ),
+    Notebook(
+        "pairs of losses and a backward pass now and then",
+        [f"{PERCEPTRON}total, X = 0, X[:60]"],
+        "for n in range(200):\n    total = total + net(X).square().mean()\n"
+        "    if n % 100 == 99:\n        total.backward()\n        opt.step()\n        total = 0",
+        "call `.backward()` in each pass",
+    ),
+    Notebook(
+        "outputs that a module collects",
+        [
+            "class Lit(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.net, self.outputs = nn.Linear(64, 2**12), []\n"
+            "    def step(self, x):\n        self.outputs.append({'y': self.net(x)})\n"
+            "lit, x = Lit().cuda(), torch.ones(64, 64, device='cuda')"
+        ],
+        "with torch.no_grad():\n    for n in range(100):\n        lit.step(x)",
+        "keep `.cpu()` of the tensors in `lit`",
+    ),
+    Notebook(
+        "a teacher that has gradients",
+        [
+            f"{PERCEPTRON}teacher = copy.deepcopy(wide)\n"
+            "student = nn.Linear(64, 512).cuda()\nX = X[:250]\n"
+            "opt = torch.optim.SGD(student.parameters(), lr=0.1)"
+        ],
+        "loss = (student(X) - teacher(X)).square().mean()\nloss.backward()",
+        "`teacher.requires_grad_(False)`: no optimizer trains it",
+    ),
+    Notebook(
+        "float64 of pairs",
+        ["x = torch.ones(1500, 8, dtype=torch.float64, device='cuda')"],
+        "d = (x[:, None] - x[None]).square().sum(-1)\nk = torch.exp(-d)",
+        "`x.float()`",
+    ),
+    Notebook(
+        "one_hot times a matrix",
+        ["w = torch.ones(20_000, 16, device='cuda')\nids = torch.arange(1000, device='cuda')"],
+        "y = F.one_hot(ids, 20_000).float() @ w",
+        "`y = w[ids]` for line 1",
+    ),
+    Notebook(
+        "the capacity of a replay buffer",
+        ["capacity = 20_000"],
+        "states = torch.zeros(capacity, 4, 32, 32, device='cuda')",
+        "`capacity = 3,",
     ),
     Notebook(
         "a sum of losses",

@@ -227,7 +227,11 @@ def test_no_loss_is_to_be_detached_whose_sum_has_a_backward_pass(small, shown):
         "        sum(losses).backward()\n        losses = []"
     )
     found = shown.pop()
-    assert (found.adds_to, found.levers) == ("losses", ())
+    assert found.adds_to == "losses"
+    assert [lever.do for lever in found.levers if "detach" in lever.do] == []
+    assert "call `.backward()` in each pass, on what the pass adds to `losses`" in repr(
+        found.levers
+    )
 
 
 def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
