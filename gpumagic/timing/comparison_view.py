@@ -14,7 +14,7 @@ from gpumagic.display.plot import Curve, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, size, tick, times
 from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
-from gpumagic.usercode.sweep import label
+from gpumagic.usercode.sweep import label, number
 
 # Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.
 _FOLD = Fold(36, "… {} more; to_pandas() has all")
@@ -361,9 +361,9 @@ def _race(timing: Timing, longest: float, color: str) -> str:
 def sweep_figure(comparison: Comparison) -> str:
     """Return an SVG element with the curves of a sweep."""
     ((name, values),) = comparison.sweep.items()
-    if not all(type(value) in (int, float) for value in values):
+    xs = sorted((x, value) for value in values if (x := number(value)) is not None)
+    if len(xs) < len(values):
         return ""
-    xs = sorted((float(value), value) for value in values)
     looks = plot.looks(comparison.devices)
     curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
     drawn = [curve for curve in curves if curve.heights]
