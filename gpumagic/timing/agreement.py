@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic import faults
 from gpumagic.device import CPU, here
 from gpumagic.frameworks.framework import NO_OTHERS, FrameworksOn
+from gpumagic.usercode.sweep import key
 from gpumagic.usercode.values import (
     CONTAINERS,
     Step,
@@ -69,15 +70,16 @@ class Agreeing:
     """The first device's results at one value, and the agreements of the other devices."""
 
     def __init__(self) -> None:
-        self._first: tuple[Mapping[str, Any], str, dict[str, Any], frozenset[str]] | None = None
+        # The key of the value, the first device, its results, and the devices that drew numbers.
+        self._first: tuple[object, str, dict[str, Any], frozenset[str]] | None = None
         self.found: list[Agreement] = []
 
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
         """Compare an `outcome`; `drawn` are the kinds of devices that drew random numbers."""
-        if self._first is None or self._first[0] != values:
-            self._first = values, where, results, drawn
+        if self._first is None or self._first[0] != key(values):
+            self._first = key(values), where, results, drawn
             return
         _, reference, expected, drew = self._first
         agreement = agree(reference, expected, where, results, drew != drawn)

@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -244,11 +243,10 @@ class Comparing(Task):
             cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device ran out of memory at this or a smaller value."""
-        full = self._full.get(where)
-        with suppress(TypeError):
-            return full is not None and all(values[name] >= full[name] for name in full)
-        return False
+        """Whether the device ran out of memory at this or a smaller number."""
+        points = values, self._full.get(where, {})
+        now, full = (next(map(sweeping.number, point.values()), None) for point in points)
+        return now is not None and full is not None and now >= full
 
     def _measure(self, target: Target, values: Mapping[str, Any]) -> None:
         where = where_of(target)
@@ -289,7 +287,7 @@ class Comparing(Task):
         wheres = map(where_of, self.targets)
         states: dict[str, tuple[float | None, str]] = dict.fromkeys(wheres, (None, "waiting"))
         for timing in self.timings:
-            if timing.values == values:
+            if sweeping.key(timing.values) == sweeping.key(values):
                 states[timing.where] = timing.median, timing.error or "done"
         states[where] = repeats.median() if repeats and repeats.laps else None, stage
         with faults.kept("showing how far a comparison is"):
