@@ -26,7 +26,8 @@ from torch.autograd import profiler
 
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
-from gpumagic.ledger.entry import Ledger
+from gpumagic.faults import kept
+from gpumagic.ledger.entry import Ledger, opcode
 from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
@@ -87,11 +88,14 @@ class CellProfiler:
         if self._profile.kineto_results is None:
             return None
         trace = self._trace()
+        saved = ""
         if self._save:
             write = gzip.open if self._save.endswith(".gz") else open
-            with write(self._save, "wt", encoding="utf-8") as file:
-                json.dump(trace, file)
-        return read_trace(trace, ledger, self._save)
+            with kept("saving the trace of a profile"):
+                with write(self._save, "wt", encoding="utf-8") as file:
+                    json.dump(trace, file)
+                saved = self._save
+        return read_trace(trace, ledger, saved)
 
     def _trace(self) -> dict[str, Any]:
         """Return torch's trace with the user's lines as one more thread, and the cell itself."""
@@ -165,6 +169,10 @@ class LineClock:
                 self._short = 0
         at = user_frame(frame.f_back) if event == "return" else frame
         if at is None or id(at.f_code) not in self._codes:
+            # Code that awaits something stays at its line.
+            ends = given is None or opcode(frame.f_code, frame.f_lasti).startswith("RETURN")
+            at = None if ends else frame
+        if at is None:
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno
