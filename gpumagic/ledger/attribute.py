@@ -58,6 +58,7 @@ class ActiveWatch:
 
 current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
 _current = current.get
+gpu = "cuda"  # torch's name for the kind of GPU; "mps" on a Mac
 running: tuple[ActiveWatch, ...] = ()
 """All running watches of all threads. The tuple is replaced, never changed in place."""
 
@@ -129,7 +130,8 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
         return (known,)
 
     def new() -> Count:
-        return count_for(what[0], what[1], *_names(what, tensor), via, user, inner)
+        source, destination = ("cpu" if n == HOST else f"{gpu}:{n}" for n in what[2:4])
+        return count_for(what[0], what[1], source, destination, via, user, inner)
 
     return _alarmed(watching, key, new, tensor)
 
@@ -165,12 +167,6 @@ def _led_to(
 
 def _at(frame: FrameType | None) -> tuple[int, int] | None:
     return None if frame is None else (id(frame.f_code), frame.f_lasti)
-
-
-def _names(what: What, tensor: Any) -> tuple[str, str]:
-    kind = "mps" if tensor is not None and tensor.device.type == "mps" else "cuda"
-    source, destination = ("cpu" if i == HOST else f"{kind}:{i}" for i in what[2:4])
-    return source, destination
 
 
 def count_for(

@@ -194,10 +194,9 @@ def install() -> bool:
     global hooks
     with _lock:
         # Without a device there are no copies to watch.
-        if hooks is None and device_count():
-            hooks = Hooks("CUDA", _virtual())
-        elif hooks is None and torch.backends.mps.is_available():
-            hooks = Hooks("MPS")
+        if hooks is None and (device_count() or torch.backends.mps.is_available()):
+            attribute.gpu = "cuda" if device_count() else "mps"
+            hooks = Hooks(attribute.gpu.upper(), _virtual())
         return hooks is not None and bool(hooks.virtual)
 
 
