@@ -116,7 +116,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def brought(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
-    """List the copies to an indexed GPU: tensor, operator, bytes, whether the host waits."""
+    """List copies to the indexed tensor's GPU: tensor, operator, bytes, whether the host waits."""
     # Composite operators call one of these three for arguments on several devices.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []
@@ -259,8 +259,8 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
         begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If the dtype or strides change too, torch copies through a temporary. That inner `copy_`
-        # has already counted the copy.
+        # If the dtype or strides change too, torch copies through a temporary, whose inner `copy_`
+        # has already counted this copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)
@@ -301,7 +301,7 @@ def read_by(copy: Kernel, element: Any) -> Any:
 
 
 def naming(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel that reads by other operators; their reads get its name."""
+    """Wrap a real GPU's kernel that reads by other operators; their reads are named `operator`."""
     return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
 
 

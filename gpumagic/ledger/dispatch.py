@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch._tensor_str
-from torch.cuda import device_count  # the original: a placement's twin may answer 1
+from torch.cuda import device_count  # torch's own: a placement replaces torch.cuda.device_count
 
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
@@ -32,7 +32,7 @@ def patch_synchronizing(stack: ExitStack) -> None:
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            # torch.accelerator.synchronize may call torch.cuda's: this counts as one wait.
+            # `within`: if torch.accelerator's function calls torch.cuda's, one wait is counted.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
 
@@ -184,7 +184,7 @@ def _virtual() -> str:
     return str(module.GPUS[0].properties.uuid) if module is not None and module.GPUS else ""
 
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # for `hooks` and `attribute.running`
 hooks: Hooks | None = None
 """The installed wrappers of torch's kernels, or None."""
 

@@ -29,13 +29,13 @@ _LONG = 40  # characters of an expression that a sentence can hold
 # the code reads its values one by one.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
-_SCALAR = 16  # bytes of a number, at most
+_SCALAR = 16  # maximum bytes of a number
 _SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice, and the number of the entry's copies or waits that it saves."""
+    """Advice, and how many of the entry's copies or waits it saves."""
 
     text: str
     saved: int = 0

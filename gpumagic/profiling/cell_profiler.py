@@ -1,9 +1,9 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
 A range of torch's profiler for each line would cost more memory than the operators: a loop in plain
-Python changes its line ten million times a second. So only lines that run longer than any operator
-are logged, with 32 bytes each. Shorter ones are sampled: when their times add up to `SAMPLE`, the
-running line gets all of that time.
+Python changes its line ten million times a second. So only lines that run long enough for an
+operator (`SHORT`) are logged, with 32 bytes each. Shorter lines are sampled: when their times add
+up to `SAMPLE`, the running line gets all of that time.
 """
 
 import gzip
@@ -32,15 +32,15 @@ from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
-SHORT = 1_000  # nanoseconds: while torch's profiler runs, an operator takes longer
-SAMPLE = 20_000
+SHORT = 1_000  # nanoseconds: while torch's profiler runs, every operator takes longer
+SAMPLE = 20_000  # nanoseconds
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
 class CellProfiler:
-    """Profile one stretch of code: `start`, run the code, then always `stop`; then `result`.
+    """Profile some code: `start`, run the code, then always `stop`; then `result`.
 
-    Raises GpuError if another profiler of torch runs, or if there is no folder for the file `save`.
+    Raises GpuError if another torch profiler is running, or if the folder of `save` does not exist.
     """
 
     def __init__(self, device: Device, save: str = "") -> None:
@@ -70,7 +70,7 @@ class CellProfiler:
         self._lines.start()
 
     def stop(self) -> None:
-        """Wait for the device, and end the recording; does nothing if it did not begin."""
+        """Wait for the device and end the recording; do nothing if it was not started."""
         self._lines.stop()
         if not self._profile.entered:
             return
@@ -79,7 +79,7 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # it would add a wait that looks like the user's
+            self._profile.use_device = None  # else it adds a wait that looks like the user's
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 

@@ -103,7 +103,7 @@ def compare(
     progress : callable, optional
         Called with a `Progress`, ten times a second at most, never while something is timed.
     filename, text : str, optional
-        Where `code` is from, for tracebacks; and how it is shown, if it was generated.
+        The name of the code's file in tracebacks; and the text to show for generated code.
     stopwatch : Stopwatch, optional
         Another clock, or other frameworks, to measure with.
 
@@ -215,7 +215,7 @@ def last_comparison() -> Comparison | None:
 
 @dataclass(kw_only=True)
 class Comparing(Task):
-    """All measurements: each value on every device before the next."""
+    """All measurements of a comparison: one value on every device, then the next value."""
 
     points: Sequence[Mapping[str, Any]]
     tell: Callable[[Progress], object]
@@ -226,7 +226,7 @@ class Comparing(Task):
     _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # where memory ran out
 
     def run(self) -> None:
-        """Measure; Ctrl-C ends it, and finished timings are kept."""
+        """Measure everything; Ctrl-C ends this early and keeps the finished timings."""
         try:
             try:
                 for values in self.points:
