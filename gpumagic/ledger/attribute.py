@@ -233,10 +233,9 @@ class Alarm:
         if from_host and tensor.dim() == 0:
             return
         if implicit and self.strict:
-            instead = "name the device: x.cpu() or x.to(...) first"
-            if count.operator == "index":
-                instead = f"bring the index there first: index.to('{count.destination}')"
-            raise refusal(count, instead)
+            index = f"move the index first: index.to('{count.destination}')"
+            named = "name the device: x.cpu() or x.to(...) first"
+            raise refusal(count, index if count.operator == "index" else named)
         # The user cannot fix a library's copies; a copy that names its GPU is intended.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
@@ -275,7 +274,7 @@ def words(count: Count) -> str:
         what = "its index" if count.operator == "index" else "data"
         return f"{where}copies {what} from {count.source} to {count.destination}"
     if count.kind == "placement":
-        return f"{where}is on {count.destination}, and was asked for {count.source}"
+        return f"{where}is on {count.destination} instead of {count.source}"
     return f"{where}makes the host wait for {count.source}"
 
 

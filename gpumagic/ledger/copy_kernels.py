@@ -34,10 +34,9 @@ class CopyTimer:
 
     def begin(self, count: int, device: torch.device) -> tuple[Any, Any] | None:
         """Record an event before a copy in a GPU's stream; None if the copy is not timed."""
-        if device.type != "cuda" or (count >= _TIMED_FIRST and count % _TIMED_EVERY):
-            return None
-        if torch.cuda.is_current_stream_capturing():  # a query would end the capture
-            return None
+        skipped = count >= _TIMED_FIRST and count % _TIMED_EVERY
+        if device.type != "cuda" or skipped or torch.cuda.is_current_stream_capturing():
+            return None  # a query of its event would end a capture
         stream = torch.cuda.current_stream(device)
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)

@@ -142,10 +142,8 @@ class Hooks:
             return self._replaced("copy_")
         # One kernel serves every device. An unused device's key selects it, not our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
-        redispatch = aten.copy_.default.redispatch
-        return lambda self, src, *rest: redispatch(
-            anyones, self, copy_kernels.as_tensor(src), *rest
-        )
+        run = aten.copy_.default.redispatch
+        return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
 
     def _nonzero(self, tensor: torch.Tensor) -> Any:
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
@@ -213,9 +211,6 @@ def uninstall() -> None:
 devices_changed.append(uninstall)
 
 
-_changing = threading.RLock()
-
-
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     """Count within the context and in threads started in it; any thread may exit the context."""
@@ -225,14 +220,14 @@ def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     alarm = Alarm(strict=strict) if strict or warn else None
     active = attribute.ActiveWatch(tally, alarm, outer)
     try:
-        with _changing:
+        with _lock:
             attribute.running = (*attribute.running, active)
         attribute.current.set(active)
         tally.virtual |= install()
         yield
     finally:
         active.live = False
-        with _changing:
+        with _lock:
             attribute.running = tuple(w for w in attribute.running if w is not active)
         if attribute.current.get() is active:
             attribute.current.set(active.outer)

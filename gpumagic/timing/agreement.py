@@ -126,7 +126,7 @@ def _may_use_tf32(where: str) -> bool:
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     """Return the largest difference of two results, and a description, empty if they agree."""
     if one is None or other is None:
-        return math.inf, "is there on one of them only"
+        return math.inf, "exists on one of them only"
     # Compare as tensors if either is a tensor, else as NumPy's arrays.
     numpy = sys.modules.get("numpy")
     library = torch_here() if is_tensor(one) or is_tensor(other) or numpy is None else numpy

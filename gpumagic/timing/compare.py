@@ -33,7 +33,7 @@ from gpumagic.usercode.values import comes_from
 _PERIOD_S = 0.1  # between two reports of the progress
 _BEGIN = "inputs and first run"
 _ERRORS = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
-_SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
+_MESSAGES = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "the output of the code is shown for its first run only"
 
@@ -290,16 +290,11 @@ class Comparing(Task):
             if sweeping.key(timing.values) == sweeping.key(values):
                 states[timing.where] = timing.median, timing.error or "done"
         states[where] = repeats.median() if repeats and repeats.laps else None, stage
-        with faults.kept("showing how far a comparison is"):
-            progress = Progress(
-                self.program.text.strip().partition("\n")[0].rstrip(),
-                where,
-                dict(values),
-                stage,
-                len(self.timings),
-                len(self.points) * len(states),
-                tuple((name, *bar) for name, bar in states.items()),
-            )
+        title = self.program.text.strip().partition("\n")[0].rstrip()
+        done, total = len(self.timings), len(self.points) * len(states)
+        shown = tuple((name, *bar) for name, bar in states.items())
+        progress = Progress(title, where, dict(values), stage, done, total, shown)
+        with faults.kept("showing the progress of a comparison"):
             board.post({"line": f"{progress.title} · {progress}", "bars": bars(progress.bars)})
             self.tell(progress)
 
@@ -312,7 +307,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """Whether the GPU's or the host's memory ran out."""
     known = isinstance(error, MemoryError) or comes_from(type(error), *_ERRORS)
     # The host's allocator, and JAX, raise a plain RuntimeError.
-    return known or any(words in str(error) for words in _SAYING)
+    return known or any(words in str(error) for words in _MESSAGES)
 
 
 def _line_of(error: BaseException, filename: str) -> str:
