@@ -3,7 +3,7 @@
 There is no dispatch mode. Only the few operators that can copy or wait get a wrapper kernel, at the
 device's own dispatch key. CPU operators and all other GPU operators have no overhead. Guarantees:
 results, gradients and exceptions do not change; gpumagic's own failures never reach the user's
-code; the wrappers only pass calls on while nothing watches; and `%unload_ext gpumagic` restores
+code; without a running watch the wrappers only pass calls on; and `%unload_ext gpumagic` restores
 torch's registry and attributes.
 """
 

@@ -58,6 +58,7 @@ class ActiveWatch:
 
 current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
 _current = current.get
+gpu = "cuda"  # torch's name for the kind of GPU; "mps" on a Mac
 running: tuple[ActiveWatch, ...] = ()
 """All running watches of all threads. The tuple is replaced, never changed in place."""
 
@@ -66,8 +67,8 @@ class _Here(threading.local):
     copies = 0  # copies counted on this thread
     reads = 0
     within = ""  # the running operator to which waits on this thread belong
-    serial = 0  # number of the running call that may wait several times, such as a printing
-    counted = 0  # the last counted serial number
+    serial = 0  # number of the running call that may wait several times, such as a tensor's print
+    counted = 0  # the serial number of the call that was counted last
 
 
 here = _Here()
@@ -105,7 +106,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     """Return the counts for a call, after calling every alarm; an alarm may raise."""
     __tracebackhide__ = True
     watch = _current()
-    # The usual case comes first and is inlined: it adds to each copy and wait.
+    # The usual case comes first and is inlined: each copy and each wait pays for it.
     if watch is not None and watch.outer is None and watch.live:
         watching: tuple[ActiveWatch, ...] = (watch,)
     elif not (watching := watches()):
@@ -115,7 +116,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     while inner is not None and (kind := kinds[inner.f_code.co_filename]) == IN_FRONT:
         inner = inner.f_back
     # The key has only addresses and numbers: hashing a code object costs more than the whole
-    # function. It includes the thread, so that no other thread adds to that count without a lock.
+    # function. Each thread has its own key, since a count has no lock.
     key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == USER:
@@ -129,7 +130,8 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
         return (known,)
 
     def new() -> Count:
-        return count_for(what[0], what[1], *_names(what, tensor), via, user, inner)
+        source, destination = ("cpu" if n == HOST else f"{gpu}:{n}" for n in what[2:4])
+        return count_for(what[0], what[1], source, destination, via, user, inner)
 
     return _alarmed(watching, key, new, tensor)
 
@@ -155,7 +157,7 @@ def _alarmed(
 def _led_to(
     inner: FrameType | None, watching: Sequence[ActiveWatch]
 ) -> tuple[FrameType | None, str]:
-    """Return the user's frame that called a library or a C++ thread, and how it got there."""
+    """Return the user's frame that called a library or started a C++ thread, and its `via`."""
     user, via = locate(inner)
     if user is None:
         user = next(filter(None, (of_thread(watch.thread) for watch in watching)), None)
@@ -165,12 +167,6 @@ def _led_to(
 
 def _at(frame: FrameType | None) -> tuple[int, int] | None:
     return None if frame is None else (id(frame.f_code), frame.f_lasti)
-
-
-def _names(what: What, tensor: Any) -> tuple[str, str]:
-    kind = "mps" if tensor is not None and tensor.device.type == "mps" else "cuda"
-    source, destination = ("cpu" if i == HOST else f"{kind}:{i}" for i in what[2:4])
-    return source, destination
 
 
 def count_for(
@@ -224,7 +220,7 @@ def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> 
 
 @dataclass(eq=False)
 class Alarm:
-    """Raise the alarms of one watch: at most one for each line."""
+    """Warn for one watch, at most once for each line."""
 
     strict: bool = False  # raise at the first implicit copy or wait
     _lines: set[tuple[str, int]] = field(default_factory=set)
@@ -237,10 +233,9 @@ class Alarm:
         if from_host and tensor.dim() == 0:
             return
         if implicit and self.strict:
-            instead = "name the device: x.cpu() or x.to(...) first"
-            if count.operator == "index":
-                instead = f"bring the index there first: index.to('{count.destination}')"
-            raise refusal(count, instead)
+            index = f"move the index first: index.to('{count.destination}')"
+            named = "name the device: x.cpu() or x.to(...) first"
+            raise refusal(count, index if count.operator == "index" else named)
         # The user cannot fix a library's copies; a copy that names its GPU is intended.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
@@ -256,7 +251,7 @@ class Alarm:
         if place in self._lines:
             return
         self._lines.add(place)
-        # With an empty registry: Python's would hide a warning at the same line of a later cell.
+        # The registry is empty: Python's would hide a warning at the same line of a later cell.
         advice = advise(count.entry(at_least=2))
         said = words(count) + " again and again" * bool(count.count)
         said += f"; {advice.text}" if advice else ""
@@ -279,7 +274,7 @@ def words(count: Count) -> str:
         what = "its index" if count.operator == "index" else "data"
         return f"{where}copies {what} from {count.source} to {count.destination}"
     if count.kind == "placement":
-        return f"{where}is on {count.destination}, and was asked for {count.source}"
+        return f"{where}is on {count.destination} instead of {count.source}"
     return f"{where}makes the host wait for {count.source}"
 
 

@@ -32,12 +32,13 @@ class CopyTimer:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
-    def begin(self, count: int, index: int) -> tuple[Any, Any] | None:
-        """Record an event before a copy in GPU `index`'s stream; None if the copy is not timed."""
-        if count >= _TIMED_FIRST and count % _TIMED_EVERY:
-            return None
-        stream = torch.cuda.current_stream(index)
-        event = cuda_state.take_event(index)
+    def begin(self, count: int, device: torch.device) -> tuple[Any, Any] | None:
+        """Record an event before a copy in a GPU's stream; None if the copy is not timed."""
+        skipped = count >= _TIMED_FIRST and count % _TIMED_EVERY
+        if device.type != "cuda" or skipped or torch.cuda.is_current_stream_capturing():
+            return None  # a query of its event would end a capture
+        stream = torch.cuda.current_stream(device)
+        event = cuda_state.take_event(stream.device_index)
         event.record(stream)
         return event, stream
 
@@ -114,7 +115,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def brought(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
-    """List the copies to an indexed GPU: tensor, operator, bytes, whether the host waits."""
+    """List copies to the indexed tensor's GPU: tensor, operator, bytes, whether the host waits."""
     # Composite operators call one of these three for arguments on several devices.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []
@@ -245,23 +246,23 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
         if virtual:
             return after
-        return _on_real(found, after, destination if source == HOST else source)
+        return _on_real(found, after, (self if source == HOST else src).device)
 
     return counted(base, before)
 
 
-def _on_real(found: Sequence[Count], after: After, index: int) -> After:
-    """Return the function to call after a copy that GPU `index` makes and its stream times."""
+def _on_real(found: Sequence[Count], after: After, device: torch.device) -> After:
+    """Return the function to call after a copy that a real GPU makes; CUDA's events time it."""
     begun, copies = None, here.copies
     with kept("timing a copy"):  # a failure must not stop the user's copy
-        begun = TIMER.begin(found[0].count, index)
+        begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If the dtype or strides change too, torch copies through a temporary. That inner `copy_`
-        # has already counted the copy.
+        # If the dtype or strides change too, torch copies through a temporary, whose inner `copy_`
+        # has already counted this copy.
         if here.copies == copies:
             here.copies += 1
-            after(0.0)
+            after(0.0 if device.type == "cuda" else seconds)
             if begun is not None:
                 TIMER.end(begun, found)
 
@@ -299,7 +300,7 @@ def read_by(copy: Kernel, element: Any) -> Any:
 
 
 def naming(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel that reads by other operators; their reads get its name."""
+    """Wrap a real GPU's kernel that reads by other operators; their reads are named `operator`."""
     return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch._tensor_str
-from torch.cuda import device_count  # the original: a placement's twin may answer 1
+from torch.cuda import device_count  # torch's own: a placement replaces torch.cuda.device_count
 
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
@@ -32,7 +32,7 @@ def patch_synchronizing(stack: ExitStack) -> None:
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            # torch.accelerator.synchronize may call torch.cuda's: this counts as one wait.
+            # `within`: if torch.accelerator's function calls torch.cuda's, one wait is counted.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
 
@@ -142,10 +142,8 @@ class Hooks:
             return self._replaced("copy_")
         # One kernel serves every device. An unused device's key selects it, not our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
-        redispatch = aten.copy_.default.redispatch
-        return lambda self, src, *rest: redispatch(
-            anyones, self, copy_kernels.as_tensor(src), *rest
-        )
+        run = aten.copy_.default.redispatch
+        return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
 
     def _nonzero(self, tensor: torch.Tensor) -> Any:
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
@@ -184,7 +182,7 @@ def _virtual() -> str:
     return str(module.GPUS[0].properties.uuid) if module is not None and module.GPUS else ""
 
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # for `hooks` and `attribute.running`
 hooks: Hooks | None = None
 """The installed wrappers of torch's kernels, or None."""
 
@@ -194,10 +192,9 @@ def install() -> bool:
     global hooks
     with _lock:
         # Without a device there are no copies to watch.
-        if hooks is None and device_count():
-            hooks = Hooks("CUDA", _virtual())
-        elif hooks is None and torch.backends.mps.is_available():
-            hooks = Hooks("MPS")
+        if hooks is None and (device_count() or torch.backends.mps.is_available()):
+            attribute.gpu = "cuda" if device_count() else "mps"
+            hooks = Hooks(attribute.gpu.upper(), _virtual())
         return hooks is not None and bool(hooks.virtual)
 
 
@@ -214,9 +211,6 @@ def uninstall() -> None:
 devices_changed.append(uninstall)
 
 
-_changing = threading.RLock()
-
-
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     """Count within the context and in threads started in it; any thread may exit the context."""
@@ -226,14 +220,14 @@ def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     alarm = Alarm(strict=strict) if strict or warn else None
     active = attribute.ActiveWatch(tally, alarm, outer)
     try:
-        with _changing:
+        with _lock:
             attribute.running = (*attribute.running, active)
         attribute.current.set(active)
         tally.virtual |= install()
         yield
     finally:
         active.live = False
-        with _changing:
+        with _lock:
             attribute.running = tuple(w for w in attribute.running if w is not active)
         if attribute.current.get() is active:
             attribute.current.set(active.outer)

@@ -26,7 +26,7 @@ from gpumagic.usercode.files import (
 )
 
 OFTEN = 16
-"""Calls at one line that deserve a warning. Fewer reads, such as one in a few epochs, do not."""
+"""Calls at one line that deserve a warning; fewer, such as one in each of a few epochs, do not."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Entry:
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
     count: int = 0  # copies, or waits: a call may wait more than once
-    nbytes: int = 0  # total; a wait reads few: an element, or the size of a result
+    nbytes: int = 0  # total; a wait reads only a few: an element, or the size of a result
     # For copies on a real GPU, the device time between two events of the stream; for other copies,
     # the time of the call. For waits, the time that the host was blocked. None if unknown.
     seconds: float | None = 0.0
@@ -280,7 +280,7 @@ class Tally:
     virtual: bool = False  # whether the devices are virtual
     # Counts by operator, devices and instruction.
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
-    # Reentrant, because a finalizer may run while it is held, and copy too.
+    # Reentrant, because a finalizer that runs while it is held may copy too.
     _lock: Any = field(default_factory=threading.RLock)
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
@@ -301,7 +301,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Memory:
-    """Record bytes of arrays on one device: the cell's peak, its end and its start."""
+    """Record the bytes of arrays on one device: their peak in a cell, at its end and its start."""
 
     device: str
     peak: int

@@ -5,7 +5,6 @@ a copy that names its device, a value that is read or printed now and then, a li
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,28 +13,25 @@ from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
 
-NOTHING = "no copies between devices, and no waits for one"
+NOTHING = "no copies between devices, no waits for a GPU"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
 _PREDICTED = "Predicted: nothing was copied, so there are no times. Savings are in calls."
-_REAL = (
-    "Savings are estimated from the measured times; the time in which the GPU is idle after a wait "
-    "is not included."
-)
-_CODE = 60  # characters of the source, at most
-_HINTS = 3  # lines with advice, at most, where there is no table
-_LONG = 40  # characters of an expression that a sentence can hold
+_REAL = "Savings are estimated from the measured times, without the GPU's idle time after a wait."
+_CODE = 60  # maximum characters of the source
+_HINTS = 3  # maximum lines of advice where there is no table
+_LONG = 40  # maximum characters of an expression in a sentence
 
 # Copies that name their device are intended. But this many copies to the host at one line mean that
 # the code reads its values one by one.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
-_SCALAR = 16  # bytes of a number, at most
+_SCALAR = 16  # maximum bytes of a number
 _SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice, and the number of the entry's copies or waits that it saves."""
+    """Advice, and how many of the entry's copies or waits it saves."""
 
     text: str
     saved: int = 0
@@ -46,9 +42,7 @@ def all_but_one(entry: Entry, text: str) -> Advice:
     return Advice(text, entry.count - round(entry.count / entry.calls))
 
 
-ADVISERS: defaultdict[str, Callable[[Entry], Advice | None]] = defaultdict(
-    lambda: lambda entry: None
-)
+ADVISERS: dict[str, Callable[[Entry], Advice | None]] = {}
 """Functions that give the advice specific to one framework, by `Entry.framework`."""
 
 
@@ -59,7 +53,8 @@ def advise(entry: Entry) -> Advice | None:
     if entry.within:
         checks = entry.within.startswith("torch.distributions")
         return Advice(_CHECKS, entry.count) if checks else None
-    if (advice := ADVISERS[entry.framework](entry)) is not None:
+    adviser = ADVISERS.get(entry.framework)
+    if adviser is not None and (advice := adviser(entry)) is not None:
         return advice
     # One call of another framework may copy many arrays.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
@@ -68,7 +63,7 @@ def advise(entry: Entry) -> Advice | None:
     return _of_wait(entry) if entry.kind == "wait" or entry.via == PRINT else _of_copy(entry)
 
 
-_CHECKS = "it checks its arguments; validate_args=False leaves that out"
+_CHECKS = "it checks its arguments; validate_args=False turns that off"
 _BY_DATA = (
     "the size of its result depends on the data: do it once, before the loop; instead of a mask, "
     "torch.where(mask, x, 0) keeps the size and does not wait"
@@ -88,7 +83,7 @@ def _of_wait(entry: Entry) -> Advice:
     elif entry.operator == "equal":
         text = "compare on the device, (a == b).all(), and read that later"
     elif entry.operator == "histc":
-        return Advice("name its min= and max=: then it does not wait", entry.count)
+        return Advice("pass min= and max=: then it does not wait", entry.count)
     elif entry.operator != "item" and not entry.framework:
         return Advice(_BY_DATA, entry.count)
     elif entry.code.startswith(("torch.tensor(", "torch.as_tensor(")):
@@ -114,12 +109,12 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
     there = entry.destination
     data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
     if entry.implicit and data and not entry.framework:
-        text = f"an index or a value lies on the CPU; bring it once: .to('{there}')"
+        text = f"an index or a value is on the CPU; move it once: .to('{there}')"
         return all_but_one(entry, text)
     if _MADE_ON_HOST.search(entry.code):
         return Advice(f"make it there: device='{there}' instead of .to", entry.count)
     if entry.nbytes < entry.count * _SMALL:
-        return all_but_one(entry, "many small copies: put them into one and copy that")
+        return all_but_one(entry, "many small copies: combine them, and copy once")
     if entry.blocking and not entry.framework:
         pin = "" if entry.pinned else _PIN
         return Advice(f"{pin}.to('{there}', non_blocking=True) copies during the computation")
@@ -169,9 +164,8 @@ def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
 
 def _transfers(entries: list[Entry]) -> str:
     count, to = sum(e.count for e in entries), dict.fromkeys(e.destination for e in entries)
-    each = ", ".join(
-        f"{_bytes([e for e in entries if e.destination == device])} to {device}" for device in to
-    )
+    sent = {device: [e for e in entries if e.destination == device] for device in to}
+    each = ", ".join(f"{_bytes(copies)} to {device}" for device, copies in sent.items())
     return f"{_count(count, 'transfer')}: {each}{_at(entries, count)}"
 
 
@@ -265,7 +259,6 @@ def html(ledger: Ledger, *, with_line: bool = True) -> str:
 def _columns(ledger: Ledger) -> list[table.Column]:
     entries = ledger.entries
     places = [e.where.place.removeprefix("line ") if e.where else "elsewhere" for e in entries]
-    times = [duration(e.seconds) for e in entries]
     return [
         table.Column("line", places, number=True),
         table.Column(
@@ -278,7 +271,7 @@ def _columns(ledger: Ledger) -> list[table.Column]:
         table.Column("what", [_what(e) for e in entries], fit="wrap", least=38, css="gm-long"),
         table.Column("count", [f"{e.count:,}" for e in entries], number=True),
         table.Column("bytes", [_bytes([e]) for e in entries], number=True),
-        table.Column("time", times, number=True),
+        table.Column("time", [duration(e.seconds) for e in entries], number=True),
     ]
 
 

@@ -32,7 +32,7 @@ class Operator(NamedTuple):
 
 
 class ProfiledLine(NamedTuple):
-    """Record one line of the user's code; None in `where` is for the time between lines."""
+    """Record one line of the user's code; `where` is None for the time between two lines."""
 
     where: UserLine | None
     host: float
@@ -69,10 +69,10 @@ class CellProfile(Shown):
     virtual: bool  # a virtual GPU has no time of its own
     seconds: float  # until the device had finished, without the tracing of lines
     busy: float | None  # seconds with a kernel; None if the profiler does not see the device
-    lines: tuple[ProfiledLine, ...]  # the slowest first, with the sums of torch's own table
+    lines: tuple[ProfiledLine, ...]  # the slowest first; the sums are those of torch's own table
     causes: tuple[Cause, ...]  # why the device was idle, or what the host did; the longest first
     moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
-    added: float = 0.0  # seconds of the recording: measured for lines, 2 µs for each event
+    added: float = 0.0  # seconds that recording took: measured for lines, 2 µs for each event
     saved: str = ""  # the file of the trace
 
 
@@ -177,7 +177,7 @@ def _notes(profile: CellProfile) -> Iterator[str]:
 _WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
 _COLUMNS = 600
 _OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn);opacity:.45"
-_Block = tuple[str, str, str]  # the fill's style, the words in it if there is room, the tooltip
+_Block = tuple[str, str, str]  # the fill's style, the words in it (if they fit), the tooltip
 _NOTHING: _Block = "none", "", "no copy runs"
 
 
@@ -215,7 +215,7 @@ def _timeline(profile: CellProfile) -> str:
 
 
 def _lane(blocks: list[_Block], y: float) -> Iterator[str]:
-    """Yield equal neighbours as one rectangle, with its line's number where there is room."""
+    """Yield a rectangle for each run of equal blocks, with its line's number if that fits."""
     pixel, at = (_WIDTH - _LEFT) / len(blocks), 0
     for (color, words, tip), run in groupby(blocks):
         x, count = _LEFT + at * pixel, len([*run])

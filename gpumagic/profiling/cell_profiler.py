@@ -1,9 +1,9 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
 A range of torch's profiler for each line would cost more memory than the operators: a loop in plain
-Python changes its line ten million times a second. So only lines that run longer than any operator
-are logged, with 32 bytes each. Shorter ones are sampled: when their times add up to `SAMPLE`, the
-running line gets all of that time.
+Python changes its line ten million times a second. So only lines that run long enough for an
+operator (`SHORT`) are logged, with 32 bytes each. Shorter lines are sampled: when their times add
+up to `SAMPLE`, the running line gets all of that time.
 """
 
 import gzip
@@ -26,20 +26,21 @@ from torch.autograd import profiler
 
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
-from gpumagic.ledger.entry import Ledger
+from gpumagic.faults import kept
+from gpumagic.ledger.entry import Ledger, opcode
 from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
-SHORT = 1_000  # nanoseconds: while torch's profiler runs, an operator takes longer
-SAMPLE = 20_000
+SHORT = 1_000  # nanoseconds: while torch's profiler runs, every operator takes longer
+SAMPLE = 20_000  # nanoseconds
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
 class CellProfiler:
-    """Profile one stretch of code: `start`, run the code, then always `stop`; then `result`.
+    """Profile some code: `start`, run the code, then always `stop`; then `result`.
 
-    Raises GpuError if another profiler of torch runs, or if there is no folder for the file `save`.
+    Raises GpuError if another torch profiler is running, or if the folder of `save` does not exist.
     """
 
     def __init__(self, device: Device, save: str = "") -> None:
@@ -69,7 +70,7 @@ class CellProfiler:
         self._lines.start()
 
     def stop(self) -> None:
-        """Wait for the device, and end the recording; does nothing if it did not begin."""
+        """Wait for the device and end the recording; do nothing if it was not started."""
         self._lines.stop()
         if not self._profile.entered:
             return
@@ -78,7 +79,7 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # it would add a wait that looks like the user's
+            self._profile.use_device = None  # else it adds a wait that looks like the user's
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
@@ -87,11 +88,14 @@ class CellProfiler:
         if self._profile.kineto_results is None:
             return None
         trace = self._trace()
+        saved = ""
         if self._save:
             write = gzip.open if self._save.endswith(".gz") else open
-            with write(self._save, "wt", encoding="utf-8") as file:
-                json.dump(trace, file)
-        return read_trace(trace, ledger, self._save)
+            with kept("saving the trace of a profile"):
+                with write(self._save, "wt", encoding="utf-8") as file:
+                    json.dump(trace, file)
+                saved = self._save
+        return read_trace(trace, ledger, saved)
 
     def _trace(self) -> dict[str, Any]:
         """Return torch's trace with the user's lines as one more thread, and the cell itself."""
@@ -165,6 +169,10 @@ class LineClock:
                 self._short = 0
         at = user_frame(frame.f_back) if event == "return" else frame
         if at is None or id(at.f_code) not in self._codes:
+            # Code that awaits something stays at its line.
+            ends = given is None or opcode(frame.f_code, frame.f_lasti).startswith("RETURN")
+            at = None if ends else frame
+        if at is None:
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno

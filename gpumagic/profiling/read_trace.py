@@ -143,13 +143,13 @@ def _subtract_inner(events: list[Event]) -> None:
             inner[id(stack[-1])].append(e)
         stack.append(e)
     for e in events:
-        # As in torch's table, an event that is alone inside one of the same name is no call.
+        # As in torch's table, an event that is alone inside one of the same name is not counted.
         if len(only := inner[id(e)]) == 1:
             only[0]["calls"] = int(only[0]["name"] != e["name"])
 
 
 def _kind(e: Event) -> Kind | Literal[""]:
-    """Return the cause that a host event is; empty for a range that the user has named."""
+    """Return the kind of cause of a host event; empty for a range that the user has named."""
     name = e["name"]
     if e["cat"] not in _HOST:
         return "wait" if "Synchronize" in name else "copy" if "Memcpy" in name else "launch"
@@ -193,7 +193,7 @@ def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
 
 # -- the causes
 def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
-    """Yield samples at evenly distributed, jittered times, so that no loop is in step."""
+    """Yield samples at even but jittered times, so that no loop is in step with them."""
     inside: dict[Label, float] = defaultdict(float)
     for e in found.host:
         inside[e["line"]] += e["own"] * (_kind(e) == "launch")

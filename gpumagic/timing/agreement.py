@@ -1,10 +1,10 @@
 """Compare the results of each device with those of the first.
 
-Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's
-tolerances of their dtype, relative to the largest number in the tensor: the rounding error of a sum
-is proportional to its terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). A GPU
-that computes in TF32 is allowed TF32's precision. Python's floats mostly come from float32 and
-count as such.
+Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
+for their dtype, relative to the largest number in the tensor: the rounding error of a sum is
+proportional to its terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). A GPU
+that may compute in TF32 gets TF32's tolerance. Python's floats, which mostly come from float32
+tensors, get float32's.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic import faults
 from gpumagic.device import CPU, here
 from gpumagic.frameworks.framework import NO_OTHERS, FrameworksOn
+from gpumagic.usercode.sweep import key
 from gpumagic.usercode.values import (
     CONTAINERS,
     Step,
@@ -42,9 +43,9 @@ _TOLERANCES = {
 }
 # TF32 has 10 of a float32's 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
-# Numbers compared at a time: wider copies of a whole array could take eight times its memory.
+# Elements compared at a time: a float64 copy of a whole array could take eight times its memory.
 _PART = 2**22
-# Most bytes of results to save for the comparison.
+# Maximum bytes of a device's results to save for the comparison.
 _KEPT = 2**30
 _NUMBERS = {bool, int, float, complex}
 _RANDOM = "random numbers were drawn, and differ by device"
@@ -52,7 +53,7 @@ _RANDOM = "random numbers were drawn, and differ by device"
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether a device's results agree with the first one's, at one value of the sweep."""
+    """Whether a device's results agree with the first device's, at one value of the sweep."""
 
     where: str
     reference: str
@@ -69,15 +70,16 @@ class Agreeing:
     """The first device's results at one value, and the agreements of the other devices."""
 
     def __init__(self) -> None:
-        self._first: tuple[Mapping[str, Any], str, dict[str, Any], frozenset[str]] | None = None
+        # The value's key, the first device, its results, and what drew random numbers.
+        self._first: tuple[object, str, dict[str, Any], frozenset[str]] | None = None
         self.found: list[Agreement] = []
 
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Compare an `outcome`; `drawn` are the kinds of devices that drew random numbers."""
-        if self._first is None or self._first[0] != values:
-            self._first = values, where, results, drawn
+        """Save the first device's `outcome`, or compare another's; `drawn`: what drew numbers."""
+        if self._first is None or self._first[0] != key(values):
+            self._first = key(values), where, results, drawn
             return
         _, reference, expected, drew = self._first
         agreement = agree(reference, expected, where, results, drew != drawn)
@@ -91,7 +93,7 @@ class Agreeing:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Whether two devices gave the same `outcome`; random numbers (`drawn`) may differ."""
+    """Compare two devices' outcomes; if `drawn`, different random numbers may be the reason."""
     nothing = Agreement(where, reference, None)
     loose = _may_use_tf32(reference) or _may_use_tf32(where)
     differences, large = [], []
@@ -124,7 +126,7 @@ def _may_use_tf32(where: str) -> bool:
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     """Return the largest difference of two results, and a description, empty if they agree."""
     if one is None or other is None:
-        return math.inf, "is there on one of them only"
+        return math.inf, "exists on one of them only"
     # Compare as tensors if either is a tensor, else as NumPy's arrays.
     numpy = sys.modules.get("numpy")
     library = torch_here() if is_tensor(one) or is_tensor(other) or numpy is None else numpy
@@ -158,9 +160,9 @@ def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
 
 
 def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
-    """Return the largest difference, the largest finite number, and the difference's flat index.
+    """Return the largest difference, the largest finite number, and that difference's flat index.
 
-    The difference is infinite where only one element is a number, or where infinities differ.
+    The difference is infinite where only one element is finite, and where infinities or NaN differ.
     """
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
     kinds = dtype_of(one) + dtype_of(other)
@@ -186,20 +188,17 @@ class Skipped:
 
 
 class _Numbers(NamedTuple):
-    """Return a number, or a list of only numbers, which the walk would leave out."""
+    """Box a number, or a list of only numbers, which `walk` would otherwise leave out."""
 
     value: Any
 
 
 def outcome(
-    globals: dict[str, Any],
-    assigned: Iterable[str],
-    value: Any,
-    others: FrameworksOn = NO_OTHERS,
+    globals: dict[str, Any], assigned: Iterable[str], value: Any, others: FrameworksOn = NO_OTHERS
 ) -> dict[str, Any]:
-    """Return numbers and tensors on the CPU, at most 1 GiB, by their names in code.
+    """Return the results of code by name: numbers, and copies of tensors on the CPU, at most 1 GiB.
 
-    Arrays of other frameworks (`others`) become NumPy's.
+    Arrays of other frameworks (`others`) become NumPy arrays.
     """
     found, most = dict[str, Any](), _KEPT
     values = {name: globals[name] for name in assigned if name in globals} | {"Out": value}

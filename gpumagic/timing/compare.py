@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -34,7 +33,7 @@ from gpumagic.usercode.values import comes_from
 _PERIOD_S = 0.1  # between two reports of the progress
 _BEGIN = "inputs and first run"
 _ERRORS = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
-_SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
+_MESSAGES = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "the output of the code is shown for its first run only"
 
@@ -104,7 +103,7 @@ def compare(
     progress : callable, optional
         Called with a `Progress`, ten times a second at most, never while something is timed.
     filename, text : str, optional
-        Where `code` is from, for tracebacks; and how it is shown, if it was generated.
+        The name of the code's file in tracebacks; and the text to show for generated code.
     stopwatch : Stopwatch, optional
         Another clock, or other frameworks, to measure with.
 
@@ -216,7 +215,7 @@ def last_comparison() -> Comparison | None:
 
 @dataclass(kw_only=True)
 class Comparing(Task):
-    """All measurements: each value on every device before the next."""
+    """All measurements of a comparison: one value on every device, then the next value."""
 
     points: Sequence[Mapping[str, Any]]
     tell: Callable[[Progress], object]
@@ -227,7 +226,7 @@ class Comparing(Task):
     _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # where memory ran out
 
     def run(self) -> None:
-        """Measure; Ctrl-C ends it, and finished timings are kept."""
+        """Measure everything; Ctrl-C ends this early and keeps the finished timings."""
         try:
             try:
                 for values in self.points:
@@ -244,11 +243,10 @@ class Comparing(Task):
             cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device ran out of memory at this or a smaller value."""
-        full = self._full.get(where)
-        with suppress(TypeError):
-            return full is not None and all(values[name] >= full[name] for name in full)
-        return False
+        """Whether the device ran out of memory at this or a smaller number."""
+        points = values, self._full.get(where, {})
+        now, full = (next(map(sweeping.number, point.values()), None) for point in points)
+        return now is not None and full is not None and now >= full
 
     def _measure(self, target: Target, values: Mapping[str, Any]) -> None:
         where = where_of(target)
@@ -289,19 +287,14 @@ class Comparing(Task):
         wheres = map(where_of, self.targets)
         states: dict[str, tuple[float | None, str]] = dict.fromkeys(wheres, (None, "waiting"))
         for timing in self.timings:
-            if timing.values == values:
+            if sweeping.key(timing.values) == sweeping.key(values):
                 states[timing.where] = timing.median, timing.error or "done"
         states[where] = repeats.median() if repeats and repeats.laps else None, stage
-        with faults.kept("showing how far a comparison is"):
-            progress = Progress(
-                self.program.text.strip().partition("\n")[0].rstrip(),
-                where,
-                dict(values),
-                stage,
-                len(self.timings),
-                len(self.points) * len(states),
-                tuple((name, *bar) for name, bar in states.items()),
-            )
+        title = self.program.text.strip().partition("\n")[0].rstrip()
+        done, total = len(self.timings), len(self.points) * len(states)
+        shown = tuple((name, *bar) for name, bar in states.items())
+        progress = Progress(title, where, dict(values), stage, done, total, shown)
+        with faults.kept("showing the progress of a comparison"):
             board.post({"line": f"{progress.title} · {progress}", "bars": bars(progress.bars)})
             self.tell(progress)
 
@@ -314,7 +307,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """Whether the GPU's or the host's memory ran out."""
     known = isinstance(error, MemoryError) or comes_from(type(error), *_ERRORS)
     # The host's allocator, and JAX, raise a plain RuntimeError.
-    return known or any(words in str(error) for words in _SAYING)
+    return known or any(words in str(error) for words in _MESSAGES)
 
 
 def _line_of(error: BaseException, filename: str) -> str:

@@ -31,8 +31,8 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median, for any distribution.
 
     It lies between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation
-    of Computer and Communication Systems, 2010, theorem 2.1); j is the normal approximation, never
-    above the exact one. For fewer than six values, returns the whole range, which covers less.
+    of Computer and Communication Systems, 2010, theorem 2.1); j is a normal approximation, never
+    above the exact j. For fewer than six values, returns the whole range: less than 95 %.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
@@ -50,12 +50,12 @@ class Timing:
     host: tuple[float, ...] = ()
     number: int = 1  # runs in each repeat, whose mean is one of `seconds`
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 256}
-    name: str | None = None  # the device's
+    name: str | None = None  # the device's model
     virtual: bool = False  # its times are the CPU's
     copied: int = 0  # bytes of the inputs, copied once before
     copy_seconds: float = 0.0  # not part of `seconds`
     first: float | None = None  # seconds of the first run, which may have compiled
-    # Peak bytes of the allocator above those held before the run, by device; unknown if missing.
+    # By device, the peak of allocated bytes, less those allocated before; unknown if missing.
     peak: Mapping[str, int] = field(default_factory=dict)
     # Copies between devices and waits in one run, as the ledger's text.
     transfers: str = ""

@@ -14,14 +14,14 @@ from gpumagic.display.plot import Curve, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, size, tick, times
 from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
-from gpumagic.usercode.sweep import label
+from gpumagic.usercode.sweep import label, number
 
-# Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.
+# The first rows of a sweep are shown. Those of the HTML are saved with the notebook.
 _FOLD = Fold(36, "… {} more; to_pandas() has all")
 _HTML_FOLD = Fold(200, "{} more; to_pandas() has all")
-# Most remarks below the table of a text; `Comparison.remarks` has all.
+# Maximum number of remarks below a table as text; `Comparison.remarks` has all.
 _REMARKS = 3
-# Show the host's time if it is below this part of the device's.
+# Show the host's time if it is below this fraction of the device's.
 _SOONER = 0.9
 # Show the time of the first run if it is above this many medians and seconds.
 _SLOW, _SLOW_S = 5, 0.01
@@ -59,7 +59,7 @@ def html(comparison: Comparison) -> str:
         parts += [sweep_figure(comparison), folded("medians", rows, unfolded=True)]
     else:
         parts.append(_bars(comparison))
-    # Show the first remark, so that a mistake in the line is not overlooked.
+    # The first remark is the visible title of the fold: it may be a mistake in the magic's line.
     parts.append(folded(next(iter(_doubts(comparison)), "how it was measured"), how))
     return block("".join(parts), "table", "comparison")
 
@@ -92,7 +92,7 @@ def _is_line(comparison: Comparison) -> bool:
 
 
 def _wrong(comparison: Comparison) -> list[str]:
-    """Return the devices with other results, since a fast wrong answer is no answer."""
+    """Return warnings: which devices gave other results, and whether Ctrl-C ended it."""
     found = filter(None, map(comparison.disagreement, comparison.devices))
     said = [
         f"{f.where} gives other numbers than {f.reference}{_at(f.values)}: {f.reason}"
@@ -361,9 +361,9 @@ def _race(timing: Timing, longest: float, color: str) -> str:
 def sweep_figure(comparison: Comparison) -> str:
     """Return an SVG element with the curves of a sweep."""
     ((name, values),) = comparison.sweep.items()
-    if not all(type(value) in (int, float) for value in values):
+    xs = sorted((x, value) for value in values if (x := number(value)) is not None)
+    if len(xs) < len(values):
         return ""
-    xs = sorted((float(value), value) for value in values)
     looks = plot.looks(comparison.devices)
     curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
     drawn = [curve for curve in curves if curve.heights]

@@ -45,13 +45,14 @@ class Task:
     """The settings that all measurements of a comparison share."""
 
     program: Program
-    targets: tuple[Target, ...]  # the same random numbers for each device
+    targets: tuple[Target, ...]
     needed: Needed  # the frameworks that the code uses
     namespace: dict[str, Any]
     max_time: float  # seconds of each measurement, without its first run
     stopwatch: Stopwatch
     items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
-    randomness: Randomness = field(default_factory=Randomness)  # as it was before
+    # The random state at the beginning, from which every device starts.
+    randomness: Randomness = field(default_factory=Randomness)
     # Receives the result of each first run, before the timing.
     agreeing: Agreeing = field(default_factory=Agreeing)
 
@@ -79,7 +80,7 @@ class Measuring:
         self.notes: tuple[str, ...] = ()
 
     def timing(self, error: str | None = None) -> Timing:
-        """The result; without times after an error."""
+        """Return the result, without times after an error."""
         repeats = self._repeats
         if error is not None or repeats is None:
             return replace(self._timing, error=error, alone=())
@@ -91,7 +92,7 @@ class Measuring:
 
     def run(self) -> None:
         """Copy, set up, run once, warm up, repeat. Everything is freed at the end."""
-        with ExitStack() as stack:  # closes it if a second interrupt came before
+        with ExitStack() as stack:  # also closes it if an interrupt prevents `stack.close` below
             try:
                 self._run(stack)
             finally:
@@ -193,9 +194,9 @@ class Measuring:
 
 
 def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
-    """Begin to measure memory; return a function that ends it and returns the peaks by device.
+    """Start measuring memory; return a function that stops it and returns the peaks by device.
 
-    Bytes allocated before do not count. A framework with an unknown peak has no entry.
+    Bytes allocated before the start do not count. Unknown peaks have no entry.
     """
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]

@@ -71,7 +71,7 @@ class Stopwatch:
         began = self.clock()
         run(runs)
         went_on = self.clock()
-        self.wait()  # also for devices that the code has initialized
+        self.wait()  # the code may have initialized more devices
         return began, went_on, self.clock()
 
     def lap(self, run: _Loop, number: int) -> Lap:
@@ -160,9 +160,8 @@ class Runner:
 
 # The median is precise when its 95 % interval is narrower than this fraction of it.
 _NARROW = 0.01
-# A block is long enough that its overhead is about a thousandth. Not longer: other programs
-# disturb only some short blocks, so the median is that of undisturbed blocks. They would disturb
-# all long blocks.
+# A block is just long enough that its overhead is about a thousandth. Other programs disturb only
+# some short blocks, so the median is an undisturbed one. They would disturb all long blocks.
 _NEGLIGIBLE = 1e-3
 _LEAST_BLOCK_S = 1e-3
 # Steady: the last five blocks have a coefficient of variation under 2 % (A. Georges, D. Buytaert,
@@ -171,7 +170,7 @@ _LEAST_BLOCK_S = 1e-3
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
 # Warm up for at most a fifth of the time, since some machines are never steady.
 _WARM_SHARE = 0.2
-# As in torch.utils.benchmark.Timer.blocked_autorange: other programs run in bursts.
+# As in torch.utils.benchmark.Timer.blocked_autorange, since other programs run in bursts.
 _LEAST_TIMED_S = 0.2
 _LEAST, _MOST = 10, 10_000
 
@@ -191,7 +190,7 @@ class Repeats:
         told: Callable[[str], object] = lambda stage: None,
     ) -> None:
         self.laps: list[Lap] = []  # filled while it runs, so that an interrupt keeps them
-        self.number = 1  # runs in each
+        self.number = 1  # runs in each lap
         self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
         self._timed_s = 0.0

@@ -168,8 +168,8 @@ def test_advice_and_the_sentence_on_savings_may_wrap():
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  270 µs\n"
         "      → keep loss on the device, and read it once after the loop; saves 2 of 3\n"
         "        waits, ≈ 180 µs\n"
-        "Savings are estimated from the measured times; the time in which the GPU is idle after\n"
-        "a wait is not included.\n"
+        "Savings are estimated from the measured times, without the GPU's idle time after a\n"
+        "wait.\n"
     )
     virtual = (
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  9 µs\n"

@@ -87,11 +87,11 @@ def test_the_line(entries, expected):
         (entry(WAIT, count=5, operator="nonzero"), "torch.where", 5),
         (entry(WAIT, count=1, operator="nonzero"), None, None),
         (entry(WAIT, count=5, operator="repeat_interleave"), "depends on the data", 5),
-        (entry(WAIT, count=8, operator="histc"), "name its min= and max=", 8),
+        (entry(WAIT, count=8, operator="histc"), "pass min= and max=", 8),
         (entry(WAIT, count=9, within="torch.optim.lbfgs"), None, None),
         (entry(WAIT, count=9, within="torch.distributions.normal"), "validate_args=False", 9),
         (entry(WAIT, count=9, code="torch.tensor([a, b])"), "torch.stack([...])", 8),
-        (entry(COPY, count=9, nbytes=9000, implicit=True), "bring it once: .to('cuda:1')", 8),
+        (entry(COPY, count=9, nbytes=9000, implicit=True), "move it once: .to('cuda:1')", 8),
         (entry(WAIT, count=5, operator="_unique2"), "before the loop", 5),
         (entry(WAIT, count=5, operator="synchronize"), "wait once", 4),
         (entry(COPY), None, None),
@@ -106,7 +106,7 @@ def test_the_line(entries, expected):
             "read it once after the loop",
             9,
         ),
-        (entry(COPY, count=9, operator="index", implicit=True), "bring it once", 8),
+        (entry(COPY, count=9, operator="index", implicit=True), "move it once", 8),
         (entry(COPY, count=10, via="loader", pinned=False), "pin_memory=True", 0),
         (entry(COPY, count=10, via="loader", pinned=True), None, None),
         (entry(WAIT, count=90, via="display"), None, None),
@@ -165,7 +165,7 @@ def test_the_table_names_files_where_there_are_several():
     assert "train.py, line 4" in text
     assert "y = x.to(d)" in text
     assert "elsewhere" in str(Ledger((entry(COPY, where=None),)))
-    assert str(Ledger()) == "no copies between devices, and no waits for one"
+    assert str(Ledger()) == "no copies between devices, no waits for a GPU"
 
 
 class Tags(HTMLParser):

@@ -1,10 +1,12 @@
 """What stands in front of a real GPU's kernels, tried on the CPU's: there is no real GPU here."""
 
+import time
 from contextlib import ExitStack
 
 import pytest
 import torch
 
+from gpumagic import faults
 from gpumagic.ledger import attribute, copy_kernels, dispatch
 from gpumagic.ledger.copy_kernels import crossing
 from gpumagic.ledger.entry import Tally
@@ -83,6 +85,21 @@ def test_a_copy_by_way_of_a_temporary_counts_once(counting, monkeypatch):
     copy(Side("cuda:0", 0), Side("cpu", 0))
     (entry,) = counting.ledger().entries
     assert (entry.count, entry.nbytes, entry.blocking, entry.pinned) == (1, 32, 1, False)
+
+
+def test_copies_on_a_mac_take_the_time_of_their_calls(counting, monkeypatch):
+    monkeypatch.setattr(copy_kernels, "as_tensor", lambda value: value)
+    monkeypatch.setattr(attribute, "gpu", "mps")
+    copy = copy_kernels.copying(lambda target, source: time.sleep(0.01), virtual=False)
+    copy(Side("mps:0"), Side("cpu"))
+    (entry,) = counting.ledger().entries
+    assert (entry.destination, entry.seconds >= 0.01) == ("mps:0", True)
+    assert faults.all_kept() == []
+
+
+def test_no_copy_is_timed_while_its_stream_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert copy_kernels.TIMER.begin(0, torch.device("cuda:0")) is None
 
 
 def test_what_an_operator_s_own_code_reads_is_counted_under_its_name(counting):

@@ -176,7 +176,7 @@ def test_a_watch_is_read_while_it_runs_and_used_again():
     with w:
         pass
     assert w.ledger.transfers == 0
-    assert repr(w) == "no copies between devices, and no waits for one"
+    assert repr(w) == "no copies between devices, no waits for a GPU"
     w.stop()  # twice does no harm
 
 

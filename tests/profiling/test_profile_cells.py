@@ -9,6 +9,7 @@ import torch
 from torch.autograd import profiler
 
 import gpumagic
+from gpumagic import faults
 from gpumagic.ledger.entry import Ledger
 from gpumagic.profiling.read_trace import read_trace
 
@@ -149,6 +150,13 @@ def test_the_trace_is_kept_with_the_lines_and_can_be_read_again(cells, tmp_path)
     assert [line._replace(copies=0, waits=0) for line in found.lines] == list(again.lines)
 
 
+def test_a_trace_that_cannot_be_saved_does_not_cost_the_profile(cells, tmp_path):
+    found = profiled(cells, f"%%ongpu 1 --profile {tmp_path}/{'x' * 300}.json\ny = net(x)")
+    assert found.lines
+    assert found.saved == ""
+    assert "saving the trace of a profile: OSError" in str(*faults.all_kept())
+
+
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "ValueError"])
 def test_a_cell_that_does_not_end_well_keeps_its_traceback_and_gets_its_table(cells, error):
     result = cells.run(f"%%ongpu 1 --profile\ny = net(x)\nraise {error}('stop')\n")
@@ -192,3 +200,11 @@ def test_the_value_of_a_cell_and_its_output_are_as_without(cells):
     assert result.result == 8
     found = gpumagic.last_report().profile
     assert {3, 4, 5} <= {line.where.line for line in found.lines}
+
+
+def test_a_cell_that_awaits_is_at_that_line_meanwhile(cells):
+    cells.run("import asyncio")
+    found = profiled(cells, "%%ongpu 1 --profile\nawait asyncio.sleep(0.1)\nnet(x)")
+    (waited,) = (line for line in found.lines if line.where.line == 2)
+    assert waited.host >= 0.1
+    assert found.added < 0.1

@@ -88,7 +88,7 @@ def test_the_worst_is_told_with_its_name():
         (torch.ones(2), torch.ones(3), "Out is float32[3], not float32[2]"),
         (torch.ones(2), torch.ones(2).half(), "Out is float16[2], not float32[2]"),
         ([1, 2], [1], "Out is int64[1], not int64[2]"),
-        (None, 1, "Out is there on one of them only"),
+        (None, 1, "Out exists on one of them only"),
     ],
 )
 def test_other_differences_are_told(one, other, words):

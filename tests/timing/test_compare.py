@@ -179,6 +179,20 @@ def test_out_of_memory_ends_that_curve_and_frees(gpus):
     assert torch.cuda.memory_allocated(0) == 0
 
 
+def test_words_have_no_size_that_could_be_beyond_memory(gpus):
+    code = "if how == 'large':\n    raise MemoryError"
+    made = compare(code, "cpu", max_time=0.01, sweep={"how": ["mid", "large", "small"]})
+    assert [t.error for t in made.timings] == [None, "out of memory", None]
+
+
+def test_a_sweep_over_tensors(gpus):
+    values = torch.zeros(2), torch.ones(2)
+    options = {"max_time": 0.05, "progress": lambda now: None, "sweep": {"x": values}}
+    made = compare("x + 1", ["cpu", 0], namespace={}, **options)
+    assert [t.error for t in made.timings] == [None] * 4
+    assert [a.same for a in made.agreements] == [True, True]
+
+
 def test_an_exception_at_a_later_value_is_a_mark_and_at_the_first_the_users(gpus):
     options = {"namespace": {}, "max_time": 0.02, "sweep": {"n": [1, 0, 2]}}
     made = compare("1 / n", ["cpu"], **options)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from comparisons import SIZES, comparison, cubes, timing
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_values_that_are_no_numbers_have_no_plot():
     assert sweep_figure(comparison(*timings, sweep={"how": ("mean", "sum")})) == ""
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 2), (-5, 5), (3,), (1e-300, 1e300)])
+@pytest.mark.parametrize("sizes", [(0, 1, 2), (-5, 5), (3,), (1e-300, 1e300), tuple(np.arange(3))])
 def test_any_numbers_have_their_place(sizes):
     root = drawn(
         comparison(*(timing("cpu", 1.0, values={"n": n}) for n in sizes), sweep={"n": sizes})

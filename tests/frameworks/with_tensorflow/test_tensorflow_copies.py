@@ -211,7 +211,7 @@ def test_placement_by_soft_placement_is_told_by_line(counted):
     assert "asked for cuda:7, on cpu (soft placement)" in ledger_view.text(ran.ledger)
     refused = counted("with tf.device('/GPU:7'):\n    w = tf.ones(3)", strict=True)
     assert isinstance(refused.error, ImplicitCopyError)
-    assert ", line 2: `tf.ones(3)` is on cpu, and was asked for cuda:7" in str(refused.error)
+    assert ", line 2: `tf.ones(3)` is on cpu instead of cuda:7" in str(refused.error)
     assert counted("with tf.device('/CPU:0'):\n    w = tf.ones(3)").ledger.entries == ()
 
 
