@@ -1,7 +1,6 @@
 """Show the table of ``%gpus`` live in a terminal: ``gpumagic top``."""
 
 import curses
-import locale
 import os
 import sys
 import time
@@ -26,7 +25,6 @@ def top(period_s: float = 1.0) -> int:
     instead = "type gpumagic snapshot --watch 2"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GpuError(f"top needs a terminal; {instead}")
-    locale.setlocale(locale.LC_ALL, "")
     for fixed in ("LINES", "COLUMNS"):  # curses would keep to them when the size changes
         os.environ.pop(fixed, None)
     sampler = Sampler()  # on its own thread, so that a stalled driver delays no key
