@@ -39,13 +39,16 @@ class Holder:
         return sum(known) if known else None
 
 
-def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> dict[str, int] | None:
-    """Return the used bytes of one GPU by owner; None if unknown."""
+def split(
+    gpu: GpuSample, processes: Iterable[ProcessSample], gpus: Iterable[GpuSample] = ()
+) -> dict[str, int] | None:
+    """Return a GPU's used bytes by owner, including its MIG devices in `gpus`; None if unknown."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)
+    uuids = {gpu.uuid, *(one.uuid for one in gpus if one.mig == gpu.uuid)}
     for process in processes:
-        if process.uuid == gpu.uuid:
+        if process.uuid in uuids:
             parts[process.owner] += process.memory or 0
     rest = gpu.memory_used
     for name in OWNERS:

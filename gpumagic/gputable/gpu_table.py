@@ -159,7 +159,7 @@ class GpuTable:
         self.snapshot, self.processes, self.width = snapshot, processes, width
         # Another kernel's virtual GPUs cannot be used here; their holder's row says how many.
         self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
-        self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
+        self.splits = [split(gpu, snapshot.processes, self.gpus) for gpu in self.gpus]
         self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)
 
     def __repr__(self) -> str:

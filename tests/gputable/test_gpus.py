@@ -163,6 +163,15 @@ def test_a_mig_gpu_and_its_parts() -> None:
     assert [holder.memory for holder in table.holders] == [{"MIG-1": GIB}]
 
 
+def test_the_bar_of_a_mig_gpu_shows_who_holds_its_parts() -> None:
+    parent = gpu(0, ordinal=None, memory_used=8 * GIB)
+    part = GpuSample("MIG-1", "H100 MIG 1g", 0, 0, mig="GPU-0", memory_total=GIB, memory_used=GIB)
+    mine = ProcessSample("MIG-1", 1, 8 * GIB, mine=True)
+    whole, _ = GpuTable(snapshot(parent, part, processes=(mine,))).splits
+    assert whole is not None
+    assert (whole["mine"], whole["system"]) == (8 * GIB, parent.memory_reserved)
+
+
 def test_the_word_virtual_stands_wherever_virtual_gpus_are_shown() -> None:
     own = gpu(0, name="Toy", index=None, virtual=True)
     table = GpuTable(snapshot(own, processes=(process(0, mine=True),)))
