@@ -93,7 +93,7 @@ class Deaths:
         with faults.kept("finding out why a kernel died"):
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
             now, (run, _) = time.time(), self._cells.running(kernel)
-            before = max((e.time for e in self.events[-1:] if e.kernel == kernel), default=0.0)
+            before = max((e.time for e in self.events if e.kernel == kernel), default=0.0)
             again = now - before < _AGAIN_S and (run is None or run.start < before)
             if code and not again and self._followed.get(kernel) is manager:
                 self.look()
