@@ -102,7 +102,9 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
     await hub.kernels.refresh()
     managers = hub.kernels.managers()
     names = {kernel: hub.kernels.notebook(kernel) or kernel for kernel in managers}
-    found = [k for k, n in names.items() if notebook in ("", n, PurePosixPath(n).name)]
+    found = [k for k, n in names.items() if n == notebook] or [
+        k for k, n in names.items() if notebook in ("", PurePosixPath(n).name)
+    ]
     if len(found) != 1:
         there = ", ".join(names.values()) or "none"
         raise GpuError(f"{len(found)} notebooks match {notebook!r}; with a kernel here: {there}")
