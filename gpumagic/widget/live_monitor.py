@@ -80,6 +80,7 @@ class MonitorWidget(anywidget.AnyWidget):
         )
         self._closed = False
         self._log = ShellCells(get_ipython(), self._on_cell)
+        self._log.see(self._last)
         self.on_msg(self.receive)
         self._start()
 
@@ -165,19 +166,19 @@ class MonitorWidget(anywidget.AnyWidget):
             self.timing = board.now or {}
             self.timings = board.entries
 
-    def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
-        """Handle a new snapshot, on the sampler's thread; ``ran``: a cell has just ended."""
+    def _tick(self, snapshot: Snapshot, ended: str = "") -> None:
+        """Handle a new snapshot, on the sampler's thread; `ended` is the run that asked for it."""
         if self._closed or not self._running:
             return
-        if not ran and not self._audience.anyone():
+        if not ended and not self._audience.anyone():
             self._stop()
             return
         self._last = snapshot
         self.snapshot = snapshot.to_dict()
-        self._log.see(snapshot, ran)
-        if ran:
+        self._log.see(snapshot, ended)
+        if ended:
             self.cells = self._log.runs()[-_SENT:]
-        if ran or (self._due and not self._log.busy):
+        if ended or (self._due and not self._log.busy):
             self._save_table()
 
     def _on_cell(self) -> None:
@@ -191,8 +192,8 @@ class MonitorWidget(anywidget.AnyWidget):
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
             # At the end of a cell: the next cell may begin before the next tick.
-            future = self._sampler.fresh(processes=True, max_age_s=0)
-            future.add_done_callback(lambda done: self._tick(done.result(), ran=True))
+            future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
+            future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
         """Handle a view's message: a heartbeat, or its end."""

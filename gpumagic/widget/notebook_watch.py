@@ -117,6 +117,7 @@ class ShellCells:
         self._runs = CellRuns(KEPT)
         # Ids of runs by `id` of IPython's ExecutionInfo, the same at a cell's start and end.
         self._running: dict[int, str] = {}
+        self.ended = ""  # the id of the run that ended last
         self._held: list[ProcessSample] = []
         self._notebook = os.environ.get("JPY_SESSION_NAME")
 
@@ -141,11 +142,10 @@ class ShellCells:
         self._runs.forget(lambda run: run.id in running)
         self._running.clear()
 
-    def see(self, snapshot: Snapshot, ran: bool = False) -> None:
-        """Record the GPUs that a running cell uses; `ran`: also of the cell that has just ended."""
+    def see(self, snapshot: Snapshot, ended: str = "") -> None:
+        """Record the GPUs that the running cells and the run with the id `ended` use."""
         self._held = [process for process in snapshot.processes if process.mine]
-        just_ended = [run.id for run in self._runs.since()[-1:]] if ran else []
-        for name in {*self._running.values(), *just_ended}:
+        for name in {*self._running.values(), ended}:
             self._runs.use(name, snapshot, self._held)
 
     def runs(self) -> list[dict[str, Any]]:
@@ -165,6 +165,7 @@ class ShellCells:
     def _ended(self, result: Any) -> None:
         run = self._runs.get(self._running.pop(id(result.info), ""))
         if run is not None:
+            self.ended = run.id
             count = result.execution_count if result.info.store_history else None
             self._runs.keep(replace(run, count=count, end=time.time()))
             self._changed()
