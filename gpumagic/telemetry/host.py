@@ -131,7 +131,7 @@ class KernelLoads:
         self._kernels = kernels
         self._lock = threading.Lock()
         self._families: dict[int, list[psutil.Process]] = {}
-        self._list_at = 0.0
+        self._listed_at = 0.0
         self._last: tuple[float, Sequence[Kernel], tuple[KernelSample, ...]] | None = None
         # psutil's first percentage of a process is meaningless.
         self._measured: dict[psutil.Process, psutil.Process] = {}
@@ -141,9 +141,10 @@ class KernelLoads:
         """Return a sample of each kernel now; takes some 0.1 ms per process."""
         with self._lock:
             kernels, now = self._kernels(), time.time()
-            if self._last and now - self._last[0] < _AGAIN_S and self._last[1] == kernels:
+            if self._last and abs(now - self._last[0]) < _AGAIN_S and self._last[1] == kernels:
                 return self._last[2]
-            if {kernel.pid for kernel in kernels} != self._families.keys() or now >= self._list_at:
+            known = {kernel.pid for kernel in kernels} == self._families.keys()
+            if not known or abs(now - self._listed_at) >= _LIST_S:
                 self._list(kernels, now)
             found = tuple(self._sample(kernel, now) for kernel in kernels)
             self._last = now, tuple(kernels), found
@@ -155,7 +156,7 @@ class KernelLoads:
 
     def _list(self, kernels: Sequence[Kernel], now: float) -> None:
         self._families = {kernel.pid: _family(kernel.pid) for kernel in kernels}
-        self._list_at = now + _LIST_S
+        self._listed_at = now
         living = {process for family in self._families.values() for process in family}
         self._measured = {one: old for one, old in self._measured.items() if one in living}
         keys = {(kernel.id, kernel.pid) for kernel in kernels}
