@@ -126,8 +126,8 @@ def label(gpu: GpuSample) -> str:
     if gpu.virtual:
         return "virtual GPU"
     # Each driver numbers its own GPUs.
-    vendor = _VENDORS.get(gpu.vendor or "", "")
-    return f"{vendor}GPU {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
+    vendor, unnumbered = _VENDORS.get(gpu.vendor or "", ""), gpu.mig or gpu.index is None
+    return _name(gpu).removeprefix("└ ") if unnumbered else f"{vendor}GPU {gpu.index}"
 
 
 def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
@@ -187,9 +187,8 @@ class GpuTable:
         if self.gpus:
             parts.append(tag("div", _caption(self.snapshot, self.gpus), "gm-caption"))
             parts.append(table.html(_gpu_columns(self.gpus, self.splits), css="gm-titled"))
-            marks = [
-                f'<i class="gm-{c}"></i>{tag("span", words)}' for c, _, words in self._legend()
-            ]
+            legend = self._legend()
+            marks = [f'<i class="gm-{c}"></i>{tag("span", words)}' for c, _, words in legend]
             parts.append(f'<div class="gm-legend">{"".join(marks)}</div>')
         if self.holders:
             parts.append(table.html(self._holder_columns(), css="gm-titled gm-section"))
