@@ -156,11 +156,9 @@ class Xids:
                     if _code(error) != _GPU_IS_LOST:
                         faults.keep("watching for Xid errors", error)
                 break
-            # By its handle, since a lost GPU has no UUID.
-            at = addressof(event.device.contents)
-            found += [
-                (gpu, int(event.eventData)) for gpu in gpus if addressof(gpu.handle.contents) == at
-            ]
+            # Compare handles: a lost GPU does not give its UUID.
+            at, number = addressof(event.device.contents), int(event.eventData)
+            found += [(gpu, number) for gpu in gpus if addressof(gpu.handle.contents) == at]
         return found
 
     def _watch(self, gpus: Sequence[Gpu]) -> None:

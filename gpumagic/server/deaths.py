@@ -107,6 +107,7 @@ class Deaths:
         during = f" while In [{run.count or ' '}] ran" if run else ""
         frames = frames_of_crash(manager.connection_file) if cause == "crashed" else ()
         trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < _OLD_S]
+        known = (*self._ram(trail, now), *frames, *self._xids(kernel, now))
         return KernelDeath(
             id=f"{kernel} {pid}",
             time=now,
@@ -117,12 +118,7 @@ class Deaths:
             cause=cause,
             exit_code=code,
             title=f"{name}'s kernel {what}{during}",
-            details=(
-                *self._ram(trail, now),
-                *frames,
-                *self._xids(kernel, now),
-                "variables are lost",
-            ),
+            details=(*known, "variables are lost"),
             advice=_ADVICE[cause],
         )
 

@@ -200,9 +200,8 @@ class Hub:
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)
         silent = stalled(self.answer_s)
         found = self._checks.result() if done else [Check("NVML", False, silent.cause, silent.cure)]
-        own = [
-            Check("the server", False, str(f), "report it to gpumagic") for f in faults.all_kept()
-        ]
+        cure = "report it to gpumagic"
+        own = [Check("the server", False, str(fault), cure) for fault in faults.all_kept()]
         return [vars(check) for check in [*found, *own]]
 
     async def close(self) -> None:

@@ -56,10 +56,8 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
         if not is_alive(found.pid):  # a zombie has ended, as in containers without init
             return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
-    return (
-        False,
-        f'{name} still runs after {WAIT_S:.0f} s; ask again with "force": true to kill it',
-    )
+    cure = 'ask again with "force": true to kill it'
+    return False, f"{name} still runs after {WAIT_S:.0f} s; {cure}"
 
 
 KEPT_S = 600.0  # for how long a run is kept, in seconds after its end

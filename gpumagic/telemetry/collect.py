@@ -69,8 +69,7 @@ _NONE_VISIBLE = Problem(
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
     """Return the problems to show for `gpus`; ``named``: GPUs usable here have ordinals."""
-    there = [gpu for gpu in gpus if not gpu.lost]
-    if there:
+    if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
         hidden = unnamed and not all(gpu.virtual for gpu in there)
@@ -184,9 +183,8 @@ class Collector:
         for source in sources:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
         pids = {holder.pid for holder in found}
-        patience = max_age if pids == self._pids else 0.0
-        self._pids = pids
-        owners = self._kept.get("owners", _OWNERS_S, patience, lambda: self._owners.look_up(pids))
+        max_age, self._pids = max_age if pids == self._pids else 0.0, pids
+        owners = self._kept.get("owners", _OWNERS_S, max_age, lambda: self._owners.look_up(pids))
         return [
             replace(
                 owners[holder.pid],
@@ -231,10 +229,5 @@ def _of_cuda(found: device.Device) -> GpuSample:
     """Return a GPU that only torch sees, through CUDA."""
     total, free = found.memory_total, found.memory_free
     used = None if total is None or free is None else total - free
-    return GpuSample(
-        found.uuid or f"CUDA-{found.ordinal}",
-        found.name,
-        ordinal=found.ordinal,
-        memory_total=total,
-        memory_used=used,
-    )
+    uuid, ordinal = found.uuid or f"CUDA-{found.ordinal}", found.ordinal
+    return GpuSample(uuid, found.name, ordinal=ordinal, memory_total=total, memory_used=used)

@@ -126,9 +126,7 @@ class Owners:
     """Looks up owners of processes: ``kernels`` are certain, others are found by command line."""
 
     def __init__(
-        self,
-        kernels: Callable[[], Sequence[Kernel]] = tuple,
-        root: Path | None = None,
+        self, kernels: Callable[[], Sequence[Kernel]] = tuple, root: Path | None = None
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks are named relative to it
