@@ -16,7 +16,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
-# A holder of up to this many GPUs lists each; a holder of more shows the sum.
+# A holder on up to this many GPUs lists each; on more, only the sum is shown.
 _LISTED = 4
 
 
@@ -26,7 +26,7 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# "GPU" is the driver's number, if not the device's. All columns but texts are right-aligned.
+# "GPU" is the driver's number where torch's differs. All columns but texts are right-aligned.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 _TEXTS = ("device", "name", "memory")
 
@@ -91,7 +91,7 @@ def text_bar(parts: dict[str, int] | None, total: int | None, length: int = _BAR
     drawn, seen = "", 0
     for name, (ink, _) in OWNERS.items():
         seen = min(seen + parts[name], total)
-        # Each part has at least one character.
+        # A part of over 1 % has at least one character.
         least = 1 if parts[name] > total / 100 else 0
         drawn += ink * max(round(seen / total * length) - len(drawn), least)
     return drawn[:length].ljust(length, "·")
@@ -106,7 +106,7 @@ def _memory_bar(parts: dict[str, int] | None, total: int | None) -> str:
 
 
 def device(gpu: GpuSample) -> str:
-    """Return torch's name, ``"cuda:1"`` or ``"xpu:0"``, or the reason why a GPU has no name."""
+    """Return torch's name, such as ``"cuda:1"``, or why torch has no name for this GPU."""
     if gpu.ordinal is None:
         return "lost" if gpu.lost else "not visible"
     sure = "" if gpu.ordinal_certain else "?"
@@ -115,7 +115,7 @@ def device(gpu: GpuSample) -> str:
 
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
-    # "H100 80GB HBM3 MIG 1g.10gb": its parent's line above has the rest.
+    # Of "H100 80GB HBM3 MIG 1g.10gb", show "1g.10gb": its parent's line is above.
     return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
 
 
@@ -175,7 +175,7 @@ class GpuTable:
         return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if lines)
 
     def _gpu_lines(self) -> list[str]:
-        """Return the rows of GPUs: bars are shortened first, and then names."""
+        """Return the lines of GPUs; if they are too long, shorten the bars, and then the names."""
         columns = _gpu_columns(self.gpus, self.splits)
         over = sum(column.width + 2 for column in columns) - 2 - self.width
         if over > 0:
@@ -200,7 +200,7 @@ class GpuTable:
         return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
-        """Return the columns of the table of holders: name, those of processes, memory."""
+        """Return the columns of holders: name, memory, and between them those for processes."""
         more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
         parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
         looks = {True: "gm-name gm-this", False: "gm-name"}
@@ -224,7 +224,7 @@ class GpuTable:
         ]
 
     def _legend(self) -> list[tuple[str, str, str]]:
-        """Return each owner in the bars, its character and its name; empty for a single owner."""
+        """Return each owner in the bars, with its character and words; empty for a single owner."""
         there = {name for parts in self.splits for name, count in (parts or {}).items() if count}
         return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
 

@@ -1,6 +1,6 @@
 """Find out why a kernel died: from its exit code, the system's counters and the last samples.
 
-Only what is certain is a fact. Exit code 0, and a restart or shutdown by a user, is no death.
+Only what is certain is stated as a fact. Exit code 0 and a user's restart or shutdown are no death.
 """
 
 import signal
@@ -57,7 +57,7 @@ class Deaths:
         self._group = MemoryGroup()
         self._lock = threading.Lock()
         self._kills: int | None = None
-        # When an out-of-memory kill was noticed; each explains one death.
+        # The times at which out-of-memory kills were noticed; each explains one death.
         self._killed: list[float] = []
         self._filled: deque[tuple[float, float]] = deque(maxlen=30)
         self._followed: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class Deaths:
         self._followed = dict(managers)
 
     def look(self, measure: bool = False) -> None:
-        """Read the counters of RAM; with ``measure``, also the RAM of each kernel; any thread."""
+        """Read used RAM and out-of-memory kills; `measure`: also each kernel's RAM; any thread."""
         if measure:
             self._loads.samples()
         now, kills, (used, total) = time.time(), self._group.kills(), self._group.ram()
@@ -123,7 +123,7 @@ class Deaths:
         )
 
     def _cause(self, code: int, now: float) -> tuple[str, str]:
-        """Return the cause, and a clause that completes "its kernel …"."""
+        """Return the cause, and the words after "train.ipynb's kernel"."""
         if code > 0:
             return "exited", f"ended with exit code {code}"
         if -code in _CRASHES:

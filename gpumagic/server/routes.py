@@ -96,7 +96,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     yield wrong
 
 
-HUB = "gpumagic_hub"  # where a web application's settings have the hub
+HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # The socket's buffer is a queue too: keep it short for slow clients.
@@ -124,7 +124,7 @@ def routes() -> list[tuple[Any, ...]]:
 
 
 class Guard(JupyterHandler):
-    """A base class of handlers. Requests without a login are refused, with any method. A foreign
+    """Base class of the handlers; refuses a request without a login, whatever its method. A foreign
     page is refused even with the token, unless the server's ``allow_origin`` names it."""
 
     # The resource for an authorizer.
@@ -195,7 +195,7 @@ def _tour(route: GetRoute) -> str:
 
 
 class TerminateRoute(Guard, APIHandler):
-    """Ends the orphan of a pid and start time."""
+    """Ends the orphan that has a given pid and start time."""
 
     @web.authenticated
     @authorized
@@ -209,7 +209,7 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
-    # Seconds. Jupyter's settings are in milliseconds, of which tornado would warn.
+    # Seconds. Jupyter's own settings are in milliseconds, and tornado would warn.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
@@ -249,7 +249,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             self._client = None
 
 
-# Requests on the control channel; their busy and idle messages are not the running cell's.
+# Requests on the control channel: their busy and idle messages do not concern the running cell.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 _KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
@@ -279,7 +279,7 @@ class Extension(ExtensionApp):
             logger.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_action)
 
     async def _on_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
-        """Called when a kernel is started, restarted or shut down."""
+        """Look at the kernels: one was started, restarted or shut down."""
         self.hub.watch()
 
     def initialize_handlers(self) -> None:

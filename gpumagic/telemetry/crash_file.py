@@ -1,4 +1,4 @@
-"""Have Python write the frames of a crash next to the kernel's connection file, for the server."""
+"""Have faulthandler write a crash's stack next to the kernel's connection file, for the server."""
 
 import atexit
 import faulthandler
@@ -46,7 +46,7 @@ class CrashFile:
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown.
-    The file is removed, since a later kernel without gpumagic would not overwrite it."""
+    Removes the file: the next kernel overwrites it only if it loads gpumagic."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:
@@ -55,7 +55,7 @@ def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     except OSError:
         return ()
     frames = []
-    # Forked children share the file; the kernel's own crash is the last.
+    # Forked children write to the same file; the kernel's own crash comes last.
     for source, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
         if source.endswith(_SHELL):
             break
