@@ -237,7 +237,7 @@ class GpuTable:
             slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
             found += [f"{label(gpu)} is throttled: {', '.join(slow)}."] if slow else []
         if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):
-            found.append("A GPU that shares the host's memory shows the host's.")
+            found.append("A GPU without memory of its own shows the host's memory.")
         for kind in sorted({gpu.kind for gpu in self.gpus if not gpu.ordinal_certain}):
             cure = "; set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts" * (kind == "cuda")
             found.append(f"{kind}:N? is a guess: the order of unlike GPUs is unknown{cure}.")

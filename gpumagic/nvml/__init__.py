@@ -41,8 +41,8 @@ _FAULTS = {
         "sudo modprobe nvidia; if that fails, see dmesg, or reinstall the driver for this kernel",
     ),
     "version-mismatch": (
-        "the driver in the kernel and its libraries are of different versions: it was updated",
-        "restart the machine; or unload and load the nvidia modules, and then restart this program",
+        "the driver was updated: its kernel module and libraries are of different versions",
+        "restart the machine; or unload and load the nvidia modules, then restart this program",
     ),
     "no-permission": (
         "this user may not open the GPU's device files",
@@ -58,13 +58,13 @@ _FAULTS = {
         "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
     ),
     "gpu-lost": (
-        "{who} has fallen off the bus; what ran on it has failed",
+        "{who} has fallen off the bus; programs on it have failed",
         "see dmesg for its Xid error; restart the machine, or reset the GPU",
     ),
     "gpu-unreachable": ("{who} cannot be opened: {error}", "see dmesg"),
     "gpu-silent": (
-        "{who} answers no question: {error}",
-        "see dmesg for Xid errors; it is asked again by itself",
+        "{who} does not answer: {error}",
+        "see dmesg for Xid errors; gpumagic asks again from time to time",
     ),
 }
 _BY_RETURN_CODE = {

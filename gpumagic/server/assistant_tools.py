@@ -107,7 +107,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
     ]
     if len(found) != 1:
         there = ", ".join(names.values()) or "none"
-        raise GpuError(f"{len(found)} notebooks match {notebook!r}; with a kernel here: {there}")
+        raise GpuError(f"{len(found)} notebooks match {notebook!r}; give one of these: {there}")
     name, manager = names[found[0]], managers[found[0]]
     # A kernel without gpumagic would log an error for an unknown request.
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})

@@ -38,7 +38,7 @@ _ADVICE = {
     "perhaps-out-of-memory": f"{_LESS} dmesg says whether it was the out-of-memory killer.",
     "killed": "A person, a scheduler or the out-of-memory killer can do that: dmesg may say which.",
     "crashed": "A compiled library crashed: run the lines one by one to find the call; update it.",
-    "exited": "Something ended the process: look for os._exit, and into the server's log.",
+    "exited": "Something ended the process: look for os._exit in the code; see the server's log.",
 }
 
 

@@ -31,7 +31,7 @@ WAIT_S = 3.0  # how many seconds a process has to end
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
-_NO_ORPHAN = "no orphan of a dead kernel has this pid and started: nothing was ended; look again"
+_NO_ORPHAN = "no orphan has this pid and start time: nothing was ended; look again"
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:

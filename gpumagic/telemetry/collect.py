@@ -59,7 +59,7 @@ def chosen(
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
-    "NVML is missing: no more than the name and the memory of these GPUs is known",
+    "NVML is missing: only the names and memory of these GPUs are known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
 _NONE_VISIBLE = Problem(

@@ -134,7 +134,7 @@ async def test_they_tell_what_the_magics_tell(notebook):
     assert await running == "on\n"
 
     with pytest.raises(
-        GpuError, match=r"0 notebooks match 'x'; with a kernel here: work/train.ipynb"
+        GpuError, match=r"0 notebooks match 'x'; give one of these: work/train.ipynb"
     ):
         await gpu_memory("x")
 
